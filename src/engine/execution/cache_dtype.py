@@ -27,14 +27,12 @@ def set_cache_dtype(section: CacheSection, model: ServedModel) -> None:
     Raises
     ------
     ConfigError
-        The model has no keys and values, or keeps something else of each token too.
+        The model keeps something else of each token, such as latents.
     """
     if section.dtype == "auto":
         return
     layers = kv_of(model.mixers)
     kept = {one.kind for one in layers if one.per == "token" and not one.takes_codes}
-    if not kept and not any(one.takes_codes for one in layers):
-        kept = {one.kind for one in layers}
     if kept:
         raise ConfigError(
             f"cache.dtype = {section.dtype!r} is for keys and values, this model keeps "

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "code_tables.h"
 #include "pair_rows.h"
 #include "read_ahead.h"
 #include "results.h"
@@ -172,18 +173,29 @@ class Attention : Results<T> {
     const int groups = (item.count + R - 1) / R;
     const auto score = [&](int row, int offset, int key, const auto& each) {
       const bf16* keys[W / R];
-      point_to_pairs(keys_of_cache + offset, key, key + W / R, s, s.keys, keys);
+      float factors[W / R];
+      point_to_pairs(keys_of_cache + offset, key, key + W / R, s, s.keys, keys, factors);
+      vf scale = splat(a.spec->scale);
+      if constexpr (kIsCoded<C>) {
+        for (int i = 0; i < W; ++i) scale[i] *= factors[i % (W / R)];
+      }
       each_rows<R>(row, item.count, [&](int row, auto rows) {
         each(W / R * blocks_of(item.count) / groups);
-        dot_pairs<R, rows>(s, queries, keys, row, head_dim, a.spec->scale, key);
+        dot_pairs<R, rows>(s, queries, keys, row, head_dim, scale, key);
       });
     };
-    const auto begin = [&](int rows) { round_weights(s, rows, weights); };
+    const auto begin = [&](int rows) {
+      if (!kIsCoded<C>) round_weights(s, rows, weights);
+    };
     const bf16* rows_of_values[kWidened];
     // One product covers two neighbouring keys; zeros replace a key outside of the item.
     static constexpr bf16 kZeros[kMaxHeadDim] = {};
-    const auto find = [&](int offset, int key, int end) {
-      point_to_pairs(values_of_cache + offset, key, end, s, s.values, rows_of_values);
+    const auto find = [&](int row, int offset, int key, int end) {
+      float factors[kWidened];
+      point_to_pairs(values_of_cache + offset, key, end, s, s.values, rows_of_values, factors);
+      if constexpr (kIsCoded<C>) {
+        scale_weights(s, row, item.count, key, end, factors, weights);
+      }
       if (key < s.now->first) rows_of_values[0] = kZeros;
       if (end > s.now->last) rows_of_values[end - 1 - key] = kZeros;
     };
@@ -195,14 +207,14 @@ class Attention : Results<T> {
     };
     if (item.count <= kWidening) {
       const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
-        find(offset, key, end);
+        find(row, offset, key, end);
         add(row, key, end, ValueRows{rows_of_values}, each);
       };
       run_few<W / R, kWeighed, 2>(item, next, s, score, begin, weigh);
     } else {
       alignas(64) bf16 packed[kWidened * kMaxHeadDim];
       const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
-        find(offset, key, end);
+        find(row, offset, key, end);
         interleave(packed, rows_of_values, end - key, head_dim);
         add(row, key, end, PackedValues{packed, head_dim}, each);
       };
@@ -349,17 +361,26 @@ class Attention : Results<T> {
   }
 
 #if defined(SLIPSTREAM_PAIRS)
-  // Pointers to rows of bfloat16: those of a cache, or codes that are turned into them, in `room`.
+  // Pointers to rows of bfloat16: those of a cache, or codes as such, in `room`, and their factors.
   void point_to_pairs(const C* cache, int begin, int end, const Scratch& s, [[maybe_unused]] float* room,
-                      const bf16** rows) const {
+                      const bf16** rows, [[maybe_unused]] float* factors) const {
     if constexpr (std::is_same_v<C, bf16>) {
       point_to_rows(cache, begin, end, s, rows);
     } else if constexpr (kIsCoded<C>) {
+      const C* from[kWidened];
+      point_to_rows(cache, begin, end, s, from);
       bf16* to = reinterpret_cast<bf16*>(room);
-      for (int key = begin; key < end; ++key, to += head_dim) {
-        cached.round(cache + s.now->offsets[key], to);
-        rows[key - begin] = to;
+      for (int i = 0; i < end - begin; ++i) {
+        rows[i] = to + i * head_dim;
+        factors[i] = cached.factor(from[i]);
       }
+#if defined(SLIPSTREAM_CODE_TABLES)
+      if (has_code_tables()) {
+        return cached.is_int8 ? look_up_codes<true>(from, end - begin, head_dim, to)
+                              : look_up_codes<false>(from, end - begin, head_dim, to);
+      }
+#endif
+      for (int i = 0; i < end - begin; ++i) cached.take(from[i], to + i * head_dim);
     }
   }
 #endif

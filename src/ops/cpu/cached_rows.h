@@ -2,8 +2,9 @@
 // are, or codes of one byte and then a float32 factor by which they are multiplied.
 //
 // Codes are widened where they are used, a few rows at a time, into a buffer that stays in L1. From there
-// on nothing differs from a cache without codes. So a number is code * factor rounded once, whichever code
-// path reads it.
+// on nothing differs from a cache without codes: a number is code * factor, rounded once. Only pairs
+// (pair_rows.h) take codes as they are, which bfloat16 has exactly, and multiply scores and weights by
+// factors: that is faster for few query rows.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -96,10 +97,10 @@ template <>
 class CachedRows<Code> {
  public:
   CachedRows(const AttentionArgs& a, int head_dim)
-      : head_dim(head_dim), size(head_dim + kFactorBytes), is_int8_(a.cache_kind == kInt8Codes) {}
+      : head_dim(head_dim), size(head_dim + kFactorBytes), is_int8(a.cache_kind == kInt8Codes) {}
 
   void widen(const Code* row, float* to) const {
-    if (is_int8_) {
+    if (is_int8) {
       convert_row(reinterpret_cast<const Int8Code*>(row), to, head_dim, factor(row));
     } else {
       convert_row(reinterpret_cast<const Float8Code*>(row), to, head_dim, factor(row) * kOfHalf);
@@ -111,13 +112,10 @@ class CachedRows<Code> {
 
 #if defined(SLIPSTREAM_PAIRS)
   // The numbers, rounded to bfloat16.
-  void round(const Code* row, bf16* to) const {
-    if (is_int8_) {
-      round_codes(reinterpret_cast<const Int8Code*>(row), factor(row), to);
-    } else {
-      round_codes(reinterpret_cast<const Float8Code*>(row), factor(row) * kOfHalf, to);
-    }
-  }
+  void round(const Code* row, bf16* to) const { round(row, factor(row), to); }
+
+  // The codes, which bfloat16 has exactly.
+  void take(const Code* row, bf16* to) const { round(row, 1.0f, to); }
 #endif
 
   template <class T>
@@ -125,16 +123,25 @@ class CachedRows<Code> {
     for (int64_t head = 0; head < heads; ++head) put_row(from + head * head_dim, to + head * size);
   }
 
-  const int head_dim, size;
-
- private:
   float factor(const Code* row) const {
     float found;
     std::memcpy(&found, row + head_dim, sizeof found);
     return found;
   }
 
+  const int head_dim, size;
+  const bool is_int8;
+
+ private:
 #if defined(SLIPSTREAM_PAIRS)
+  void round(const Code* row, float factor, bf16* to) const {
+    if (is_int8) {
+      round_codes(reinterpret_cast<const Int8Code*>(row), factor, to);
+    } else {
+      round_codes(reinterpret_cast<const Float8Code*>(row), factor * kOfHalf, to);
+    }
+  }
+
   template <class Some>
   void round_codes(const Some* codes, float factor, bf16* to) const {
     int d = 0;
@@ -160,20 +167,18 @@ class CachedRows<Code> {
       const vi lanes = some == some;
       for (int i = 0; i < W; ++i) is_number = is_number && lanes[i];
     }
-    const float limit = is_int8_ ? kLargestInt8 : kLargestFloat8;
+    const float limit = is_int8 ? kLargestInt8 : kLargestFloat8;
     const float found = is_number ? largest / limit : std::numeric_limits<float>::quiet_NaN();
     const bool usable = found > 0 && found < std::numeric_limits<float>::infinity();
     for (int d = 0; d < head_dim; d += W) {
       const int count = std::min(W, head_dim - d);
       vf some = usable ? load_some(from + d, count) / found : vf{};
       some = some > limit ? splat(limit) : some < -limit ? splat(-limit) : some;
-      const vi codes = is_int8_ ? codes_of_int8(some) : codes_of_float8(some);
+      const vi codes = is_int8 ? codes_of_int8(some) : codes_of_float8(some);
       for (int i = 0; i < count; ++i) to[d + i].bits = uint8_t(codes[i]);
     }
     std::memcpy(to + head_dim, &found, sizeof found);
   }
-
-  const bool is_int8_;
 };
 
 }  // namespace

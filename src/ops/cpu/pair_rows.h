@@ -12,11 +12,12 @@
 
 namespace {
 
-// scores[row, key] = scale * query[row] . key, for W / R keys of a tile of kKeys from j on, and for Rows
+// scores[row, key] = scale * query[row] . key, where lane r * W / R + i of `scale` belongs to row r and to
+// key i, for W / R keys of a tile of kKeys from j on, and for Rows
 // rows from `row` on, at most R. Queries are [rows, head_dim], each a whole number of vectors.
 template <int R, int Rows = R>
 inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* const (&keys)[W / R], int row,
-                      int head_dim, float scale, int j) {
+                      int head_dim, vf scale, int j) {
   constexpr int kTogether = W / R;
   vf acc[W] = {};
   for (int d = 0; d < head_dim; d += kDepth) {
@@ -52,6 +53,17 @@ inline void round_weights(Scratch& s, int rows, bf16* to) {
       more += (load(to) - low) + (load(to + W) - high);
     }
     s.sum[row] += reduce(more, add);
+  }
+}
+
+// Rounds weights [rows, kKeys] of keys [key, end), each times the factor of its value, for values that are
+// codes. Sums of weights need no adjustment then: the rounding is that of products.
+inline void scale_weights(const Scratch& s, int row, int rows, int key, int end, const float* factors,
+                          bf16* to) {
+  for (const int last = row + rows; row < last; ++row) {
+    for (int i = key; i < end; ++i) {
+      from_float(s.scores[row * kKeys + i] * factors[i - key], to + row * kKeys + i);
+    }
   }
 }
 
