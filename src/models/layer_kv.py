@@ -93,9 +93,7 @@ def keys_and_values(
     return LayerKVSpec("keys and values", tensors, window, takes_codes=True)
 
 
-def kv_of(
-    mixers: Sequence[Any], cache_dtype: torch.dtype | None = None
-) -> tuple[LayerKVSpec, ...]:
+def kv_of(mixers: Sequence[Any], cache_dtype: torch.dtype | None = None) -> tuple[LayerKVSpec, ...]:
     """What each of a model's mixers keeps, in layer order.
 
     With ``cache_dtype`` those that can keep it in codes of that dtype.

@@ -61,9 +61,7 @@ async def test_tokens_are_those_of_transformers_with_rounded_keys_and_values(
     for path, changes in PATHS.items():
         if path == "preempted" and of != "llama":
             continue  # how little memory is too little differs by groups of layers
-        config = small_config(
-            directory, compile__enforce_eager=True, cache__dtype=name, **changes
-        )
+        config = small_config(directory, compile__enforce_eager=True, cache__dtype=name, **changes)
         async with AsyncEngine.open(config) as engine:
             for time in ("first", "cached"):
                 results = await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))

@@ -114,9 +114,7 @@ async def test_latent_attention_keeps_the_bits_too(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("kind", "cache"), [("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "fp8")]
 )
-async def test_a_cache_in_8_bits_keeps_the_bits_too(
-    kind: str, cache: str, directory: Path
-) -> None:
+async def test_a_cache_in_8_bits_keeps_the_bits_too(kind: str, cache: str, directory: Path) -> None:
     changes = {**KINDS[kind], "cache__dtype": cache}
     async with AsyncEngine.open(small_config(directory, **ALONE, **changes)) as engine:
         expected = await one_by_one(engine, [SCORED])

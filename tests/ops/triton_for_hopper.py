@@ -123,7 +123,14 @@ def compile_attention(
     sort: int = 0,
     **unused: None,
 ) -> None:
-    common = {**unused, "SORT": sort, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
+    common = {
+        **unused,
+        "SORT": sort,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": 64,
+        "GROUP": group,
+        "D": head_dim,
+    }
     # Of a long prompt, and of a batch that large tiles would leave half empty.
     for tile, keys, warps, stages in {prefill_shape(90, head_dim, size, n) for n in (4096, 64)}:
         prefill = compile_for_hopper(

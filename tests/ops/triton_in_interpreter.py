@@ -28,8 +28,8 @@ from src.ops import (
     AttentionSpec,
 )
 from src.ops.attention_cases import CACHED_CASES
-from src.ops.cached_rows import LARGEST_CODE
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.cached_rows import LARGEST_CODE
 from src.ops.triton import (
     decode_schedule,
     experts,

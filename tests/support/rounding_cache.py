@@ -46,7 +46,7 @@ def rounded_greedy(model: Any, prompt: list[int], max_tokens: int, dtype: torch.
 
 
 def _step(model: Any, ids: list[int], cache: RoundingCache) -> torch.Tensor:
-    logits: torch.Tensor = model(
-        torch.tensor([ids]), past_key_values=cache, use_cache=True
-    ).logits[0]
+    logits: torch.Tensor = model(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[
+        0
+    ]
     return logits

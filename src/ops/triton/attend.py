@@ -86,8 +86,8 @@ def attend(
     """Add keys [begin, end) to the softmax state.
 
     Scores are in base 2. So is CAP, the soft cap times log2(e); 0 for none. Without BOUNDED, begin
-    and end must be multiples of N. Without CAUSAL, every row sees all of the keys. SORT is the CODES
-    of the caches, see `codes`. Factors multiply scores and weights, so that codes stay exact.
+    and end must be multiples of N. Without CAUSAL, every row sees all of the keys. SORT is the
+    CODES of the caches, see `codes`; their factors multiply scores and weights.
     """
     d = tl.arange(0, D)
     ROW: tl.constexpr = HEAD_DIM + (4 if SORT > 0 else 0)

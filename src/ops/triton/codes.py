@@ -2,8 +2,8 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
 """Rows of codes in a paged cache (`src.ops.cached_rows`), as kernels read and write them.
 
-CODES is 0 for caches without codes, 1 for int8 and 2 for float8_e4m3. Both are bytes here: not every
-GPU converts the latter.
+CODES is 0 for caches without codes, 1 for int8 and 2 for float8_e4m3. Both are bytes here: not
+every GPU converts the latter.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def _store_rows(
     cache, rows, x, exists, mask, SORT: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
 ):
     factors = factors_of(tl.max(tl.abs(x), 1), tl.sum((x != x).to(tl.int32), 1), SORT)
-    tl.store(cache + rows[:, None] + tl.arange(0, D)[None, :], codes_of(x, factors, SORT), mask=mask)
+    tl.store(
+        cache + rows[:, None] + tl.arange(0, D)[None, :], codes_of(x, factors, SORT), mask=mask
+    )
     store_factors(cache, rows, factors, exists, HEAD_DIM)
 
 

@@ -261,5 +261,6 @@ def _prefill(
         spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, CAP=(spec.cap or 0.0) * LOG2_E,
-        SORT=sort, M=shape.packed, N=shape.keys, D=padded, num_warps=shape.warps, num_stages=shape.stages,
+        SORT=sort, M=shape.packed, N=shape.keys, D=padded, num_warps=shape.warps,
+        num_stages=shape.stages,
     )  # fmt: skip

@@ -151,7 +151,17 @@ def _rotate_and_cache_kernel(
                 first = tl.load(value + at, mask=mask, other=0.0).to(tl.float32)
                 second = tl.load(value + at + HALF, mask=mask, other=0.0).to(tl.float32)
                 _store_codes(
-                    value_cache, slot, head, kv_heads, first, second, mask, SORT, HALF, HEADS, PADDED
+                    value_cache,
+                    slot,
+                    head,
+                    kv_heads,
+                    first,
+                    second,
+                    mask,
+                    SORT,
+                    HALF,
+                    HEADS,
+                    PADDED,
                 )
             else:
                 value_cache += to
