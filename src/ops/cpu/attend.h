@@ -171,18 +171,21 @@ class Attention : Results<T> {
                   size_t(head_dim) * sizeof(bf16));
     }
     const int groups = (item.count + R - 1) / R;
+    // Codes are taken for more keys at a time.
+    constexpr int kTogether = W / R, kScored = kIsCoded<C> ? W : kTogether;
+    constexpr int kSummed = kIsCoded<C> ? 2 * kWeighed : kWeighed;
     const auto score = [&](int row, int offset, int key, const auto& each) {
-      const bf16* keys[W / R];
-      float factors[W / R];
-      point_to_pairs(keys_of_cache + offset, key, key + W / R, s, s.keys, keys, factors);
-      vf scale = splat(a.spec->scale);
-      if constexpr (kIsCoded<C>) {
-        for (int i = 0; i < W; ++i) scale[i] *= factors[i % (W / R)];
+      const bf16* keys[kScored];
+      float factors[kScored];
+      point_to_pairs(keys_of_cache + offset, key, key + kScored, s, s.keys, keys, factors);
+      for (int i = 0; i < kScored; i += kTogether) {
+        vf scale = splat(a.spec->scale);
+        if constexpr (kIsCoded<C>) scale *= repeated<kTogether>(factors + i);
+        each_rows<R>(row, item.count, [&](int row, auto rows) {
+          each(kTogether * blocks_of(item.count) / groups);
+          dot_pairs<R, rows>(s, queries, keys + i, row, head_dim, scale, key + i);
+        });
       }
-      each_rows<R>(row, item.count, [&](int row, auto rows) {
-        each(W / R * blocks_of(item.count) / groups);
-        dot_pairs<R, rows>(s, queries, keys, row, head_dim, scale, key);
-      });
     };
     const auto begin = [&](int rows) {
       if (!kIsCoded<C>) round_weights(s, rows, weights);
@@ -210,7 +213,7 @@ class Attention : Results<T> {
         find(row, offset, key, end);
         add(row, key, end, ValueRows{rows_of_values}, each);
       };
-      run_few<W / R, kWeighed, 2>(item, next, s, score, begin, weigh);
+      run_few<kScored, kSummed, 2>(item, next, s, score, begin, weigh);
     } else {
       alignas(64) bf16 packed[kWidened * kMaxHeadDim];
       const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
@@ -218,7 +221,7 @@ class Attention : Results<T> {
         interleave(packed, rows_of_values, end - key, head_dim);
         add(row, key, end, PackedValues{packed, head_dim}, each);
       };
-      run_few<W / R, kWidened, 2>(item, next, s, score, begin, weigh);
+      run_few<kScored, kWidened, 2>(item, next, s, score, begin, weigh);
     }
     for (int row = 0; row < rows; ++row) put_pairs_in_order(s.out + row * width, width);
     finish(item, item.count, s, false);
