@@ -91,6 +91,8 @@ class DeviceSection(Section, frozen=True, kw_only=True):
 class CacheSection(Section, frozen=True, kw_only=True):
     """Paged KV memory."""
 
+    # What keys and values are kept in; "auto": the model's dtype. "fp8_e4m3" is "fp8".
+    dtype: Literal["auto", "fp8", "fp8_e4m3", "int8"] = "auto"
     block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
     # None: memory_fraction of the free memory
     memory_bytes: Annotated[int, Meta(ge=1, le=2**50)] | None = None
