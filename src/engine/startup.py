@@ -23,13 +23,15 @@ from src.core.start_timeline import StartTimeline
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
-from src.engine.execution.forward_pass import WorkerClosedError
+from src.engine.execution.forward_pass import Code, WorkerClosedError
 from src.engine.execution.graphs import GraphPlan
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import Worker
 from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.requests.adapter_loading import adapter_room, load_adapters
+from src.engine.requests.adapters import Adapters
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -75,6 +77,7 @@ class EngineParts:
     grammars: GrammarCompiler
     scheduler: Scheduler
     worker: Worker
+    adapters: Adapters
     kv_plan: KVCachePlan
     memory: MemoryReport
     # Name of the attention backend.
@@ -173,6 +176,7 @@ def _begin_compilation(
         group_size=config.model.quantization_group_size,
         rounds_inputs=rounds_inputs,
         deterministic=config.model.deterministic,
+        adapters=adapter_room(config.lora),
     )
     num_threads = config.device.num_threads or usable_cpus()
     return ProgramCompilation(
@@ -241,6 +245,7 @@ def _load_model(
             compilation.begin_just_in_time(model)
 
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
+    room = adapter_room(config.lora, implementation)
     with _room_for_compilers() as make_room:
         model = implementation.load(
             path,
@@ -254,6 +259,7 @@ def _load_model(
             group_size=config.model.quantization_group_size,
             rounds_inputs=rounds_inputs,
             deterministic=config.model.deterministic,
+            **({} if room is None else {"adapters": room}),
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
@@ -317,6 +323,7 @@ def _build_parts(
         windows=memory.kv.windows,
         max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
         num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
+        num_adapter_slots=config.lora.num_slots,
         content_key=_content_key(config, model),
         max_model_len=memory.max_model_len,
     )
@@ -330,6 +337,7 @@ def _build_parts(
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
+        adapters=load_adapters(config.lora, model, worker, info.served_names),
         kv_plan=memory.kv,
         memory=memory.report,
         attention=described or kernel_status(),
@@ -354,7 +362,7 @@ def _build_runner(
     worker = Worker(
         step_device,
         model,
-        model.functions,
+        Code.eager(model),
         kv_cache,
         RowState(
             max_num_seqs=max_num_seqs,

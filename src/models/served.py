@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from src.models.adapters.memory import AdapterMemory
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec
 from src.models.model import ModelSpec
@@ -43,6 +44,10 @@ class ServedModel(Protocol):
         """Per mixer, the weights that its kind takes."""
 
     @property
+    def adapters(self) -> AdapterMemory | None:
+        """Slots for adapters; None: it takes none."""
+
+    @property
     def functions(self) -> Sequence[Function]:
         """What runs it uncompiled, as `forward` and `logits` take it."""
 
@@ -53,6 +58,7 @@ class ServedModel(Protocol):
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H]; see `Model.forward`."""
 

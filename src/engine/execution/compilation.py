@@ -238,7 +238,7 @@ class ProgramCompilation:
             left = model.lay_out(library.lay_out, includes_head=self._lays_out_head)
             self._lay_out(worker, left)
         functions = [loaded[number] for number in self._jobs_of_calls]
-        code = Code(functions, worker.compiled_step(caller, functions))
+        code = Code(functions, worker.compiled_step(caller, functions), Code.eager(model).adapted)
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
         worker.swap_in(code, time.monotonic() - self._started)
@@ -275,7 +275,7 @@ class ProgramCompilation:
         compiled, seconds = regions.result()
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
-        worker.swap_in(Code(compiled), seconds)
+        worker.swap_in(Code(compiled, adapted=Code.eager(model).adapted), seconds)
 
     def _compiled(self, model: Model) -> list[CompiledFunction]:
         """The function of each call of the program; calls that are alike share one."""

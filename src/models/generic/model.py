@@ -35,6 +35,7 @@ class TransformersModel:
 
     implementation: ImplementationName = "transformers"
     is_program = False
+    adapters = None
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -58,8 +59,9 @@ class TransformersModel:
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
-        """See `served.ServedModel`; ``functions`` are none.
+        """See `served.ServedModel`; ``functions`` are none, and there are no adapters.
 
         Layers behind the last attention compute every token, those that are not ``kept`` too.
         """

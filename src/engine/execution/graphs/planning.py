@@ -95,7 +95,7 @@ def _trial(
         backend,
         ladder,
         ForwardPass(model, cache, attention),
-        Code(model.functions),
+        Code.eager(model),
         rows,
         sampler,
     )
