@@ -104,7 +104,7 @@ class CacheSection(Section, frozen=True, kw_only=True):
 class LoraSection(Section, frozen=True, kw_only=True):
     """Adapters that requests may name."""
 
-    adapters: dict[str, str] = {}  # noqa: RUF012  # name -> directory, loaded at the start
+    adapters: dict[str, str] = {}  # name -> directory, loaded at the start
     # Adapters in use at the same time. None: 8 if there are adapters or directories, else none.
     slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
     max_rank: Annotated[int, Meta(ge=1, le=512)] = 32

@@ -372,7 +372,7 @@ class AsyncEngine:
 
     @property
     def adapters(self) -> Adapters:
-        """What the option ``lora`` may name; raises :class:`NotReadyError` before it is ready."""
+        """What option ``lora`` may name; raises :class:`NotReadyError` before it is ready."""
         return self._loaded.adapters
 
     # Requests
@@ -488,14 +488,8 @@ class AsyncEngine:
         parts, loop = self._check_admits(drains=not admission.revoked)
         submission = Submission(loop, parts.tokenizer, name, requests)
         if observed.active:
-            observed.queued(
-                name,
-                prompt,
-                requests,
-                submission.choices,
-                preparation.tokenized,
-                parts.tokenizer,
-            )
+            choices, tokenized = submission.choices, preparation.tokenized
+            observed.queued(name, prompt, requests, choices, tokenized, parts.tokenizer)
         submission.start(preparation.ended)
         return submission
 

@@ -57,10 +57,11 @@ class ModelSpec:
 
 
 class Variant(NamedTuple):
-    """A program, and per call of it the weights of its functions."""
+    """A program, per call of it the weights of its functions, and its index among the variants."""
 
     program: Program
     bound: list[Any]
+    number: int = 0
 
 
 class Model:
@@ -138,7 +139,8 @@ class Model:
         if adapters is not None:
             self.adapters = AdapterMemory(adapters, self.table, dtype, device)
             self.weights |= self.adapters.tensors
-            self._variants.append(Variant(builder.program(self.adapters.targets.parts), []))
+            adapted = builder.program(self.adapters.targets.parts)
+            self._variants.append(Variant(adapted, [], 1))
         self.mixer_weights = [self._resolve(mixer.weights) for mixer in self.program.mixers]
         self._users: dict[str, list[tuple[list[Any], int, Any]]] = {}
         for variant in self._variants:
@@ -155,6 +157,11 @@ class Model:
     def bound(self) -> list[Any]:
         """Per call of the program, the weights of its functions."""
         return self._variants[0].bound
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """The program, and perhaps the one with adapters."""
+        return self._variants
 
     @property
     def adapted(self) -> Variant | None:

@@ -49,6 +49,7 @@ __all__ = [
     "Kernel",
     "Op",
     "Routing",
+    "adapt",
     "causal_convolution",
     "decode_schedule",
     "experts",

@@ -44,6 +44,11 @@ class Code(NamedTuple):
         adapted = None if model.adapters is None else cls(model.functions)
         return cls(model.functions, adapted=adapted)
 
+    @classmethod
+    def of_variants(cls, codes: Sequence[Code]) -> Code:
+        """The code of a program, and perhaps of its variant with adapters."""
+        return codes[0]._replace(adapted=codes[1] if len(codes) > 1 else None)
+
     def serving(self, *, adapts: bool) -> Code:
         """The code of a step, which has adapters or not."""
         if not adapts:

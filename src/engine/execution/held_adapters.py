@@ -1,4 +1,4 @@
-"""The adapters that rows may have: their tensors in host memory, and the slots they are copied to."""
+"""The adapters that rows may have: tensors in host memory, and the slots they are copied to."""
 
 from __future__ import annotations
 

@@ -66,9 +66,10 @@ class RowState:
         sizes = (math.prod(token_shape), math.prod(table_shape), max_num_seqs + 1)
         # Everything in one, so that one scatter writes it.
         self._memory = torch.full((sum(sizes),), POISON, dtype=torch.int32, device=device)
-        tokens, tables, self.adapter_slots = self._memory.split(sizes)
-        self.tokens = tokens.view(token_shape)
-        self.block_tables = tables.view(table_shape)
+        tokens, tables, slots = self._memory.split(sizes)
+        self.tokens: Tensor = tokens.view(token_shape)
+        self.block_tables: Tensor = tables.view(table_shape)
+        self.adapter_slots: Tensor = slots
         # The same on the host, which so knows which steps need adapters.
         self._adapter_slots = [NO_SLOT] * (max_num_seqs + 1)
         self.tokens[self.padding_row].zero_()

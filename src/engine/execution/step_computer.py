@@ -159,7 +159,7 @@ class StepComputer:
         self._sampler.draw(logits, row, torch.zeros_like(row))
 
     def compiled_step(
-        self, caller: Caller, functions: Sequence[LoadedFunction]
+        self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0
     ) -> CompiledStep | None:
         """Build a step in one call from functions that were compiled ahead of time.
 
@@ -175,8 +175,9 @@ class StepComputer:
             floats[:, TEMPERATURE],
             ints[:, SEED],
             model.spec.vocab_size,
+            rows.adapter_slots if variant else None,
         )
-        program = compiled_program(model, functions, cache)
+        program = compiled_program(model, model.variants[variant], functions, cache)
         return None if program is None else CompiledStep(caller, program, where)
 
     def _in_one_call(

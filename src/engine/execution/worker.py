@@ -229,10 +229,10 @@ class Worker:
         self._device_thread.call(run).result()
 
     def compiled_step(
-        self, caller: Caller, functions: Sequence[LoadedFunction]
+        self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0
     ) -> CompiledStep | None:
         """A step in one call; ``None`` if the kernel library does not support the program."""
-        return self._computer.compiled_step(caller, functions)
+        return self._computer.compiled_step(caller, functions, variant)
 
     def _use_threads(self) -> None:
         """Set the calling thread's number of compute threads to that of a step.
