@@ -38,7 +38,8 @@ from src.ops.linear import LINEAR
 _C_SHIMS: Final = {
     LINEAR.overload: [
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
-        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* ret)"
+        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* offsets, "
+        "AtenTensorHandle* ret)"
     ],
     ADAPT.overload: [
         "int32_t aoti_torch_cpu_adapt(AtenTensorHandle base, AtenTensorHandle x, "
