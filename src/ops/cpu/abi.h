@@ -1,10 +1,11 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py, projection_calls.py, adapt_calls.py and state_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py, projection_calls.py, adapt_calls.py and state_calls.py (struct.pack formats);
+// SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 22
+#define SLIPSTREAM_ABI 23
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
