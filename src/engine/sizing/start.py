@@ -186,7 +186,11 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
         step = _WORKSPACES + _step_of_shapes(sized, outline)
         if config.compile.captures:
             most_rows = config.scheduler.max_num_seqs
-            ladder = PaddingLadder(most_rows, config.compile.cuda_graph_max_tokens)
+            ladder = PaddingLadder(
+                most_rows,
+                config.compile.cuda_graph_max_tokens,
+                adapts=outline.adapters is not None,
+            )
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
             if largest:
                 captured = _with(sized, "scheduler", max_num_batched_tokens=largest)

@@ -42,11 +42,15 @@ def _project(
             at = begin + column
             within = at < inputs
             a = tl.load(values + at[None, :], mask=own[:, None] & within[None, :], other=0.0)
-            b = tl.load(weights + at[None, :], mask=(row < rank)[:, None] & within[None, :],
-                        other=0.0)
+            b = tl.load(
+                weights + at[None, :], mask=(row < rank)[:, None] & within[None, :], other=0.0
+            )
             sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
-        tl.store(inner + token[:, None] * (parts * room) + part * room + row[None, :], sums,
-                 mask=own[:, None] & (row < room)[None, :])
+        tl.store(
+            inner + token[:, None] * (parts * room) + part * room + row[None, :],
+            sums,
+            mask=own[:, None] & (row < room)[None, :],
+        )
 
 
 @triton.jit
@@ -78,8 +82,7 @@ def _expand(
                 of_part = (column >= begin) & (column < end) & (column < outputs)
                 if (tl.sum(of_part.to(tl.int32), axis=0) > 0) & (rank > 0):
                     known = row < rank
-                    a = tl.load(values + part * room, mask=own[:, None] & known[None, :],
-                                other=0.0)
+                    a = tl.load(values + part * room, mask=own[:, None] & known[None, :], other=0.0)
                     b = tl.load(weights, mask=known[:, None] & of_part[None, :], other=0.0)
                     # The inner results stay in float32, as in the reference.
                     result += tl.dot(a, b.to(tl.float32), input_precision="ieee")
