@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=1, ignore_eos=True)
 EAGER = {"compile__enforce_eager": True}
+COMPILED = {"compile__enforce_eager": False, "compile__startup": "wait"}
 
 WAYS: dict[str, dict[str, Any]] = {
     "depth 1": {"scheduler__pipeline_depth": 1, **EAGER},
@@ -31,8 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "uncached": {"cache__enable_prefix_caching": False, **EAGER},
     "one slot": {"lora__slots": 1, **EAGER},
     "deterministic": {"model__deterministic": True, **EAGER},
-    "compiled": {"compile__startup": "wait"},
-    "compiled, chunked": {"compile__startup": "wait", "scheduler__max_num_batched_tokens": 8},
+    "compiled": {"scheduler__max_num_batched_tokens": 8, **COMPILED},
 }
 
 
@@ -232,11 +232,9 @@ async def test_structured_output_with_an_adapter(world: World) -> None:
             known.append(token)
 
 
-@pytest.fixture(params=["compiled", "uncompiled"])
-def code(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return EAGER if request.param == "uncompiled" else {"compile__startup": "wait"}
-
-
+@pytest.mark.parametrize(
+    "code", [pytest.param(COMPILED, marks=pytest.mark.compilers, id="compiled"), EAGER]
+)
 async def test_beside_weights_in_int8(world: World, code: dict[str, Any]) -> None:
     models = {}
     for name in (None, "whole", "parts"):
