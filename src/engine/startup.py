@@ -30,7 +30,7 @@ from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import Worker
 from src.engine.grammar.compiler import GrammarCompiler
-from src.engine.requests.adapter_loading import adapter_room, load_adapters
+from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
@@ -46,6 +46,7 @@ from src.models import (
     outline_model,
     resolve_model,
 )
+from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.ops.cpu.build import (
     cache_root,
@@ -176,7 +177,7 @@ def _begin_compilation(
         group_size=config.model.quantization_group_size,
         rounds_inputs=rounds_inputs,
         deterministic=config.model.deterministic,
-        adapters=adapter_room(config.lora),
+        adapters=AdapterRoom.of(config.lora),
     )
     num_threads = config.device.num_threads or usable_cpus()
     return ProgramCompilation(
@@ -245,7 +246,7 @@ def _load_model(
             compilation.begin_just_in_time(model)
 
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
-    room = adapter_room(config.lora, implementation)
+    room = room_for_adapters(config.lora, implementation)
     with _room_for_compilers() as make_room:
         model = implementation.load(
             path,

@@ -14,9 +14,7 @@ from src.models.adapters.memory import AdapterRoom
 from src.models.adapters.reader import read_adapter
 
 
-def adapter_room(
-    section: LoraSection, implementation: Implementation | None = None
-) -> AdapterRoom | None:
+def room_for_adapters(section: LoraSection, implementation: Implementation) -> AdapterRoom | None:
     """The slots that are configured; ``None``: no adapters are served.
 
     Raises
@@ -24,14 +22,13 @@ def adapter_room(
     ConfigError
         The model is of an implementation that takes no adapters.
     """
-    if not section.num_slots:
-        return None
-    if implementation is not None and not implementation.is_program:
+    room = AdapterRoom.of(section)
+    if room is not None and not implementation.is_program:
         raise ConfigError(
             "lora: adapters are served with native families only, and transformers computes "
             "this model"
         )
-    return AdapterRoom(section.num_slots, section.max_rank)
+    return room
 
 
 def load_adapters(

@@ -199,9 +199,10 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
 
 
 def weight_bytes(model: ServedModel) -> int:
-    """Bytes of all parameters; those that share values count once."""
+    """Bytes of all parameters, and of slots for adapters; those that share values count once."""
     if isinstance(model, Model):
-        return sum(model.weights[name].nbytes for name in model.table)
+        adapters = 0 if model.adapters is None else model.adapters.nbytes
+        return adapters + sum(model.weights[name].nbytes for name in model.table)
     return sum(tensor.nbytes for tensor in model.parameters().values())
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from src.core.config import LoraSection
 from src.models.adapters.adapted import DOWN, RANKS, STARTS, UP
 from src.models.adapters.reader import AdapterWeights
 from src.models.adapters.targets import Targets
@@ -20,6 +21,11 @@ class AdapterRoom:
 
     slots: int
     rank: int
+
+    @classmethod
+    def of(cls, section: LoraSection) -> AdapterRoom | None:
+        """The room that is configured; None: no adapters are served."""
+        return cls(section.num_slots, section.max_rank) if section.num_slots else None
 
 
 class AdapterMemory:
