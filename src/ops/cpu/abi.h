@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 21
+#define SLIPSTREAM_ABI 22
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -49,6 +49,9 @@ struct AttentionArgs {
   int64_t num_blocks, block_size, max_blocks;
   int64_t dtype, threads;
   int64_t deterministic;  // whether results must not depend on how a row's tokens are cut into calls
+  // 0, or how many leading elements of a key are its value, if key_cache is value_cache too. Elements of
+  // `out` behind as many mean nothing then.
+  int64_t value_dim;
 };
 
 // The cache has one vector per token: `rank` numbers from which the projections `up` make a key of `nope`

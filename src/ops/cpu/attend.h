@@ -2,22 +2,30 @@
 #pragma once
 #include <memory>
 
+#include "item_places.h"
 #include "pair_rows.h"
-#include "read_ahead.h"
-#include "work.h"
 
 namespace {
 
 template <class T>
-class Attention {
+class Attention : ItemPlaces<T> {
+  using Places = ItemPlaces<T>;
+  using Places::a;
+  using Places::plan;
+  using Places::head_dim;
+  using Places::width;
+  using Places::heads;
+  using Places::token_stride;
+  using Places::path_of;
+  using Places::query_position;
+  using Places::member;
+  using Places::locate;
+  using Places::query_row;
+  using Places::turn_to;
+  using Places::next_tile;
+
  public:
-  Attention(const AttentionArgs& args, Plan& plan)
-      : a(args),
-        plan(plan),
-        head_dim(int(args.head_dim)),
-        width(padded(head_dim)),
-        heads(args.num_heads / args.num_kv_heads),
-        token_stride(args.num_kv_heads * args.head_dim) {}
+  using Places::Places;
 
   void write_cache(int64_t begin, int64_t end) const {
     for (int64_t token = begin; token < end; ++token) {
@@ -36,6 +44,9 @@ class Attention {
     const Path path = path_of(item);
 #if defined(SLIPSTREAM_PAIRS)
     if constexpr (std::is_same_v<T, bf16>) {
+      if (path.lanes == 4) return run_latents<4>(item, next, path, s);
+      if (path.lanes == 8) return run_latents<8>(item, next, path, s);
+      if (path.lanes == 16) return run_latents<16>(item, next, path, s);
       if (path.strips) return run_strips(item, next, path, s);
       if (path.pairs) return run_pairs(item, next, s);
     }
@@ -250,6 +261,36 @@ class Attention {
     }
     finish(item, stride, s, folded);
   }
+
+  // Keys are values too, of one kv head.
+  template <int Lanes>
+  void run_latents(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+    thread_local std::unique_ptr<LatentScratch> scratch(new LatentScratch);
+    LatentScratch& t = *scratch;
+    const int rows = (item.count + Lanes - 1) / Lanes * Lanes;
+    const LatentStep<Lanes> products(s, t, head_dim, int(a.value_dim), a.spec->scale);
+    static constexpr bf16 kNoQuery[kMaxHeadDim] = {};
+    for (int row = 0; row < rows; ++row) {
+      products.pack_query_row(row < item.count ? query_row(item, 0, row) : kNoQuery, row);
+      t.ends[row] = row < item.count ? int32_t(query_position(item, row) + 1) : t.ends[row - 1];
+    }
+    begin_sums(0, rows, s);
+    bool folded = false;
+    for (int64_t step = item.begin; step < item.end; step += kStep) {
+      if (step > item.begin && step % path.fold == 0) {
+        products.put_in_order(item.count);
+        fold(item, item.count, s, folded);
+      }
+      turn_to(item, step, kStep, next, s);
+      ReadAhead<T> ahead = next_tile(item, 2, s);
+      const bf16* keys[kStep];
+      for (int key = 0; key < kStep; ++key) keys[key] = static_cast<const bf16*>(a.key_cache) + s.now->offsets[key];
+      products.run(step, s.now->last, keys, rows, [&](int visits) { ahead.visit(visits); });
+      ahead.rest();
+    }
+    products.put_in_order(item.count);
+    finish(item, item.count, s, folded);
+  }
 #endif
 
   // Turns scores of the tile's keys into weights, for rows from `begin` on.
@@ -262,78 +303,6 @@ class Attention {
       softmax_row(s, begin + row, int(std::clamp<int64_t>(low, first, kKeys)),
                   int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
     }
-  }
-
-  Path path_of(const Item& item) const {
-    return choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
-  }
-
-  int64_t query_len(int64_t row) const {
-    return a.query_start_loc[row + 1] - a.query_start_loc[row];
-  }
-
-  int64_t query_position(const Item& item, int row) const {
-    if (item.members) return a.seq_lens[member(item, row)] - 1;
-    return a.seq_lens[item.row] - query_len(item.row) + (item.first + row) / heads;
-  }
-
-  // The batch row of a packed query row of a shared item.
-  int32_t member(const Item& item, int row) const {
-    return plan.members[size_t(item.member + row / heads)];
-  }
-
-  // The token and the query head of a packed query row of an item's kv head.
-  void locate(const Item& item, int head, int row, int64_t* token, int64_t* query_head) const {
-    *token = item.members ? a.query_start_loc[member(item, row)]
-                          : a.query_start_loc[item.row] + (item.first + row) / heads;
-    *query_head = (item.kv_head + head) * heads + (item.first + row) % heads;
-  }
-
-  const T* query_row(const Item& item, int head, int row) const {
-    int64_t token, query_head;
-    locate(item, head, row, &token, &query_head);
-    return static_cast<const T*>(a.query) + token * a.query_stride + query_head * head_dim;
-  }
-
-  // Finds the offsets of keys [first, last) of a tile in the caches.
-  void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
-    int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
-    const int32_t* table = a.block_tables + item.row * a.block_table_stride;
-    for (int key = first; key < last; ++block, slot = 0) {
-      const int end = int(std::min<int64_t>(last, key + a.block_size - slot));
-      int64_t offset = (table[block] * a.block_size + slot) * token_stride + item.kv_head * head_dim;
-      for (; key < end; ++key, offset += token_stride) offsets[key] = offset;
-    }
-  }
-
-  void look_up(const Item& item, int64_t tile, int size, KeyTile& to) const {
-    to.item = &item, to.begin = tile, to.fetched = 0;
-    to.first = int(std::max<int64_t>(0, item.begin - tile));
-    to.last = int(std::min<int64_t>(size, item.end - tile));
-    locate_keys(item, tile, to.first, to.last, to.offsets);
-    std::fill(to.offsets, to.offsets + to.first, to.offsets[to.first]);
-    std::fill(to.offsets + to.last, to.offsets + size, to.offsets[to.last - 1]);
-  }
-
-  // Makes a tile the current one, looks it up if that was not done ahead, and looks up the one after it.
-  void turn_to(const Item& item, int64_t tile, int size, const Item* next, Scratch& s) const {
-    std::swap(s.now, s.ahead);
-    if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, size, *s.now);
-    if (tile + size < item.end) {
-      look_up(item, tile + size, size, *s.ahead);
-    } else if (next != nullptr) {
-      const int next_size = tile_keys(path_of(*next));
-      look_up(*next, next->begin / next_size * next_size, next_size, *s.ahead);
-    } else {
-      s.ahead->item = nullptr;
-    }
-  }
-
-  // Prefetches the next tile while this one is computed, in `visits` visits per key.
-  ReadAhead<T> next_tile(const Item& item, int visits, const Scratch& s) const {
-    if (s.ahead->item == nullptr) return {};
-    return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
-            int64_t(s.now->last - s.now->first) * item.kv_heads * visits};
   }
 
   // Widens query rows to floats; for dot products (`lanes`), in the order of load_two().
@@ -488,11 +457,6 @@ class Attention {
       write_out(item, 0, row, s.out, maximum, sum);
     }
   }
-
-  const AttentionArgs& a;
-  Plan& plan;
-  const int head_dim, width;
-  const int64_t heads, token_stride;
 };
 
 }  // namespace

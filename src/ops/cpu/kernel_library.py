@@ -27,12 +27,12 @@ from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 21
+ABI = 22
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
 
-_ATTENTION = struct.Struct("@11P15q").pack  # AttentionArgs
+_ATTENTION = struct.Struct("@11P16q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs

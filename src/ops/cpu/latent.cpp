@@ -209,7 +209,7 @@ class Latent {
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
     args.slot_mapping = nowhere.data(), args.out = latents.get();
     args.tokens = count, args.rows = int64_t(rows.size());
-    args.num_heads = a.heads, args.num_kv_heads = 1, args.head_dim = width;
+    args.num_heads = a.heads, args.num_kv_heads = 1, args.head_dim = width, args.value_dim = a.rank;
     args.num_blocks = a.num_blocks, args.block_size = a.block_size, args.max_blocks = a.max_blocks;
     if (const int status = attend(args)) return status;
     std::atomic<int> failed{kOk};
