@@ -282,10 +282,12 @@ class Attention : ItemPlaces<T> {
         fold(item, item.count, s, folded);
       }
       turn_to(item, step, kStep, next, s);
-      ReadAhead<T> ahead = next_tile(item, 2, s);
+      ReadAhead<T> ahead = next_tile(item, head_dim / kDepth, s);  // a visit per line
       const bf16* keys[kStep];
-      for (int key = 0; key < kStep; ++key) keys[key] = static_cast<const bf16*>(a.key_cache) + s.now->offsets[key];
-      products.run(step, s.now->last, keys, rows, [&](int visits) { ahead.visit(visits); });
+      for (int key = 0; key < kStep; ++key) {
+        keys[key] = static_cast<const bf16*>(a.key_cache) + s.now->offsets[key];
+      }
+      products.run(step, s.now->last, keys, rows, [&](int lines) { ahead.visit(lines); });
       ahead.rest();
     }
     products.put_in_order(item.count);

@@ -341,6 +341,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 DTYPES[dtype],
                 kernel_threads(),
                 deterministic,
+                0,  # keys and values are in caches of their own
             )
         )
         if status:

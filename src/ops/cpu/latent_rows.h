@@ -22,6 +22,9 @@ namespace {
 constexpr int kTogether = 8;                   // keys whose scores are summed at once
 constexpr int kColumns = 2 * int(kRun);        // elements of values that are interleaved at once
 constexpr int kParts = kColumns / kTile;       // vectors of sums of as many elements
+// Cache lines of the next keys that are requested per line of 8 keys whose scores are summed, and per pair
+// of keys whose values are interleaved. A few at a time: a CPU that gets more waits for them.
+constexpr int kFetchedInScores = 5, kFetchedInPairs = 2;
 constexpr int kRowsAtOnce = 4;                 // query rows whose values are summed at once
 
 // Per-thread operands of one work item.
@@ -56,9 +59,9 @@ class LatentStep {
   }
 
   // Computes `rows` query rows (whole groups) against keys [step, step + last), at `keys`. Calls
-  // each(visits) on the way, 2 * kStep visits in total.
-  template <class Each>
-  void run(int64_t step, int last, const bf16* const* keys, int rows, const Each& each) const {
+  // fetch(lines) on the way.
+  template <class Fetch>
+  void run(int64_t step, int last, const bf16* const* keys, int rows, const Fetch& fetch) const {
     const int groups = rows / Lanes;
     int seen[kTileRows / Lanes];
     for (int group = 0; group < groups; ++group) {
@@ -69,8 +72,8 @@ class LatentStep {
       const bool two = Lanes == kTile && group + 1 < groups;
       const int count = two ? std::max(seen[group], seen[group + 1]) : seen[group];
       for (int key = 0; key < count; key += kTogether) {
-        if (group == 0) each(kTogether);
-        two ? score<2>(group, key, keys + key) : score<1>(group, key, keys + key);
+        const int lines = group == 0 ? kFetchedInScores : 0;
+        two ? score<2>(group, key, keys + key, lines, fetch) : score<1>(group, key, keys + key, lines, fetch);
       }
       for (int i = 0; i < (two ? 2 : 1); ++i, ++group) {
         if (seen[group] > 0) softmax(group, t.scores[i], step, seen[group]);
@@ -78,7 +81,7 @@ class LatentStep {
     }
     for (int run = 0; run < runs; run += 2) {
       const int count = std::min(2, runs - run);
-      interleave(run, count, last, keys, each);
+      interleave(run, count, last, keys, fetch);
       for (int group = 0; group < groups; ++group) {
         if (seen[group] == 0) continue;
         for (int row = 0; row < Lanes; row += kRowsAtOnce) {
@@ -134,22 +137,25 @@ class LatentStep {
   }
 
   // Scores of kTogether keys for N groups.
-  template <int N>
-  void score(int group, int key, const bf16* const* keys) const {
+  template <int N, class Fetch>
+  void score(int group, int key, const bf16* const* keys, int lines, const Fetch& fetch) const {
     const bf16* const query = t.query + group * head_dim * Lanes;
     const int64_t apart = int64_t(head_dim) * Lanes;
     vf sums[N][kTogether] = {};
     const bf16* at[kTogether];
     for (int i = 0; i < kTogether; ++i) at[i] = keys[i];
-    for (int64_t d = 0; d < head_dim; d += kSome) {
-      vb rows[N];
+    for (int64_t line = 0; line < head_dim; line += kRun) {
+      fetch(lines);
+      for (int64_t d = line; d < line + kRun; d += kSome) {
+        vb rows[N];
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) rows[n] = load_run(query + n * apart + d * Lanes);
+        for (int n = 0; n < N; ++n) rows[n] = load_run(query + n * apart + d * Lanes);
 #pragma GCC unroll 8
-      for (int i = 0; i < kTogether; ++i) {
-        const vb pairs = spread_pairs(at[i] + d);
+        for (int i = 0; i < kTogether; ++i) {
+          const vb pairs = spread_pairs(at[i] + d);
 #pragma GCC unroll 2
-        for (int n = 0; n < N; ++n) sums[n][i] = add_pairs(sums[n][i], rows[n], pairs);
+          for (int n = 0; n < N; ++n) sums[n][i] = add_pairs(sums[n][i], rows[n], pairs);
+        }
       }
     }
 #pragma GCC unroll 2
@@ -222,12 +228,12 @@ class LatentStep {
   }
 
   // Interleaves `count` runs of 32 elements of the values of `last` keys, in whole pairs of keys.
-  template <class Each>
-  void interleave(int run, int count, int last, const bf16* const* keys, const Each& each) const {
+  template <class Fetch>
+  void interleave(int run, int count, int last, const bf16* const* keys, const Fetch& fetch) const {
     static constexpr bf16 kZeros[kRun] = {};
     const int pairs = (last + 1) / 2;
     for (int pair = 0; pair < pairs; ++pair) {
-      if (pair % 8 == 0) each(std::max(1, 2 * 8 * kStep / (kStep / 2) / ((runs + 1) / 2)));
+      fetch(kFetchedInPairs);
       for (int i = 0; i < count; ++i) {
         const int d = (run + i) * int(kRun);
         const bf16* odd = 2 * pair + 1 < last ? keys[2 * pair + 1] + d : kZeros;
