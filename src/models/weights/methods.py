@@ -20,10 +20,19 @@ import torch
 from torch import Tensor
 
 from src import ops
-from src.models.weights.parameters import allocate
+from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
-from src.ops.linear import INT4_RUN, STRIP, dequantize, fits_strips, to_quantized_strips
+from src.ops.linear import (
+    INT4_RUN,
+    SMALLEST_GROUP,
+    STRIP,
+    dequantize,
+    fits_strips,
+    groups_in_strips,
+    pack_int4,
+    to_quantized_strips,
+)
 
 Method = Literal["int8", "int4"]
 
@@ -31,37 +40,97 @@ _ROWS_AT_ONCE = 4096  # rows quantized at a time, so that their float32 copy sta
 
 
 class QuantizedWeight(NamedTuple):
-    """A quantized matrix [N, K].
+    """A quantized matrix [N, K]: levels q of 8 or 4 bits, `w = q * scale - offset`.
 
-    Both tensors have the shapes below, or those that `to_quantized_strips` makes.
+    Tensors have the shapes below, or those that `to_quantized_strips` makes. `grouped` makes one
+    from the levels of any checkpoint's format.
     """
 
-    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4
-    scales: torch.Tensor  # float32 [N], or [N, K / group]
+    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed q + 8 (`pack_int4`)
+    scales: torch.Tensor  # float32 [N], or [N, G] of groups of K / G inputs
+    offsets: torch.Tensor | None = None  # float32 [N, G] or None for zeros; only with groups
+
+    @classmethod
+    def grouped(
+        cls,
+        levels: torch.Tensor,
+        bits: int,
+        scales: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        *,
+        in_strips: bool = False,
+    ) -> QuantizedWeight:
+        """Pack levels as a checkpoint has them: `w = level * scale - offset`, exactly.
+
+        Unsigned levels (0 to 2^bits - 1) are moved to the middle of their range, and offsets with
+        them; offsets of zero are dropped. So an offset is `zero * scale` where a format has zero
+        points (GPTQ, AWQ), and minus the minimum where it has minima (GGUF). 4 bits are packed
+        where groups are a multiple of 32 inputs. Everything else is held in 8 bits.
+
+        On the meta device, where values are not known, offsets are never dropped: where a format is
+        symmetric, give signed levels and no offsets.
+
+        Args:
+            levels: [N, K], uint8 (unsigned levels) or int8 (signed ones).
+            bits: of a level, 2 to 8. Levels are in the range of so many bits.
+            scales: [N, G] of any float dtype, or [N].
+            offsets: [N, G] likewise, or None.
+            in_strips: whether to lay it out in strips for integer products, which round inputs to
+                8 bits; see `to_quantized_strips`. Matrices that cannot be cut into strips stay in
+                rows.
+
+        Raises:
+            ValueError: K is not a multiple of 32, or groups are no multiple of 16 inputs.
+        """
+        rows, inputs = levels.shape
+        scales = scales.float().reshape(rows, -1)
+        groups = scales.shape[1]
+        if inputs % INT4_RUN or groups == 0 or inputs % (groups * SMALLEST_GROUP):
+            raise ValueError(f"rows of {inputs} weights cannot be cut into {groups} groups")
+        shift = None if offsets is None else offsets.float().reshape(rows, groups)
+        if levels.dtype == torch.uint8:
+            middle = 2 ** (bits - 1)
+            levels = (levels - middle).view(torch.int8)  # wraps below zero, as it should
+            by_middle = scales * -middle
+            shift = by_middle if shift is None else shift + by_middle
+        if shift is not None and not shift.is_meta and not shift.any():
+            shift = None
+        if bits <= 4 and inputs // groups % INT4_RUN == 0:
+            values = pack_int4((levels + 8).view(torch.uint8))
+        else:
+            values = levels.contiguous()
+            if groups == 1 and shift is None:
+                scales = scales.squeeze(1)
+        return cls(values, scales.contiguous(), shift)._laid_out(in_strips=in_strips)
+
+    def _laid_out(self, *, in_strips: bool) -> QuantizedWeight:
+        """In strips if that is asked for and possible."""
+        values, scales, offsets = self
+        if not (in_strips and fits_strips(values, in_groups=scales.dim() == 2)):
+            return self
+        shift = None if offsets is None else groups_in_strips(offsets)
+        return QuantizedWeight(*to_quantized_strips(values, scales), shift)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of values, scales and offsets."""
+        shift = 0 if self.offsets is None else self.offsets.nbytes
+        return self.values.nbytes + self.scales.nbytes + shift
 
     def dequantized(self) -> torch.Tensor:
         """The matrix in float32, [N, K]."""
-        return dequantize(self.values, self.scales)
+        return dequantize(self.values, self.scales, self.offsets)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
-        return ops.linear(x, self.values, self.scales, bias)
+        return ops.linear(x, self.values, self.scales, bias, self.offsets)
 
 
 Weight: TypeAlias = torch.Tensor | QuantizedWeight
 
 
 class LinearMethod(Protocol):
-    """A format of weights."""
-
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """The tensors that a checkpoint stores per matrix: the last parts of their names."""
+    """A format of weights, for one parameter."""
 
     @property
     def name(self) -> str:
@@ -70,10 +139,16 @@ class LinearMethod(Protocol):
     def staging(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
-        """Allocate a tensor for each of ``stored``, for a matrix [N, K]."""
+        """Allocate the parts of a matrix [N, K], into which its placements are read.
 
-    def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
+        They are a plain ``weight``, or what `parameters.RowPacking.rows` returns.
+        """
+
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
         """The view of ``part``, which has ``kind``, for the matrix's rows at ``index``."""
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """The parts of a matrix of these values, rounded to the format: for dummy weights."""
 
     def make(self, parts: Mapping[str, Tensor]) -> Weight:
         """Make the weight; on the meta device its shapes only.
@@ -97,7 +172,6 @@ class RoundingMethod:
     method: Method
     group_size: int
     rounds_inputs: bool
-    stored: tuple[str, ...] = ("weight",)
 
     @property
     def name(self) -> str:
@@ -108,44 +182,78 @@ class RoundingMethod:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
         """See `LinearMethod`."""
-        return {"weight": allocate(shape, dtype, device)}
+        return {WEIGHT: allocate(shape, dtype, device)}
 
-    def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
         """See `LinearMethod`."""
         return part[index] if index else part
 
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """See `LinearMethod`."""
+        return {WEIGHT: values}
+
     def make(self, parts: Mapping[str, Tensor]) -> Weight:
         """See `LinearMethod`."""
-        return quantize(parts["weight"], self.method, self.group_size, in_strips=self.rounds_inputs)
+        return quantize(parts[WEIGHT], self.method, self.group_size, in_strips=self.rounds_inputs)
+
+
+class Held(NamedTuple):
+    """How a parameter is held: with what is packed in its placements, and by which method.
+
+    Without a method it is a plain tensor of the parameter's dtype, and packed values are decoded.
+    """
+
+    parameter: Parameter
+    method: LinearMethod | None
+
+
+class Formats(Protocol):
+    """Chooses how each parameter is held, by its kind and by its tensors in the checkpoint."""
+
+    @property
+    def name(self) -> str | None:
+        """The formats' name in logs; None if every parameter is plain."""
+
+    def hold(self, parameter: Parameter, world_size: int) -> Held:
+        """How a parameter is held. Its shape is of one rank out of ``world_size``.
+
+        A parameter without placements is a tied head: it gets the values of the embedding if there
+        is a method, and is the embedding itself if there is none.
+
+        Raises:
+            ValueError: it cannot be held, or cannot be cut into so many parts.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Formats:
+class ByKind:
     """The method per kind of parameter; None: a plain tensor of the parameter's dtype."""
 
     matrix: LinearMethod | None = None
     head: LinearMethod | None = None
+    name: str | None = None
 
-    def of(self, kind: str) -> LinearMethod | None:
-        """The method of a parameter's kind."""
-        return {"matrix": self.matrix, "head": self.head}.get(kind)
+    def hold(self, parameter: Parameter, world_size: int) -> Held:
+        """See `Formats`."""
+        method = {"matrix": self.matrix, "head": self.head}.get(parameter.kind)
+        return Held(parameter, method)
 
 
 # Name in the configuration -> function of group size and whether inputs are rounded. The head
 # always has 8 bits, because its errors go directly into the logits.
 _FORMATS: dict[str, Callable[[int, bool], Formats]] = {
-    "int8": lambda group, rounds: Formats(
-        RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds)
+    "int8": lambda group, rounds: ByKind(
+        RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds), "int8"
     ),
-    "int4": lambda group, rounds: Formats(
-        RoundingMethod("int4", group, rounds), RoundingMethod("int8", group, rounds)
+    "int4": lambda group, rounds: ByKind(
+        RoundingMethod("int4", group, rounds), RoundingMethod("int8", group, rounds), "int4"
     ),
 }
 
 
 def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> Formats:
     """The formats that ``model.quantization`` asks for."""
-    return Formats() if name is None else _FORMATS[name](group_size, rounds_inputs)
+    return ByKind() if name is None else _FORMATS[name](group_size, rounds_inputs)
 
 
 def plain(weight: Weight) -> torch.Tensor:
@@ -224,9 +332,7 @@ def _quantized(
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     scales = torch.where(largest == 0, 1.0, largest / -8)
     levels = (groups / scales).round_().clamp_(-8, 7).add_(8).to(torch.uint8)
-    runs = levels.view(count, inputs // INT4_RUN, 2, INT4_RUN // 2)
-    packed = runs[:, :, 0] | (runs[:, :, 1] << 4)
-    return packed.reshape(count, inputs // 2), scales.squeeze(2).contiguous()
+    return pack_int4(levels.view(count, inputs)), scales.squeeze(2).contiguous()
 
 
 def _scales(rows: torch.Tensor, levels: int) -> torch.Tensor:
