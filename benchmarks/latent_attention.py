@@ -9,8 +9,8 @@ is the time of a call over that of the read: 1 is what memory allows. `of the pr
 for the time that a product of matrices of the dtype takes for as many operations. `of the bound` is
 the time over the longer of both: what no kernel can go below on this machine. Where `needs`, the
 time of the products over that of the read, is above 1, arithmetic is the limit, and `of the read`
-cannot be less than `needs`. `expanded` is a prompt of as many tokens as the context, and `absorbed` is the same
-prompt with every row absorbed.
+cannot be less than `needs`. `expanded` is a prompt of as many tokens as the context, and `absorbed`
+is the same prompt with every row absorbed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ MUTATED = (2, 8)  # cache, out
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The projection is small beside the rest, so that prompts of this length are expanded.
 SHAPE = {"heads": 3, "nope": 16, "rope": 8, "rank": 48, "value": 24}
-# In bfloat16, whole vectors; with one query token the heads fit into 4 or 8 lanes, or need two of 16.
+# In bfloat16, whole vectors; heads of one token fit into 4 or 8 lanes, or need 16 twice.
 WHOLE = {"nope": 16, "rope": 32, "rank": 96, "value": 24}
 HEADS = (3, 7, 18)
 

@@ -158,7 +158,7 @@ def parse_rope(
     stretched = original if rope_type == "yarn" else max_position_embeddings
     if rope_type in _STRETCHING and stretched * factor > INT32_MAX:
         raise ModelLoadError(
-            f"config.json: rope factor {factor} makes more than {INT32_MAX} of {stretched} positions"
+            f"config.json: rope factor {factor} makes {stretched} positions more than {INT32_MAX}"
         )
     shared: dict[str, Any] = {
         "rope_type": rope_type,
