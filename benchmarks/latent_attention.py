@@ -6,9 +6,11 @@
 Every call has a cache of its own, and together they exceed the CPU's caches. So do the tensors that
 are read for comparison, with the same number of threads, before and after each turn. `of the read`
 is the time of a call over that of the read: 1 is what memory allows. `of the products` is the same
-for the time that a product of matrices of the dtype takes for as many operations. Many heads are
-bound by these. `expanded` is a prompt of as many tokens as the context, and `absorbed` is the same
-prompt with every row absorbed.
+for the time that a product of matrices of the dtype takes for as many operations. `of the bound` is
+the time over the longer of both: what no kernel can go below on this machine. Where `needs`, the
+time of the products over that of the read, is above 1, arithmetic is the limit, and `of the read`
+cannot be less than `needs`. `expanded` is a prompt of as many tokens as the context, and `absorbed`
+is the same prompt with every row absorbed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--heads", nargs="+", type=int, default=(4, 16, 128), metavar="H")
+    parser.add_argument("--heads", nargs="+", type=int, default=(4, 8, 16, 128), metavar="H")
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 8), metavar="B")
     parser.add_argument("--context", type=int, default=4096, metavar="L", help="tokens of a row")
     parser.add_argument("--prompt", type=int, default=1024, metavar="P", help="0: none")
@@ -70,7 +72,7 @@ def decode(options: argparse.Namespace, recorder: Recorder, heads: int, rows: in
     cost = LATENT_ATTENTION.cost(*calls[0])
     data = torch.ones(_BEYOND_CACHES // 4)
     side = torch.randn(768, 768).bfloat16()
-    taken, of_read, of_products = [], [], []
+    taken, of_read, of_products, of_bound, needs = [], [], [], [], []
 
     def read() -> float:
         return data.nbytes / best_seconds(data.sum, data.device)
@@ -82,8 +84,11 @@ def decode(options: argparse.Namespace, recorder: Recorder, heads: int, rows: in
         after = read()
         flops = 2 * len(side) ** 3 / best_seconds(lambda: side @ side, side.device)
         taken.append(_MS * now)
-        of_read.append(now * (before + after) / 2 / cost.bytes)
-        of_products.append(now * flops / cost.flops)
+        reading, multiplying = cost.bytes / (before + after) * 2, cost.flops / flops
+        of_read.append(now / reading)
+        of_products.append(now / multiplying)
+        of_bound.append(now / max(reading, multiplying))
+        needs.append(multiplying / reading)
         before = after
     recorder.add(
         f"decode, {heads} heads, {rows} rows of {options.context}",
@@ -91,6 +96,8 @@ def decode(options: argparse.Namespace, recorder: Recorder, heads: int, rows: in
             "time": Figure.of("ms", taken),
             "of the read": Figure.of("x", of_read),
             "of the products": Figure.of("x", of_products),
+            "of the bound": Figure.of("x", of_bound),
+            "needs": Figure.of("x", needs),
         },
         threads=options.threads,
         bytes=cost.bytes,

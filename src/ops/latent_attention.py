@@ -182,7 +182,16 @@ _SHAPES: list[Case] = [
     {"rows": ((1, 700), (1, 690), (60, 90)), "deterministic": True, "padding": 1},
     {"rows": ((90, 200), (1, 65)), "heads": 2, "nope": 24, "rank": 40},
 ]
+# Whole vectors of bfloat16, with as many heads as lanes of 4, 8 and 16 query rows hold, and more.
+_VECTORS: list[Case] = [
+    {"rows": ((1, 700), (2, 130), (1, 1)), "heads": 3, "rope": 32, "rank": 64, "nope": 32},
+    {"rows": ((1, 515), (1, 40)), "heads": 6, "rope": 32, "rank": 32, "block_size": 8},
+    {"rows": ((1, 1100), (3, 259)), "heads": 20, "rope": 32, "rank": 96, "padding": 2},
+    {"rows": ((1, 1100), (3, 259)), "heads": 5, "rope": 64, "rank": 96, "deterministic": True},
+    {"rows": ((130, 400),), "heads": 4, "rope": 32, "rank": 64, "deterministic": True},
+]
 _CASES: list[Case] = [
+    *({"dtype": torch.bfloat16, **shape} for shape in _VECTORS),
     *({"dtype": dtype, **shape} for dtype in _DTYPES for shape in _SHAPES),
     {"rows": ()},
     {"rows": ((0, 0), (0, 3)), "padding": 2},

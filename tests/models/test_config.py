@@ -143,6 +143,19 @@ class TestContextLength:
         with pytest.raises(ModelLoadError, match="from 1 to 256"):
             resolve_max_positions(257, config)
 
+    def test_without_max_model_len_it_is_bounded(self, write: Write) -> None:
+        """Llama 4 Scout states 10,485,760 tokens, whose table of RoPE would take 5 GiB."""
+        config = load_config(write(LLAMA | {"max_position_embeddings": 10 * 2**20}))
+        assert config.max_positions == 10 * 2**20
+        assert resolve_max_positions(None, config) == 2**20
+        assert resolve_max_positions(3 * 2**20, config) == 3 * 2**20
+
+    @pytest.mark.parametrize("rope_type", ["linear", "yarn", "dynamic"])
+    def test_a_factor_beyond_all_positions_is_refused(self, write: Write, rope_type: str) -> None:
+        scaling = {"rope_type": rope_type, "factor": 2.0**30}
+        with pytest.raises(ModelLoadError, match=r"rope factor .* positions"):
+            load_config(write(LLAMA | {"rope_scaling": scaling}))
+
 
 class TestPhi3:
     def test_max_model_len_may_go_beyond_the_original_length(self, write: Write) -> None:

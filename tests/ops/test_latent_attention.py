@@ -17,6 +17,9 @@ MUTATED = (2, 8)  # cache, out
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The projection is small beside the rest, so that prompts of this length are expanded.
 SHAPE = {"heads": 3, "nope": 16, "rope": 8, "rank": 48, "value": 24}
+# In bfloat16, whole vectors; heads of one token fit into 4 or 8 lanes, or need 16 twice.
+WHOLE = {"nope": 16, "rope": 32, "rank": 96, "value": 24}
+HEADS = (3, 7, 18)
 
 
 def in_chunks(
@@ -35,13 +38,17 @@ def in_chunks(
     return result
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *({"dtype": dtype, **SHAPE} for dtype in DTYPES),
+        *({"dtype": torch.bfloat16, "heads": heads, **WHOLE} for heads in HEADS),
+    ],
+)
 def test_chunks_and_single_tokens_give_the_bits_of_the_whole_prompt(
-    libraries: dict[str, KernelLibrary], dtype: torch.dtype
+    libraries: dict[str, KernelLibrary], case: dict[str, Any]
 ) -> None:
-    whole = LATENT_ATTENTION.build(
-        "cpu", rows=((530, 530),), dtype=dtype, deterministic=True, **SHAPE
-    )
+    whole = LATENT_ATTENTION.build("cpu", rows=((530, 530),), deterministic=True, **case)
     for library in libraries.values():
         torch.set_num_threads(1)
         kernel = library.latent_attention
@@ -52,12 +59,16 @@ def test_chunks_and_single_tokens_give_the_bits_of_the_whole_prompt(
         assert torch.equal(bits(got), bits(expected))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [SHAPE, *({"dtype": torch.bfloat16, "heads": heads, **WHOLE} for heads in HEADS)],
+)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_row_has_the_same_bits_alone_and_beside_others(
-    library: KernelLibrary, deterministic: bool
+    library: KernelLibrary, deterministic: bool, case: dict[str, Any]
 ) -> None:
-    rows = ((1, 400), (90, 300), (5, 33), (1, 290))
-    args = LATENT_ATTENTION.build("cpu", rows=rows, deterministic=deterministic, **SHAPE)
+    rows = ((1, 800), (90, 300), (5, 33), (1, 690))
+    args = LATENT_ATTENTION.build("cpu", rows=rows, deterministic=deterministic, **case)
     together = copied(args, MUTATED)
     library.latent_attention(*together)
     starts = args[5].tolist()
@@ -71,6 +82,38 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(
             *(slots[part], out[part], *rest),
         )
         assert torch.equal(bits(out[part]), bits(together[8][part])), rows[row]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("heads", HEADS)
+def test_reading_a_shared_prefix_together_changes_no_bit(
+    library: KernelLibrary, heads: int, threads: int
+) -> None:
+    """Three rows that share their first 1,024 tokens, and one that shares nothing."""
+    args = LATENT_ATTENTION.build(
+        "cpu", rows=((1, 1100),) * 4, dtype=torch.bfloat16, heads=heads, **WHOLE
+    )
+    tables = args[4]
+    tables[1:3, :64] = tables[0, :64]
+    torch.set_num_threads(threads)
+    together, apart = copied(args, MUTATED), copied(args, MUTATED)
+    library.latent_attention(*together)
+    library.share_prefixes(False)
+    try:
+        library.latent_attention(*apart)
+    finally:
+        library.share_prefixes(True)
+        torch.set_num_threads(1)
+    assert torch.equal(bits(together[8]), bits(apart[8]))
+    latent_matches(library.latent_attention, args)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_what_lies_behind_a_context_does_not_count(library: KernelLibrary, heads: int) -> None:
+    """An odd number of keys: the partner of the last one is NaN in the cache."""
+    for length in (1, 127, 129, 513):
+        case = {"rows": ((1, length),), "dtype": torch.bfloat16, "heads": heads, **WHOLE}
+        latent_matches(library.latent_attention, LATENT_ATTENTION.build("cpu", **case))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -47,7 +47,7 @@ bool attend(int rounds) {
                              tables.data(), starts, lengths, slots.data(), out.data(), &spec,
                              kHeads * kHeadDim, 2 * kHeadDim, 2 * kHeadDim, kBlocks,
                              kTokens, kRows, kHeads, 2, kHeadDim, kRows * kBlocks, kBlock, kBlocks,
-                             kFloat32, 1 + round % 4, round % 2};
+                             kFloat32, 1 + round % 4, round % 2, kAsQueries, 0};
     if (slipstream_paged_attention(&args) != kOk) return false;
   }
   return true;

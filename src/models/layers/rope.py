@@ -35,6 +35,7 @@ from src.core.errors import ModelLoadError
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _DEFAULT_THETA = 10_000.0
 _LARGEST = sys.float_info.max  # An integer of JSON may be larger.
+_STRETCHING = ("linear", "dynamic", "yarn")  # variants whose context grows with `factor`
 _OLD_NAMES = {"su": "longrope"}
 
 
@@ -153,6 +154,11 @@ def parse_rope(
     if not 1 <= factor <= INT32_MAX:
         raise ModelLoadError(
             f"config.json: rope factor must be from 1 to {INT32_MAX}, got {factor}"
+        )
+    stretched = original if rope_type == "yarn" else max_position_embeddings
+    if rope_type in _STRETCHING and stretched * factor > INT32_MAX:
+        raise ModelLoadError(
+            f"config.json: rope factor {factor} makes {stretched} positions more than {INT32_MAX}"
         )
     shared: dict[str, Any] = {
         "rope_type": rope_type,

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
 
+# Tokens. Every position has a row in a table of RoPE, whether or not memory holds such a context.
+_MOST_BY_DEFAULT = 2**20
+
 
 def load_model(
     path: Path,
@@ -208,11 +211,13 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
 def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int:
     """The longest sequence, in tokens, that the model has to support.
 
+    Without ``max_model_len`` it is what the position encoding is made for, up to 2**20.
+
     Raises:
         ModelLoadError: ``max_model_len`` is more than the position encoding allows.
     """
     if max_model_len is None:
-        return config.max_positions
+        return min(config.max_positions, _MOST_BY_DEFAULT)
     limit = config.rope.limit(config.max_position_embeddings)
     if not 1 <= max_model_len <= limit:
         raise ModelLoadError(

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 23
+#define SLIPSTREAM_ABI 24
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -56,6 +56,9 @@ struct AttentionArgs {
   int64_t dtype, threads;
   int64_t deterministic;  // whether results must not depend on how a row's tokens are cut into calls
   int64_t cache_kind;     // a CacheKind
+  // 0, or how many leading elements of a key are its value, if key_cache is value_cache too. Elements of
+  // `out` behind as many mean nothing then.
+  int64_t value_dim;
 };
 
 // The cache has one vector per token: `rank` numbers from which the projections `up` make a key of `nope`

@@ -3,22 +3,22 @@
 #include <memory>
 
 #include "code_tables.h"
+#include "item_places.h"
 #include "pair_rows.h"
-#include "read_ahead.h"
-#include "results.h"
 
 namespace {
 
 // T: element of queries and of the output. C: element of the caches, T or Code.
 template <class T, class C>
-class Attention : Results<T> {
+class Attention : ItemPlaces<T, C> {
+  using Places = ItemPlaces<T, C>;
+  using Places::a, Places::head_dim, Places::width, Places::cached, Places::token_stride;
+  using Places::keys_of_cache, Places::values_of_cache;
+  using Places::path_of, Places::query_position, Places::query_row, Places::turn_to, Places::next_tile;
+  using Places::begin_sums, Places::fold, Places::finish;
+
  public:
-  Attention(const AttentionArgs& args, Plan& plan)
-      : Results<T>(args, plan),
-        cached(args, head_dim),
-        keys_of_cache(static_cast<const C*>(args.key_cache)),
-        values_of_cache(static_cast<const C*>(args.value_cache)),
-        token_stride(args.num_kv_heads * cached.size) {}
+  using Places::Places;
 
   void write_cache(int64_t begin, int64_t end) const {
     for (int64_t token = begin; token < end; ++token) {
@@ -36,6 +36,11 @@ class Attention : Results<T> {
     const Path path = path_of(item);
 #if defined(SLIPSTREAM_PAIRS)
     if constexpr (std::is_same_v<T, bf16>) {
+      if constexpr (!kIsCoded<C>) {
+        if (path.lanes == 4) return run_latents<4>(item, next, path, s);
+        if (path.lanes == 8) return run_latents<8>(item, next, path, s);
+        if (path.lanes == 16) return run_latents<16>(item, next, path, s);
+      }
       if (path.strips) return run_strips(item, next, path, s);
       if (path.pairs) return run_pairs(item, next, s);
     }
@@ -267,6 +272,36 @@ class Attention : Results<T> {
     }
     finish(item, stride, s, folded);
   }
+
+  // Keys are values too, of one kv head.
+  template <int Lanes>
+  void run_latents(const Item& item, const Item* next, const Path& path, Scratch& s) const {
+    thread_local std::unique_ptr<LatentScratch> scratch(new LatentScratch);
+    LatentScratch& t = *scratch;
+    const int rows = (item.count + Lanes - 1) / Lanes * Lanes;
+    const LatentStep<Lanes> products(s, t, head_dim, int(a.value_dim), a.spec->scale);
+    static constexpr bf16 kNoQuery[kMaxHeadDim] = {};
+    for (int row = 0; row < rows; ++row) {
+      products.pack_query_row(row < item.count ? query_row(item, 0, row) : kNoQuery, row);
+      t.ends[row] = row < item.count ? int32_t(query_position(item, row) + 1) : t.ends[row - 1];
+    }
+    begin_sums(0, rows, s);
+    bool folded = false;
+    for (int64_t step = item.begin; step < item.end; step += kStep) {
+      if (step > item.begin && step % path.fold == 0) {
+        products.put_in_order(item.count);
+        fold(item, item.count, s, folded);
+      }
+      turn_to(item, step, kStep, next, s);
+      ReadAhead<C> ahead = next_tile(item, head_dim / kDepth, s);  // a visit per line
+      const bf16* keys[kStep];
+      point_to_rows(keys_of_cache, 0, kStep, s, keys);
+      products.run(step, s.now->last, keys, rows, [&](int lines) { ahead.visit(lines); });
+      ahead.rest();
+    }
+    products.put_in_order(item.count);
+    finish(item, item.count, s, folded);
+  }
 #endif
 
   // Turns scores of the tile's keys into weights, for rows from `begin` on.
@@ -279,51 +314,6 @@ class Attention : Results<T> {
       softmax_row(s, begin + row, int(std::clamp<int64_t>(low, first, kKeys)),
                   int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
     }
-  }
-
-  Path path_of(const Item& item) const {
-    return choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
-  }
-
-  // Finds the offsets of keys [first, last) of a tile in the caches.
-  void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
-    int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
-    const int32_t* table = a.block_tables + item.row * a.block_table_stride;
-    for (int key = first; key < last; ++block, slot = 0) {
-      const int end = int(std::min<int64_t>(last, key + a.block_size - slot));
-      int64_t offset = (table[block] * a.block_size + slot) * token_stride + item.kv_head * cached.size;
-      for (; key < end; ++key, offset += token_stride) offsets[key] = offset;
-    }
-  }
-
-  void look_up(const Item& item, int64_t tile, int size, KeyTile& to) const {
-    to.item = &item, to.begin = tile, to.fetched = 0;
-    to.first = int(std::max<int64_t>(0, item.begin - tile));
-    to.last = int(std::min<int64_t>(size, item.end - tile));
-    locate_keys(item, tile, to.first, to.last, to.offsets);
-    std::fill(to.offsets, to.offsets + to.first, to.offsets[to.first]);
-    std::fill(to.offsets + to.last, to.offsets + size, to.offsets[to.last - 1]);
-  }
-
-  // Makes a tile the current one, looks it up if that was not done ahead, and looks up the one after it.
-  void turn_to(const Item& item, int64_t tile, int size, const Item* next, Scratch& s) const {
-    std::swap(s.now, s.ahead);
-    if (s.now->item != &item || s.now->begin != tile) look_up(item, tile, size, *s.now);
-    if (tile + size < item.end) {
-      look_up(item, tile + size, size, *s.ahead);
-    } else if (next != nullptr) {
-      const int next_size = tile_keys(path_of(*next));
-      look_up(*next, next->begin / next_size * next_size, next_size, *s.ahead);
-    } else {
-      s.ahead->item = nullptr;
-    }
-  }
-
-  // Prefetches the next tile while this one is computed, in `visits` visits per key.
-  ReadAhead<C> next_tile(const Item& item, int visits, const Scratch& s) const {
-    if (s.ahead->item == nullptr) return {};
-    return {*s.ahead, a.key_cache, a.value_cache, cached.size, s.ahead->item->kv_heads,
-            int64_t(s.now->last - s.now->first) * item.kv_heads * visits};
   }
 
   // Widens query rows to floats; for dot products (`lanes`), in the order of load_two() for the caches.
@@ -398,13 +388,6 @@ class Attention : Results<T> {
       }
     }
   }
-
-  using Results<T>::a, Results<T>::head_dim, Results<T>::width, Results<T>::heads;
-  using Results<T>::query_len, Results<T>::query_position, Results<T>::query_row;
-  using Results<T>::begin_sums, Results<T>::fold, Results<T>::finish;
-  const CachedRows<C> cached;
-  const C *const keys_of_cache, *const values_of_cache;
-  const int64_t token_stride;
 };
 
 }  // namespace

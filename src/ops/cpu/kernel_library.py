@@ -29,12 +29,12 @@ from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 23
+ABI = 24
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
 
-_ATTENTION = struct.Struct("@11P16q").pack  # AttentionArgs
+_ATTENTION = struct.Struct("@11P17q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
@@ -348,6 +348,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 kernel_threads(),
                 deterministic,
                 CACHE_KINDS.get(key_cache.dtype, 0),
+                0,  # keys and values are in caches of their own
             )
         )
         if status:

@@ -209,18 +209,19 @@ class Latent {
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
     args.slot_mapping = nowhere.data(), args.out = latents.get();
     args.tokens = count, args.rows = int64_t(rows.size());
-    args.num_heads = a.heads, args.num_kv_heads = 1, args.head_dim = width;
+    args.num_heads = a.heads, args.num_kv_heads = 1, args.head_dim = width, args.value_dim = a.rank;
     args.num_blocks = a.num_blocks, args.block_size = a.block_size, args.max_blocks = a.max_blocks;
     if (const int status = attend(args)) return status;
+    // Of all heads, [heads, tokens, value]: threads ask for no memory.
+    const std::unique_ptr<T[]> values(new T[size_t(count * a.heads * a.value)]);
     std::atomic<int> failed{kOk};
     each_head(double(count * a.heads * a.value * a.rank), [&](int64_t head) {
-      const std::unique_ptr<T[]> values(new T[size_t(count * a.value)]);
+      T* const own = values.get() + head * count * a.value;
       const int status = project(latents.get() + head * width, token_size, count,
-                                 up_of(head) + a.nope * a.rank, a.value, values.get(), 1);
+                                 up_of(head) + a.nope * a.rank, a.value, own, 1);
       if (status) failed.store(status, std::memory_order_relaxed);
       for (int64_t i = 0; i < count; ++i) {
-        std::memcpy(out_of(tokens[size_t(i)], head), values.get() + i * a.value,
-                    size_t(a.value) * sizeof(T));
+        std::memcpy(out_of(tokens[size_t(i)], head), own + i * a.value, size_t(a.value) * sizeof(T));
       }
     });
     return failed.load(std::memory_order_relaxed);

@@ -34,7 +34,7 @@ class ReadAhead {
             int64_t visits)
       : runs{{&next, static_cast<const T*>(keys)}, {&next, static_cast<const T*>(values)}},
         row_bytes(int64_t(size) * kv_heads * int64_t(sizeof(T))),
-        left(2 * count(next) * row_bytes),
+        left((keys == values ? 1 : 2) * count(next) * row_bytes),
         pace((left / 64 + visits - 1) / visits * 64),
         key(next.first) {
     if (left > 0) begin_row();

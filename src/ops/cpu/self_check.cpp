@@ -58,7 +58,7 @@ std::vector<char> draw_rows(Random& random, size_t rows, size_t head_dim, CacheK
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
                     int64_t chunk, bool modified, int64_t deterministic, int64_t kv_heads,
-                    CacheKind cache_kind) {
+                    CacheKind cache_kind, int64_t value_dim = 0) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A prefill, a decode, two tokens, a prompt longer than a step and an item, a decode after few keys,
   // and a decode that shares the keys of the second row.
@@ -93,15 +93,17 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
                      tables.data(), starts, lengths, slots.data(), out.data(), &spec,
                      kHeads * head_dim, kv_heads * head_dim, kv_heads * head_dim, kMaxBlocks,
                      tokens, kRows, kHeads, kv_heads, head_dim, blocks, kBlock, kMaxBlocks,
-                     dtype, 2, deterministic, cache_kind};
+                     dtype, 2, deterministic, cache_kind, value_dim};
+  if (value_dim > 0) args.value = args.key, args.value_cache = args.key_cache;
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
-  args.value_cache = other_values.data();
+  args.value_cache = value_dim > 0 ? other_keys.data() : other_values.data();
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
   if (keys != other_keys || values != other_values) return false;
   const float tolerance = dtype == kFloat32 ? 1e-5f : dtype == kFloat16 ? 2e-3f : 2e-2f;
   for (size_t i = 0; i < out.size(); ++i) {
+    if (value_dim > 0 && int64_t(i) % head_dim >= value_dim) continue;
     const float a = as_float(&out[i]), b = as_float(&other_out[i]);
     if (!(std::fabs(a - b) <= tolerance * (1.0f + std::fabs(a)))) return false;
   }
@@ -157,6 +159,10 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
 // Runs every combination of parameters that select another path.
 template <class T>
 bool same_attentions(AttentionFunction* other, DType dtype) {
+  // Keys that are values too.
+  for (const int64_t fixed : {0, 1}) {
+    if (!same_attention<T>(other, dtype, 96, 0, 0, false, fixed, 1, kAsQueries, 64)) return false;
+  }
   for (const int64_t head_dim : {64, 72, 128, 256}) {
     // All keys, a window, chunks.
     for (const int64_t reach : {0, 65, -96}) {

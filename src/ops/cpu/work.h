@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "cached_rows.h"
+#include "latent_rows.h"
 #include "reach.h"
 #include "strips.h"
 #include "tiles.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
 constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
+constexpr int64_t kLatentSplit = 512;  // keys of a split of keys that are values too
 constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
 constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
 constexpr int64_t kTileBytes = 256 << 10;  // of keys and values in a tile, for all heads of an item
@@ -68,6 +70,7 @@ struct Path {
   bool few;            // few query rows: bound by reading keys and values
   bool strips;         // strips of bfloat16 (strips.h)
   bool pairs;          // without strips: bfloat16 keys and values are read in place
+  int lanes;           // bfloat16 keys that are values too: query rows of a vector (latent_rows.h), else 0
   bool dot;            // without strips: scores by dot products, not by packed keys
   int64_t rows;        // packed query rows of an item
   int64_t split;       // keys of an item
@@ -86,6 +89,14 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
     path.split = packed <= kGemmRows ? kFixedSplit : seq_len;
   }
 #if defined(SLIPSTREAM_PAIRS)
+  path.lanes = latent_lanes(a, packed);
+  if (path.lanes > 0) {
+    if (!a.deterministic && packed <= kSplitRows) path.split = path.fold = kLatentSplit;
+    path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
+    path.row_cost = 1.0 / 4;
+    path.key_cost = 4;
+    return path;
+  }
   path.strips = uses_strips(a, packed);
   path.pairs = uses_pairs(a) && !path.strips;
   if (path.strips) {
@@ -116,7 +127,7 @@ double cost_of(const AttentionArgs& a, const Path& path, int64_t rows, int64_t k
 // Keys per tile.
 inline int tile_keys([[maybe_unused]] const Path& path) {
 #if defined(SLIPSTREAM_PAIRS)
-  if (path.strips) return kStep;
+  if (path.strips || path.lanes > 0) return kStep;
 #endif
   return kKeys;
 }
@@ -247,7 +258,7 @@ class Sharing {
 
   // Call before rows are planned. Determines how many splits of each row are shared.
   void find() {
-    if (!(path.few || path.strips) || path.split % a.block_size) return;
+    if (!(path.few || path.strips || path.lanes > 0) || path.split % a.block_size) return;
     if (a.spec->window > 0 || a.spec->chunk > 0) return;
     // A row that needs several items has a merge group for each; `row_groups` holds only one.
     if (heads > kGemmRows || a.rows < 2 || !shares_prefixes.load(std::memory_order_relaxed)) return;
