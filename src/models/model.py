@@ -74,6 +74,7 @@ class Model:
         kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
         bound: per call of the program, the weights of its functions.
         mixer_weights: per mixer, its weights.
+        cache_dtype: see `served.ServedModel`.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Model:
 
     implementation: Literal["native", "transformers"] = "native"
     is_program = True
+    cache_dtype: torch.dtype | None = None
 
     @property
     def generation(self) -> GenerationDefaults:
@@ -233,7 +235,7 @@ class Model:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps of a sequence, in layer order; the engine plans memory by it."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.
