@@ -4,6 +4,7 @@ from src.core.settings import known_settings
 
 FROZEN = [
     "cache.block_size",
+    "cache.dtype",
     "cache.enable_prefix_caching",
     "cache.memory_bytes",
     "cache.memory_fraction",
