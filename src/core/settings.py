@@ -107,7 +107,7 @@ def load_config(
                 file_directory = None
     config = _build(values)
     if not config.model.path.strip():
-        raise ConfigError("model.path is empty; expected a directory or a hub id")
+        raise ConfigError("model.path is empty; expected a directory, a GGUF file or a hub id")
     model_path = locate_model(config.model.path, file_directory)
     return msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, path=model_path)
@@ -115,7 +115,7 @@ def load_config(
 
 
 def locate_model(path: str, file_directory: Path | None = None) -> str:
-    """The absolute form of ``path`` if it is a directory, otherwise ``path`` itself.
+    """The absolute form of ``path`` if it is a directory or a file, otherwise ``path`` itself.
 
     A relative path is looked for in the working directory, beside the TOML file that names it, and
     in the checkout, so that the bundled model is found from anywhere. A path that is not found is
@@ -128,7 +128,7 @@ def locate_model(path: str, file_directory: Path | None = None) -> str:
     """
     expanded = _expand_home(path)
     for base in (Path.cwd(), file_directory, CHECKOUT):
-        if base is not None and (base / expanded).is_dir():
+        if base is not None and (base / expanded).exists():
             return str((base / expanded).resolve())
     return str(expanded) if path.startswith("~") else path
 
