@@ -37,7 +37,8 @@ from src.ops.linear import LINEAR
 _C_SHIMS: Final = {
     LINEAR.overload: [
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
-        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* ret)"
+        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* offsets, "
+        "AtenTensorHandle* ret)"
     ],
     EXPERTS.overload: [
         "int32_t aoti_torch_cpu_experts(AtenTensorHandle hidden, AtenTensorHandle gate_up, "

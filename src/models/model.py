@@ -239,7 +239,8 @@ class Model:
             if isinstance(weight, Tensor):
                 tensors[name] = weight
             else:
-                tensors |= {f"{name}.{field}": part for field, part in weight._asdict().items()}
+                parts = weight._asdict().items()
+                tensors |= {f"{name}.{field}": part for field, part in parts if part is not None}
         return tensors
 
     def names_of(self, kind: Kind) -> list[str]:
@@ -262,7 +263,8 @@ class Model:
             raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
         if isinstance(outline, Tensor):
             return allocate(outline.shape, outline.dtype, device)
-        return type(outline)(*(allocate(part.shape, part.dtype, device) for part in outline))
+        parts = (p if p is None else allocate(p.shape, p.dtype, device) for p in outline)
+        return type(outline)(*parts)
 
     def _resolve(self, weights: Any) -> Any:
         """Replace names by weights in nested tuples of names (or None)."""

@@ -5,13 +5,22 @@ never in memory: compared with float32, bfloat16 reads half, int8 a quarter, int
 a CPU has bfloat16 products, bfloat16 inputs are multiplied by bfloat16 weights directly. Quantized
 weights are converted to bfloat16 there: int8 exactly, int4 times its scale to within 2^-9.)
 
+Quantized weights are one format: levels q of 8 bits (int8) or of 4 bits (packed in uint8, q from -8
+to 7), with one scale per row or per group of a row's inputs, and perhaps one offset per group:
+
+    w = q * scale - offset
+
+Without offsets nothing is computed for them. 4 bits have groups of a multiple of 32 inputs, 8 bits
+of a multiple of 16; a group may be a whole row.
+
 Weights may also be packed in strips, the layout of a CPU's dot-product instructions. Strips hold
 bfloat16 weights, or quantized weights; for the latter, inputs are rounded to 8 bits and multiplied
-as integers. `src.models.quantization` produces quantized weights.
+as integers. `src.models.weights.methods` produces quantized weights.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,23 +32,31 @@ from src.ops.declaration import Cost, Op
 INT4_RUN = 32
 """int4: this many weights of a row are packed in 16 bytes; the first half is in the low nibbles."""
 
+SMALLEST_GROUP = 16
+"""int8: a group has a multiple of this many inputs (int4: of `INT4_RUN`)."""
+
 LARGEST_UNIT = 64
 """Quantized weights in strips: at most this many inputs of a token share one scale."""
 
 STRIP = 64
 """Rows of a strip."""
 
+_OF_STRIPS = (torch.int8, torch.uint8, torch.bfloat16)
 _SIGN = -128  # XOR with it maps an int8 value to the bits of value + 128, unsigned.
 _NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would overflow.
 
 
-def fits_strips(weight: Tensor) -> bool:
-    """Whether a matrix of this shape and dtype (uint8 for packed int4) can be packed in strips."""
+def fits_strips(weight: Tensor, *, in_groups: bool = False) -> bool:
+    """Whether a matrix of this shape and dtype (uint8 for packed int4) can be packed in strips.
+
+    Parameters
+        in_groups: Whether int8 has a scale per group, not one per row; int4 always has.
+    """
     rows, columns = weight.shape
-    if weight.dtype == torch.int8:
+    if weight.dtype == torch.int8 and not in_groups:
         return columns % LARGEST_UNIT == 0
-    whole = weight.dtype == torch.uint8 or (weight.dtype == torch.bfloat16 and columns % 2 == 0)
-    return whole and rows % STRIP == 0
+    whole = weight.dtype != torch.bfloat16 or columns % 2 == 0
+    return weight.dtype in _OF_STRIPS and whole and rows % STRIP == 0
 
 
 def to_strips(weight: Tensor) -> Tensor:
@@ -67,31 +84,49 @@ def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]
     are adjacent. The last strip of int8 is padded with zeros.
 
     Parameters
-        weight: As in `dequantize`: [N, K] int8, K a multiple of `LARGEST_UNIT`, or [N, K / 2] uint8
-            of packed int4, N a multiple of `STRIP`.
+        weight: As in `dequantize`: [N, K] int8, or [N, K / 2] uint8 of packed int4. N is a multiple
+            of `STRIP`; for int8 with a scale per row K is one of `LARGEST_UNIT` instead.
         scales: float32, of these weights.
 
     Returns
         int8: [S, K / 4, 256] int8 of S strips, with the bits of value + 128 as unsigned, and
-        `scales` unchanged. int4: [S, K / 8, 256] uint8, and scales [S, K / group, STRIP].
+        `scales`, if they are of rows, unchanged. int4: [S, K / 8, 256] uint8. Scales of groups are
+        those of `groups_in_strips`.
 
     Raises
         ValueError: N or K does not fit.
     """
-    _require_fit(weight)
+    in_groups = scales.dim() == 2
+    _require_fit(weight, in_groups=in_groups)
     rows = weight.shape[0]
+    laid_out = groups_in_strips(scales) if in_groups else scales
     if weight.dtype == torch.int8:
         weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
-        return _in_strips(weight ^ _SIGN), scales
-    runs = weight.view(rows, -1, INT4_RUN // 2)  # [N, K / 32, 16]
-    values = torch.cat((runs & 15, runs >> 4), dim=2).view(rows, -1, 2, 4)  # [N, K / 8, 2, 4]
+        return _in_strips(weight ^ _SIGN), laid_out
+    values = unpack_int4(weight).view(rows, -1, 2, 4)  # [N, K / 8, 2, 4]
     bytes_of_eight = values[:, :, 0] | (values[:, :, 1] << 4)  # [N, K / 8, 4]
-    groups = scales.view(-1, STRIP, scales.shape[1]).transpose(1, 2).contiguous()
-    return _in_strips(bytes_of_eight.view(rows, -1)), groups
+    return _in_strips(bytes_of_eight.view(rows, -1)), laid_out
 
 
-def _require_fit(weight: Tensor) -> None:
-    if not fits_strips(weight):
+def groups_in_strips(scales: Tensor) -> Tensor:
+    """Scales or offsets of groups, [N, G], as strips have them: [S, G, STRIP]."""
+    return scales.view(-1, STRIP, scales.shape[1]).transpose(1, 2).contiguous()
+
+
+def pack_int4(levels: Tensor) -> Tensor:
+    """Pack levels 0 to 15, [N, K] uint8, in rows: [N, K / 2] (see `INT4_RUN`)."""
+    runs = levels.view(len(levels), -1, 2, INT4_RUN // 2)
+    return (runs[:, :, 0] | (runs[:, :, 1] << 4)).view(len(levels), -1)
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """The inverse of `pack_int4`."""
+    runs = packed.view(len(packed), -1, INT4_RUN // 2)  # [N, K / 32, 16]
+    return torch.cat((runs & 15, runs >> 4), dim=2).view(len(packed), -1)
+
+
+def _require_fit(weight: Tensor, *, in_groups: bool = False) -> None:
+    if not fits_strips(weight, in_groups=in_groups):
         raise ValueError(f"{tuple(weight.shape)} of {weight.dtype} cannot be cut into strips")
 
 
@@ -105,37 +140,45 @@ def _in_rows(weight: Tensor) -> Tensor:
     return words.view(weight.dtype).view(weight.shape[0] * STRIP, -1)
 
 
-def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantized values [N, K] (int8; uint8 for int4), and scales [N] or [N, K / group]."""
-    is_int8 = weight.dtype == torch.int8
+def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, int]:
+    """Quantized values [N, K] (int8; uint8 for int4), and what has to be taken from them."""
+    if weight.dtype == torch.int8:
+        if weight.dim() == 2:
+            return weight, 0
+        rows = _in_rows(weight) ^ _SIGN
+        return rows[: num_outputs(weight, scales)], 0
     if weight.dim() == 2:
-        if is_int8:
-            return weight, scales
-        runs = weight.view(len(weight), -1, INT4_RUN // 2)  # [N, K / 32, 16]
-        return torch.cat((runs & 15, runs >> 4), dim=2).view(len(weight), -1), scales
+        return unpack_int4(weight), 8
     rows = _in_rows(weight)
-    if is_int8:
-        return rows[: len(scales)] ^ _SIGN, scales
     eights = rows.view(len(rows), -1, 4)  # [N, K / 8, 4]
-    values = torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1)
-    return values, scales.transpose(1, 2).reshape(len(rows), -1)
+    return torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1), 8
 
 
-def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
-    """The matrix that quantized weights represent, float32 [N, K].
+def _by_row(scales: Tensor) -> Tensor:
+    """Scales or offsets of groups, [N, G], of rows or strips."""
+    return scales if scales.dim() == 2 else scales.transpose(1, 2).reshape(-1, scales.shape[1])
+
+
+def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """The matrix that quantized weights represent, float32 [N, K]: `q * scale - offset`.
 
     Parameters
-        weight: [N, K] int8, or [N, K / 2] uint8 of packed int4 (see `INT4_RUN`); or either in
-            strips (see `to_quantized_strips`).
-        scales: float32. [N] for int8 rows; [N, K / group] for int4 groups, whose value is
-            `(q - 8) * scale`; in strips, as `to_quantized_strips` returns them.
+        weight: [N, K] int8, or [N, K / 2] uint8 of packed int4, which stores q + 8 (see
+            `pack_int4`); or either in strips (see `to_quantized_strips`).
+        scales: float32. [N] for int8 rows; [N, G] for groups of K / G inputs, which int4 always
+            has; in strips, as `to_quantized_strips` returns them.
+        offsets: float32 of the shape of `scales` of groups; None for zeros.
     """
-    values, scales = _values_of(weight, scales)
+    values, middle = _values_of(weight, scales)
     # In place: until the kernels are built, every step dequantizes all weights here.
     if scales.dim() == 1:
         return values.float().mul_(scales[:, None])
-    groups = values.view(len(values), scales.shape[1], -1).float().sub_(8)
-    return groups.mul_(scales[:, :, None]).view(len(values), -1)
+    scales = _by_row(scales)
+    groups = values.view(len(values), scales.shape[1], -1).float().sub_(middle)
+    groups.mul_(scales[:, :, None])
+    if offsets is not None:
+        groups.sub_(_by_row(offsets)[:, :, None])
+    return groups.view(len(values), -1)
 
 
 def round_inputs(x: Tensor, unit: int) -> Tensor:
@@ -157,7 +200,13 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
     return ((units * inverse).round() * (largest / 127)).view(tokens, inputs)
 
 
-def reference(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    offsets: Tensor | None = None,
+) -> Tensor:
     """See [`linear`][src.ops.linear.linear]."""
     if scales is None:
         return functional.linear(x, weight if weight.dim() == 2 else _in_rows(weight), bias)
@@ -165,32 +214,41 @@ def reference(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | N
     if weight.dim() == 3:
         inputs = round_inputs(x, rounding_unit(weight, scales))
     wide = None if bias is None else bias.float()
-    return functional.linear(inputs, dequantize(weight, scales), wide).to(x.dtype)
+    return functional.linear(inputs, dequantize(weight, scales, offsets), wide).to(x.dtype)
 
 
 def rounding_unit(weight: Tensor, scales: Tensor) -> int:
     """How many inputs share one scale when they meet quantized weights in strips.
 
-    `LARGEST_UNIT`, or 32 for int4 whose group size is not a multiple of that.
+    `LARGEST_UNIT`, or 32 or 16 where groups are no multiple of more.
     """
-    group = LARGEST_UNIT if scales.dim() == 1 else weight.shape[1] * 8 // scales.shape[1]
-    return LARGEST_UNIT if group % LARGEST_UNIT == 0 else INT4_RUN
+    if scales.dim() == 1:
+        return LARGEST_UNIT
+    group = weight.shape[1] * (4 if weight.dtype == torch.int8 else 8) // scales.shape[1]
+    return math.gcd(group, LARGEST_UNIT)
 
 
 def num_outputs(weight: Tensor, scales: Tensor | None) -> int:
     """N of weights as in [`linear`][src.ops.linear.linear]: [N, ...] or in strips."""
     if weight.dim() == 2:
         return weight.shape[0]
-    if scales is None:
+    if scales is None or scales.dim() == 3:
         return weight.shape[0] * STRIP
-    return scales.shape[0] if scales.dim() == 1 else scales.shape[0] * scales.shape[2]
+    return scales.shape[0]
 
 
-def _fake(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    offsets: Tensor | None = None,
+) -> Tensor:
     return x.new_empty((x.shape[0], num_outputs(weight, scales)))
 
 
 _STRIPS_OF = "strips of "
+_WITH_OFFSETS = " with offsets"
 
 
 def _build(
@@ -204,7 +262,10 @@ def _build(
     has_bias: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random arguments; `weight` is `same` (as x), `int8`, `int4/<group>`, or `strips of` these."""
+    """Random arguments; `weight` is `same` (as x), `int8`, or `int8` or `int4` `/<group>`.
+
+    Groups may be `with offsets`, and are followed by them then. All of these may be `strips of`.
+    """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inputs, generator=random).to(dtype).to(device)
     bias = torch.randn(outputs, generator=random).to(dtype).to(device) if has_bias else None
@@ -213,28 +274,44 @@ def _build(
         return x, matrix.to(dtype).to(device), None, bias
     if weight.startswith(_STRIPS_OF):
         kind = weight.removeprefix(_STRIPS_OF)
-        _, rows, scales, _ = _build(
+        _, rows, scales, _, *offsets = _build(
             "cpu", tokens=0, inputs=inputs, outputs=outputs, dtype=dtype, weight=kind, seed=seed
         )
         if scales is None:
             return x, to_strips(rows).to(device), None, bias
-        return x, *(tensor.to(device) for tensor in to_quantized_strips(rows, scales)), bias
+        laid_out = (tensor.to(device) for tensor in to_quantized_strips(rows, scales))
+        return x, *laid_out, bias, *(groups_in_strips(each).to(device) for each in offsets)
     if weight == "int8":
         bits = torch.randint(-127, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(outputs, generator=random) / 64 * inputs**-0.5
         return x, bits.to(device), scales.to(device), bias
-    group = int(weight.removeprefix("int4/"))
-    packed = torch.randint(0, 256, (outputs, inputs // 2), generator=random, dtype=torch.uint8)
-    scales = torch.rand(outputs, inputs // group, generator=random) / 4 * inputs**-0.5
-    return x, packed.to(device), scales.to(device), bias
+    kind, group = weight.removesuffix(_WITH_OFFSETS).split("/")
+    shape = (outputs, inputs // int(group))
+    if kind == "int8":
+        bits = torch.randint(-128, 128, (outputs, inputs), generator=random, dtype=torch.int8)
+        scales = torch.rand(shape, generator=random) / 64 * inputs**-0.5
+    else:
+        bits = torch.randint(0, 256, (outputs, inputs // 2), generator=random, dtype=torch.uint8)
+        scales = torch.rand(shape, generator=random) / 4 * inputs**-0.5
+    quantized = (x, bits.to(device), scales.to(device), bias)
+    if not weight.endswith(_WITH_OFFSETS):
+        return quantized
+    return *quantized, (torch.randn(shape, generator=random) * inputs**-0.5).to(device)
 
 
-def _cost(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Cost:
+def _cost(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    offsets: Tensor | None = None,
+) -> Cost:
     tokens, inputs = x.shape
     outputs = num_outputs(weight, scales)
     moved = (
         weight.nbytes
         + (0 if scales is None else scales.nbytes)
+        + (0 if offsets is None else offsets.nbytes)
         + x.element_size() * tokens * (inputs + outputs)
     )
     return Cost(bytes=moved, flops=2 * tokens * inputs * outputs)
@@ -244,7 +321,7 @@ LINEAR = Op(
     # Code that is compiled ahead of time calls the op by a C name derived from this one. It shares
     # a namespace with torch's own ops, where "linear" is taken.
     "streamed_linear",
-    "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias) -> Tensor",
+    "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias, Tensor? offsets=None) -> Tensor",
     reference=reference,
     fake=_fake,
     build=_build,
@@ -261,7 +338,10 @@ LINEAR = Op(
         # Less than a tile, tiles with a remainder, and more tokens than fit into a core's cache.
         for tokens, inputs, outputs in [(1, 64, 1), (2, 128, 7), (7, 256, 33), (70, 1024, 10)]
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-        for weight in ("same", "int8", "int4/32", "int4/64")
+        for weight in (
+            *("same", "int8", "int4/32", "int4/64", "int8/16", "int8/32"),
+            *("int4/32 with offsets", "int8/32 with offsets"),
+        )
     ]
     + [
         {
@@ -275,7 +355,10 @@ LINEAR = Op(
         }
         for tokens, inputs, outputs in [(1, 128, 64), (3, 256, 128), (7, 384, 192), (70, 1024, 64)]
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
-        for weight in ("int8", "int4/32", "int4/64", "int4/128")
+        for weight in (
+            *("int8", "int4/32", "int4/64", "int4/128", "int8/16", "int8/32"),
+            *("int4/32 with offsets", "int8/32 with offsets"),
+        )
     ]
     + [
         {
@@ -294,7 +377,11 @@ LINEAR = Op(
 
 
 def linear(
-    x: Tensor, weight: Tensor, scales: Tensor | None = None, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """`x @ weight.T + bias`, summed in float32 and rounded once.
 
@@ -313,9 +400,10 @@ def linear(
         scales: Scales of quantized weights, see [`dequantize`][src.ops.linear.dequantize]; None if
             the weights are not quantized.
         bias: [N] in x's dtype; None for no bias.
+        offsets: Offsets of quantized weights' groups, in the shape of `scales`; None for none.
 
     Returns
         [T, N] in x's dtype.
     """
-    result: Tensor = LINEAR.overload(x, weight, scales, bias)
+    result: Tensor = LINEAR.overload(x, weight, scales, bias, offsets)
     return result

@@ -23,7 +23,16 @@ from src import ops
 from src.models.weights.parameters import allocate
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
-from src.ops.linear import INT4_RUN, STRIP, dequantize, fits_strips, to_quantized_strips
+from src.ops.linear import (
+    INT4_RUN,
+    SMALLEST_GROUP,
+    STRIP,
+    dequantize,
+    fits_strips,
+    groups_in_strips,
+    pack_int4,
+    to_quantized_strips,
+)
 
 Method = Literal["int8", "int4"]
 
@@ -31,26 +40,90 @@ _ROWS_AT_ONCE = 4096  # rows quantized at a time, so that their float32 copy sta
 
 
 class QuantizedWeight(NamedTuple):
-    """A quantized matrix [N, K].
+    """A quantized matrix [N, K]: levels q of 8 or 4 bits, `w = q * scale - offset`.
 
-    Both tensors have the shapes below, or those that `to_quantized_strips` makes.
+    Tensors have the shapes below, or those that `to_quantized_strips` makes. `grouped` makes one
+    from the levels of any checkpoint's format.
     """
 
-    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed int4
-    scales: torch.Tensor  # float32 [N], or [N, K / group]
+    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed q + 8 (`pack_int4`)
+    scales: torch.Tensor  # float32 [N], or [N, G] of groups of K / G inputs
+    offsets: torch.Tensor | None = None  # float32 [N, G] or None for zeros; only with groups
+
+    @classmethod
+    def grouped(
+        cls,
+        levels: torch.Tensor,
+        bits: int,
+        scales: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        *,
+        in_strips: bool = False,
+    ) -> QuantizedWeight:
+        """Pack levels as a checkpoint has them: `w = level * scale - offset`, exactly.
+
+        Unsigned levels (0 to 2^bits - 1) are moved to the middle of their range, and offsets with
+        them; offsets of zero are dropped. So an offset is `zero * scale` where a format has zero
+        points (GPTQ, AWQ), and minus the minimum where it has minima (GGUF). 4 bits are packed
+        where groups are a multiple of 32 inputs. Everything else is held in 8 bits.
+
+        On the meta device, where values are not known, offsets are never dropped: where a format is
+        symmetric, give signed levels and no offsets.
+
+        Args:
+            levels: [N, K], uint8 (unsigned levels) or int8 (signed ones).
+            bits: of a level, 2 to 8. Levels are in the range of so many bits.
+            scales: [N, G] of any float dtype, or [N].
+            offsets: [N, G] likewise, or None.
+            in_strips: whether to lay it out in strips for integer products, which round inputs to
+                8 bits; see `to_quantized_strips`. Matrices that cannot be cut into strips stay in
+                rows.
+
+        Raises:
+            ValueError: K is not a multiple of 32, or groups are no multiple of 16 inputs.
+        """
+        rows, inputs = levels.shape
+        scales = scales.float().reshape(rows, -1)
+        groups = scales.shape[1]
+        if inputs % INT4_RUN or groups == 0 or inputs % (groups * SMALLEST_GROUP):
+            raise ValueError(f"rows of {inputs} weights cannot be cut into {groups} groups")
+        shift = None if offsets is None else offsets.float().reshape(rows, groups)
+        if levels.dtype == torch.uint8:
+            middle = 2 ** (bits - 1)
+            levels = (levels - middle).view(torch.int8)  # wraps below zero, as it should
+            by_middle = scales * -middle
+            shift = by_middle if shift is None else shift + by_middle
+        if shift is not None and not shift.is_meta and not shift.any():
+            shift = None
+        if bits <= 4 and inputs // groups % INT4_RUN == 0:
+            values = pack_int4((levels + 8).view(torch.uint8))
+        else:
+            values = levels.contiguous()
+            if groups == 1 and shift is None:
+                scales = scales.squeeze(1)
+        return cls(values, scales.contiguous(), shift)._laid_out(in_strips=in_strips)
+
+    def _laid_out(self, *, in_strips: bool) -> QuantizedWeight:
+        """In strips if that is asked for and possible."""
+        values, scales, offsets = self
+        if not (in_strips and fits_strips(values, in_groups=scales.dim() == 2)):
+            return self
+        shift = None if offsets is None else groups_in_strips(offsets)
+        return QuantizedWeight(*to_quantized_strips(values, scales), shift)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of values, scales and offsets."""
+        shift = 0 if self.offsets is None else self.offsets.nbytes
+        return self.values.nbytes + self.scales.nbytes + shift
 
     def dequantized(self) -> torch.Tensor:
         """The matrix in float32, [N, K]."""
-        return dequantize(self.values, self.scales)
+        return dequantize(self.values, self.scales, self.offsets)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
-        return ops.linear(x, self.values, self.scales, bias)
+        return ops.linear(x, self.values, self.scales, bias, self.offsets)
 
 
 Weight: TypeAlias = torch.Tensor | QuantizedWeight
@@ -224,9 +297,7 @@ def _quantized(
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     scales = torch.where(largest == 0, 1.0, largest / -8)
     levels = (groups / scales).round_().clamp_(-8, 7).add_(8).to(torch.uint8)
-    runs = levels.view(count, inputs // INT4_RUN, 2, INT4_RUN // 2)
-    packed = runs[:, :, 0] | (runs[:, :, 1] << 4)
-    return packed.reshape(count, inputs // 2), scales.squeeze(2).contiguous()
+    return pack_int4(levels.view(count, inputs)), scales.squeeze(2).contiguous()
 
 
 def _scales(rows: torch.Tensor, levels: int) -> torch.Tensor:

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 21
+#define SLIPSTREAM_ABI 22
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -97,10 +97,12 @@ struct LinearArgs {
   // padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4], bfloat16
   // [strips, inputs / 2, 64, 2].
   const void* weight;
-  // int8: [outputs]; int4: [outputs, inputs / group], in strips [strips, inputs / group, 64]
+  // int8 with group 0: [outputs]; otherwise [outputs, inputs / group], in strips
+  // [strips, inputs / group, 64]
   const float* scales;
   const void* bias;     // [outputs] of x's dtype, or null
   void* out;            // [tokens, outputs] contiguous, of x's dtype
+  const float* offsets;  // of groups, like `scales`: a weight is level * scale - offset; null for zeros
   int64_t tokens, inputs, outputs, x_stride;
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
 };

@@ -46,7 +46,7 @@ struct Seen {
 };
 
 template <class T>  // Tensor*, or torch's Handle
-LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias) {
+LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T* offsets) {
   LinearArgs args{};
   args.tokens = x.sizes[0], args.inputs = x.sizes[1], args.outputs = weight.sizes[0];
   args.x_stride = x.strides[0], args.threads = slipstream_threads;
@@ -66,6 +66,7 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias) {
   }
   args.x = x.data, args.weight = weight.data;
   args.bias = bias == nullptr ? nullptr : Seen(*bias).data;
+  if (offsets != nullptr) args.offsets = static_cast<const float*>(Seen(*offsets).data);
   return args;
 }
 
@@ -274,9 +275,10 @@ int slipstream_call(const Bound* bound, int64_t tokens, void* const* data, Handl
 // The C name and signature that generated code expects for the op `streamed_linear`: for torch's
 // tensors, and for ours.
 SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight, Handle* scales,
-                                                         Handle* bias, Handle* result) {
+                                                         Handle* bias, Handle* offsets,
+                                                         Handle* result) {
   const Seen input(x);
-  LinearArgs args = linear_args(input, Seen(weight), scales, bias);
+  LinearArgs args = linear_args(input, Seen(weight), scales, bias, offsets);
   const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
   Handle out = nullptr;
   if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
@@ -293,8 +295,9 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight
 }
 
 SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weight, Tensor** scales,
-                                                         Tensor** bias, Tensor** result) {
-  LinearArgs args = linear_args(Seen(x), Seen(weight), scales, bias);
+                                                         Tensor** bias, Tensor** offsets,
+                                                         Tensor** result) {
+  LinearArgs args = linear_args(Seen(x), Seen(weight), scales, bias, offsets);
   const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
   Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
   if (!out) return kOutOfMemory;

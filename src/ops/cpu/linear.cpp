@@ -285,6 +285,7 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t w
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   const LinearArgs& a = *args;
   if (a.inputs < 1 || a.outputs < 0 || a.threads < 1) return kBadShape;
+  if (a.offsets != nullptr) return kBadShape;
   if (a.tokens < 1 || a.outputs == 0) return kOk;
   try {
     switch (a.dtype) {

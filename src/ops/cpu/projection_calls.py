@@ -15,7 +15,7 @@ from src.ops.experts import reference as reference_experts
 from src.ops.linear import INT4_RUN, STRIP, num_outputs
 from src.ops.linear import reference as reference_linear
 
-_LINEAR = struct.Struct("@5P8q").pack  # LinearArgs
+_LINEAR = struct.Struct("@6P8q").pack  # LinearArgs
 _EXPERTS = struct.Struct("@8P13q2P2dq").pack  # ExpertsArgs
 KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
@@ -26,12 +26,19 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
     function: Any = library.slipstream_linear
     function.argtypes = (ctypes.c_char_p,)
 
-    def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    def linear(
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor | None,
+        bias: Tensor | None,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
         tokens, inputs = x.shape
         outputs = num_outputs(weight, scales)
         row_stride, stride = x.stride()
-        if scales is not None and inputs % INT4_RUN:
-            return reference_linear(x, weight, scales, bias)
+        in_groups = weight.dtype == torch.int8 and scales is not None and scales.dim() > 1
+        if scales is not None and (inputs % INT4_RUN or in_groups or offsets is not None):
+            return reference_linear(x, weight, scales, bias, offsets)
         if weight.dim() == 3:
             _check_strips(weight, scales, inputs, outputs)
         group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
@@ -55,6 +62,7 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 0 if scales is None else scales.data_ptr(),
                 0 if bias is None else bias.data_ptr(),
                 out.data_ptr(),
+                0 if offsets is None else offsets.data_ptr(),
                 tokens,
                 inputs,
                 outputs,

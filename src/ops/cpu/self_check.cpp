@@ -118,7 +118,7 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
   auto scales = draw<float>(random, size_t(outputs * inputs / group));
   for (float& scale : scales) scale *= 0.01f;
   std::vector<T> out(size_t(tokens * outputs)), other_out(out.size());
-  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), tokens, inputs,
+  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), nullptr, tokens, inputs,
                   outputs, inputs, dtype, kind, group, 2};
   if (slipstream_linear(&args) != kOk) return false;
   args.out = other_out.data();
