@@ -54,11 +54,6 @@ def read_configuration(path: Path) -> dict[str, Any]:
     return raw | rope
 
 
-def is_permuted(path: Path) -> bool:
-    """Whether rows of queries and keys are stored as pairs that are rotated together."""
-    return architecture_of(open_gguf(path).metadata, str(path))[1].permuted
-
-
 def _fields(file: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
     fields = {}
     for key, field in architecture.all_keys.items():
@@ -87,7 +82,11 @@ def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:
     ends = [metadata.get(f"{prefix}{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens = metadata.get(f"{prefix}tokens") or ()
     kinds = metadata.get(f"{prefix}token_type") or ()
-    ends += [i for i, kind in enumerate(kinds) if kind == _CONTROL and tokens[i : i + 1] and tokens[i] in _TURN_ENDS]
+    ends += [
+        index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == _CONTROL and token in _TURN_ENDS
+    ]
     return {
         "bos_token_id": metadata.get(f"{prefix}bos_token_id"),
         "eos_token_id": list(dict.fromkeys(each for each in ends if each is not None)),
