@@ -19,6 +19,7 @@ import msgspec
 
 from src.core.config import Config, Secret
 from src.core.errors import ConfigError
+from src.core.gguf import is_gguf
 
 PREFIX: Final = "SLIPSTREAM_"
 CONFIG_VARIABLE: Final = "SLIPSTREAM_CONFIG"
@@ -115,7 +116,7 @@ def load_config(
 
 
 def locate_model(path: str, file_directory: Path | None = None) -> str:
-    """The absolute form of ``path`` if it is a directory or a file, otherwise ``path`` itself.
+    """The absolute form of ``path`` if it is a directory or a GGUF file, else ``path`` itself.
 
     A relative path is looked for in the working directory, beside the TOML file that names it, and
     in the checkout, so that the bundled model is found from anywhere. A path that is not found is
@@ -128,8 +129,11 @@ def locate_model(path: str, file_directory: Path | None = None) -> str:
     """
     expanded = _expand_home(path)
     for base in (Path.cwd(), file_directory, CHECKOUT):
-        if base is not None and (base / expanded).exists():
-            return str((base / expanded).resolve())
+        if base is None:
+            continue
+        found = base / expanded
+        if found.is_dir() or (is_gguf(found) and found.is_file()):
+            return str(found.resolve())
     return str(expanded) if path.startswith("~") else path
 
 

@@ -8,6 +8,7 @@ rows of queries and keys are permuted, and norms of Gemma are shifted.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 # Key in `tests.support.checkpoints` -> the architecture in GGUF files.
 ARCHITECTURES = {
@@ -194,16 +195,45 @@ def named(names: gguf.TensorNameMap, stem: str) -> str:
     return found
 
 
-def permuted(values: np.ndarray, config: dict[str, Any], stem: str) -> np.ndarray:
-    """Rows in the order in which llama.cpp rotates neighbours."""
+def permuted(
+    values: np.ndarray, config: dict[str, Any], stem: str, *, back: bool = False
+) -> np.ndarray:
+    """Rows in the order in which llama.cpp rotates neighbours, or back from it."""
     own = "num_attention_heads" if stem.endswith("q_proj") else "num_key_value_heads"
-    pairs = values.reshape(config[own], 2, -1, *values.shape[1:])
+    parts = (-1, 2) if back else (2, -1)
+    pairs = values.reshape(config[own], *parts, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def dequantized(path: Path) -> dict[str, np.ndarray]:
-    """The values of a file's tensors, as the format's own package decodes them."""
-    reader = gguf.GGUFReader(path)
-    return {
-        each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in reader.tensors
+def restore(path: Path, checkpoint: Path, architecture: str, directory: Path) -> Path:
+    """Write the values of a file as a checkpoint like the one it was made of; the directory.
+
+    The format's own package decodes them.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    arch = gguf.MODEL_ARCH[ARCHITECTURES[architecture].upper()]
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    decoded = {
+        each.name: gguf.quants.dequantize(each.data, each.tensor_type)
+        for each in gguf.GGUFReader(path).tensors
     }
+    shutil.copytree(checkpoint, directory)
+    for file in directory.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in tensors:
+            stem, _, ending = name.rpartition(".")
+            number = None
+            if ".experts." in stem:
+                before, behind = stem.split(".experts.")
+                number, _, part = behind.partition(".")
+                stem = f"{before}.experts.{part}"
+            values = decoded[f"{named(names, stem)}.{ending}"]
+            if number is not None:
+                values = values[int(number)]
+            if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
+                values = permuted(values, config, stem, back=True)
+            if architecture.startswith("gemma") and stem.endswith("norm"):
+                values = values - 1
+            tensors[name] = torch.from_numpy(values.copy()).reshape(tensors[name].shape)
+        save_file(tensors, file, {"format": "pt"})
+    return directory

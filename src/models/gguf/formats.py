@@ -12,6 +12,7 @@ from torch import Tensor
 
 from src.core.gguf import TYPES_BY_NAME
 from src.models.gguf.types import BLOCK_TYPES, BlockType, decode
+from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import Held, LinearMethod, QuantizedWeight
 from src.models.weights.parameters import (
     NUMBERS,
@@ -205,6 +206,10 @@ class GGUFFormats:
     def rounding(self, *, inputs: bool) -> GGUFFormats:
         """The same, with inputs rounded or not."""
         return replace(self, rounds_inputs=inputs)
+
+    def opened(self, stored: Mapping[str, StoredTensor]) -> GGUFFormats:
+        """The same: a file's header has told all."""
+        return self
 
     def hold(self, parameter: Parameter, world_size: int) -> Held:
         """See `methods.Formats`."""
