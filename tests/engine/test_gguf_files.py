@@ -60,7 +60,7 @@ def test_its_own_precision_and_its_name(file: Path) -> None:
     config = small_config(file)
     assert served_names(config.model) == ("tiny.Q4_1",)
     with LLM(config) as llm:
-        assert llm.model_info.dtype == "bfloat16"
+        assert llm.engine.model_info.dtype == "bfloat16"
         (result,) = llm.generate(["Once upon"], PARAMS)
         assert len(result.token_ids) > 0
 

@@ -323,8 +323,8 @@ def test_a_gguf_file_is_planned_without_its_weights(tmp_path: Path) -> None:
     )
     plan = planned(file)
     assert plan.fits
-    quantized = {part.name: part.bytes for part in plan.parts}
-    plain = {part.name: part.bytes for part in planned(checkpoint).parts}
+    quantized = {part.name: part.bytes for part in plan.memory.weights}
+    plain = {part.name: part.bytes for part in planned(checkpoint).memory.weights}
     # Half a byte a weight, and 8 for each 32 of them; instead of 4.
     assert quantized["MLP"] == plain["MLP"] * 0.75 / 4
     # Nothing but the header is needed.
