@@ -373,6 +373,7 @@ LINEAR = Op(
         for tokens, inputs, outputs in [(1, 62, 64), (3, 256, 128), (7, 386, 192), (70, 1024, 64)]
     ],
     cost=_cost,
+    lazy={"cuda": "src.ops.triton.linear:run"},
 )
 
 

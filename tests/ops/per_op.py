@@ -99,6 +99,7 @@ TESTS_OF: dict[Op, OpTests] = {
                 "weight": "int4/64",
             },
             {"tokens": 2, "inputs": 128, "outputs": 70, "weight": "strips of int8"},
+            {"tokens": 2, "inputs": 128, "outputs": 9, "weight": "int8/16 with offsets"},
             {"tokens": 3, "inputs": 128, "outputs": 64, "weight": "strips of int4/32"},
         ),
         small={"tokens": 1, "inputs": 32, "outputs": 8},

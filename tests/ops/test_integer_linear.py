@@ -17,6 +17,7 @@ from src.ops.linear import (
     LINEAR,
     STRIP,
     dequantize,
+    groups_in_strips,
     reference,
     round_inputs,
     rounding_unit,
@@ -27,7 +28,11 @@ from tests.ops.comparison import (
     some_tokens,
 )
 
-KINDS = ("int8", "int4/32", "int4/64", "int4/96", "int4/384")
+KINDS = (
+    *("int8", "int4/32", "int4/64", "int4/96", "int4/384"),
+    *("int8/16", "int8/32", "int8/128", "int8/384", "int8/16 with offsets", "int8/384 with offsets"),
+    *("int4/32 with offsets", "int4/64 with offsets", "int4/384 with offsets"),
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MACHINE = cpu_flags()
 
@@ -41,10 +46,10 @@ def build(kind: str, **sizes: Any) -> tuple[Any, ...]:
 
 def assert_matches(got: torch.Tensor, args: tuple[Any, ...]) -> None:
     """Against float64 of the rounded inputs; what differs is the rounding of float32 and once."""
-    x, weight, scales, bias = args
+    x, weight, scales, bias, *offsets = args
     rounded, matrix = (
         round_inputs(x, rounding_unit(weight, scales)).double(),
-        dequantize(weight, scales).double(),
+        dequantize(weight, scales, *offsets).double(),
     )
     expected = rounded @ matrix.T + (0 if bias is None else bias.double())
     relative = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}[x.dtype]
@@ -87,15 +92,15 @@ def test_emulated_instructions_give_the_same(
 
 
 @pytest.mark.skipif(not LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2")
-@pytest.mark.parametrize("kind", ["int8", "int4/32", "int4/64"])
+@pytest.mark.parametrize("kind", ["int8", "int8/32 with offsets", "int4/32", "int4/64"])
 def test_the_largest_weights_and_inputs_overflow_nothing(
     libraries: dict[str, KernelLibrary], emulated_linears: dict[str, ctypes.CDLL], kind: str
 ) -> None:
     """All of them at the ends of their ranges, in every combination of signs."""
     for sign in (1, -1):
         for nibbles in (0x00, 0xFF):
-            x, weight, scales, _ = build(kind, tokens=7, inputs=384, outputs=64)
-            args = (torch.full_like(x, sign * 3.0), weight, scales, None)
+            x, weight, *rest = build(kind, tokens=7, inputs=384, outputs=64)
+            args = (torch.full_like(x, sign * 3.0), weight, *rest)
             weight.fill_(nibbles if weight.dtype == torch.uint8 else (-1 if nibbles else 0))
             for linear in (
                 *(library.streamed_linear for library in libraries.values()),
@@ -132,9 +137,9 @@ def test_strips_stand_for_the_same_matrix(outputs: int, units: int, kind: str, s
     if kind != "int8":
         outputs = -(-outputs // STRIP) * STRIP
     sizes = {"tokens": 1, "inputs": units * 384, "outputs": outputs}
-    _, weight, scales, _ = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
-    laid_out, laid_out_scales = to_quantized_strips(weight, scales)
-    assert torch.equal(dequantize(laid_out, laid_out_scales), dequantize(weight, scales))
+    _, weight, scales, _, *offsets = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
+    laid_out = (*to_quantized_strips(weight, scales), *map(groups_in_strips, offsets))
+    assert torch.equal(dequantize(*laid_out), dequantize(weight, scales, *offsets))
 
 
 def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> None:
@@ -152,12 +157,18 @@ def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> No
         library.streamed_linear(x, laid_out, torch.ones(64), None)
     with pytest.raises(ValueError, match="expected weights in strips"):
         library.streamed_linear(torch.ones(1, 96), laid_out, torch.ones(65), None)
+    _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=128, outputs=65, weight="int8/32")
+    with pytest.raises(ValueError, match="cannot be cut into strips"):
+        to_quantized_strips(weight, scales)
     with pytest.raises(ValueError, match="no strips are of"):
         library.streamed_linear(torch.ones(1, 96), laid_out, None, None)
 
 
 def test_the_unit_is_that_of_the_weights_or_less() -> None:
-    for kind, unit in (("int8", 64), ("int4/32", 32), ("int4/64", 64), ("int4/96", 32)):
+    for kind, unit in (
+        *(("int8", 64), ("int4/32", 32), ("int4/64", 64), ("int4/96", 32)),
+        *(("int8/16", 16), ("int8/48", 16), ("int8/32", 32), ("int8/128", 64)),
+    ):
         _, weight, scales, _ = build(kind, tokens=1, inputs=384, outputs=64)
         assert rounding_unit(weight, scales) == unit
     _, weight, scales, _ = build("int4/384", tokens=1, inputs=384, outputs=64)
@@ -195,15 +206,15 @@ def test_no_input_moves_further_than_half_a_step(exponent: int, outlier: bool, s
 
 def test_one_bad_token_stays_its_own_and_shows(libraries: dict[str, KernelLibrary]) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
-        for kind in ("int8", "int4/32"):
-            x, weight, scales, bias = build(
+        for kind in ("int8", "int4/32", "int8/16 with offsets", "int4/64 with offsets"):
+            x, *rest = build(
                 kind, tokens=9, inputs=128, outputs=64, dtype=torch.bfloat16
             )
             for library in libraries.values():
-                expected = library.streamed_linear(x, weight, scales, bias)
+                expected = library.streamed_linear(x, *rest)
                 spoilt = x.clone()
                 spoilt[4, 77] = bad
-                got = library.streamed_linear(spoilt, weight, scales, bias)
+                got = library.streamed_linear(spoilt, *rest)
                 assert got[4].isnan().all()
                 others = [0, 1, 2, 3, 5, 6, 7, 8]
                 assert torch.equal(got[others], expected[others])

@@ -16,19 +16,23 @@ from tests.ops.comparison import (
     some_tokens,
 )
 
-KINDS = ("same", "int8", "int4/32", "int4/128")
+KINDS = (
+    *("same", "int8", "int4/32", "int4/128", "int8/16", "int8/64"),
+    *("int4/32 with offsets", "int4/128 with offsets", "int8/16 with offsets"),
+)
 PAIRED = ("avx512_bf16", "amx")
-"""Levels that multiply pairs of bfloat16, and so have int4 weights rounded to it."""
+"""Levels that multiply pairs of bfloat16, and so have weights of groups rounded to it."""
 
 
-def assert_matches(got: torch.Tensor, args: tuple[Any, ...], rounds_int4: bool = False) -> None:
+def assert_matches(got: torch.Tensor, args: tuple[Any, ...], rounds_groups: bool = False) -> None:
     """Against float64; what differs is the rounding of sums, and of the result once.
 
-    ``rounds_int4``: and of int4 weights, to bfloat16, where tokens are of that.
+    ``rounds_groups``: and of weights in groups, to bfloat16, where tokens are of that.
     """
-    x, weight, scales, bias = args
-    matrix = weight if scales is None else dequantize(weight, scales)
-    if rounds_int4 and weight.dtype == torch.uint8 and x.dtype == torch.bfloat16:
+    x, weight, scales, bias, *offsets = args
+    matrix = weight if scales is None else dequantize(weight, scales, *offsets)
+    in_groups = scales is not None and scales.dim() == 2
+    if rounds_groups and in_groups and x.dtype == torch.bfloat16:
         matrix = matrix.bfloat16()
     matrix = matrix.double()
     expected = x.double() @ matrix.T + (0 if bias is None else bias.double())

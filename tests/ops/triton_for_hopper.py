@@ -15,6 +15,7 @@ from src.ops.triton import (
     experts,
     gumbel_argmax,
     latent_attention,
+    linear,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -51,6 +52,8 @@ POINTERS = {
     "ends": "*i32",
     "weights": "*fp32",
     "ids": "*i64",
+    "scales": "*fp32",
+    "offsets": "*fp32",
 }
 UNNORMED = {"q_norm": None, "k_norm": None}
 CACHED = (
@@ -60,19 +63,21 @@ CACHED = (
 )
 
 
-def compile_for_hopper(kernel, dtype, warps, stages, **constants) -> int:
-    """Shared memory of the compiled kernel in bytes."""
-    compiled = compiled_for_hopper(kernel, dtype, constants, num_warps=warps, num_stages=stages)
+def compile_for_hopper(kernel, dtype, warps, stages, pointers=POINTERS, **constants) -> int:
+    """Shared memory of the compiled kernel in bytes; ``pointers`` are further types."""
+    options = {"num_warps": warps, "num_stages": stages, "pointers": POINTERS | pointers}
+    compiled = compiled_for_hopper(kernel, dtype, constants, **options)
     return int(compiled.metadata.shared)
 
 
-def compiled_for_hopper(kernel, dtype, constants, **options):
+def compiled_for_hopper(kernel, dtype, constants, pointers=POINTERS, **options):
     signature, divisible = {}, {}
     for index, name in enumerate(inspect.signature(kernel.fn).parameters):
         if name in constants:
             signature[name] = "constexpr"
             continue
-        signature[name] = f"*{dtype}" if name in CACHED else POINTERS.get(name, "i32")
+        given = f"*{dtype}" if name in CACHED else "i32"
+        signature[name] = pointers.get(name, given)
         # As the launcher does with torch's tensors and with strides that are multiples of 16.
         if signature[name].startswith("*") or name.endswith("_stride"):
             divisible[(index,)] = [["tt.divisibility", 16]]
@@ -161,6 +166,19 @@ def compile_latents(size: int, dtype: str) -> None:
     )
 
 
+def compile_linears(size: int, dtype: str) -> None:
+    for tile in (linear._FEW, linear._MANY):
+        for group, offsets in ((32, {}), (128, {"offsets": None}), (4096, {"offsets": None})):
+            for bits in (4, 8):
+                shared = compile_for_hopper(
+                    linear._linear_kernel, dtype, tile.warps, tile.stages,
+                    IS_INT4=bits == 4, RUN=32, M=tile.tokens, N=tile.outputs,
+                    K=linear.step_of(group, size), **({"bias": None} | offsets),
+                    pointers={"weight": "*u8" if bits == 4 else "*i8", "tokens": "i32"},
+                )  # fmt: skip
+                assert shared + RESERVED <= SHARED_MEMORY, (dtype, tile, group, bits, shared)
+
+
 def main() -> None:
     compile_latents(2, "bf16")
     compile_latents(4, "fp32")
@@ -187,6 +205,7 @@ def main() -> None:
     compile_for_hopper(gumbel_argmax._merge_kernel, "fp32", 1, 1, BLOCK=64)
     for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
         compile_experts(size, dtype)
+        compile_linears(size, dtype)
     rotation()
     sys.stdout.write("ok\n")
 

@@ -22,6 +22,7 @@ from src.ops import (
     EXPERTS,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
+    LINEAR,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     AttentionSpec,
@@ -33,6 +34,7 @@ from src.ops.triton import (
     experts,
     gumbel_argmax,
     latent_attention,
+    linear,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -196,6 +198,7 @@ def all_else_matches() -> None:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
+    linears_match()
     experts_match()
     latents_match()
     bad = [[-torch.inf] * 5, [1.0, torch.nan, 2.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0, torch.inf]]
@@ -207,6 +210,25 @@ def all_else_matches() -> None:
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
+
+
+def linears_match() -> None:
+    """In rows, whatever the group; a token's bits are the same in any company of the same tile."""
+    kinds = ("int8", "int8/16", "int8/96 with offsets", "int4/32", "int4/192 with offsets")
+    for seed, kind in enumerate((*kinds, "int4/32 with offsets", "int8/64")):
+        for tokens, outputs, dtype in ((1, 5, torch.float32), (70, 67, torch.float16)):
+            case = {"tokens": tokens, "outputs": outputs, "dtype": dtype, "weight": kind}
+            args = LINEAR.build("cpu", inputs=192, has_bias=seed % 2 == 0, seed=seed, **case)
+            if len(args) == 5:
+                # Contiguous or not: tokens may lie apart.
+                args = (torch.cat((args[0], args[0]), 1)[:, :192], *args[1:])
+            expected, got = LINEAR.reference(*args), linear.run(*args)
+            tolerance = TOLERANCE[dtype]
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
+            assert torch.equal(linear.run(args[0][-1:], *args[1:]), got[-1:]) or tokens > 32
+    for kind in ("same", "strips of int8"):
+        args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, weight=kind)
+        assert torch.equal(linear.run(*args), LINEAR.reference(*args))
 
 
 def experts_match() -> None:

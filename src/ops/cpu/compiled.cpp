@@ -60,7 +60,7 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T*
     args.group = seen.dims == 1 ? 0 : args.inputs / seen.sizes[1];
     if (weight.dims == 3) {
       args.kind = args.kind == kInt8 ? kInt8Strips : kInt4Strips;
-      args.outputs = seen.dims == 1 ? seen.sizes[0] : seen.sizes[0] * seen.sizes[2];
+      args.outputs = seen.dims == 1 ? seen.sizes[0] : seen.sizes[0] * kStripOutputs;
     }
     args.scales = static_cast<const float*>(seen.data);
   }

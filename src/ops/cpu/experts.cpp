@@ -47,8 +47,9 @@ struct Matrices {
     return in_strips() ? (outputs + kStripOutputs - 1) / kStripOutputs * kStripOutputs : outputs;
   }
   int64_t row_scales() const {
-    if (kind == kInt8 || kind == kInt8Strips) return 1;
-    return kind == kInt4 || kind == kInt4Strips ? inputs / group : 0;
+    const bool is_int8 = kind == kInt8 || kind == kInt8Strips;
+    if (is_int8 && group == 0) return 1;
+    return is_int8 || kind == kInt4 || kind == kInt4Strips ? inputs / group : 0;
   }
 
   // Rows [row, row + rows) of an expert as a layer; in strips, `row` is at the start of a strip.

@@ -67,7 +67,7 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
   const LinearArgs& projection;
 
  private:
-  static constexpr bool kScaledUnits = std::is_same_v<Slices, Int4Slices>;
+  static constexpr bool kScaledUnits = Slices::kInGroups;
 
   // Computes vectors [first, first + V) of the strip. The sums of the current unit and those of all
   // previous units are in registers at once; there are 32.
@@ -80,7 +80,8 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     const int8_t* values = x.values + token * inputs;
     vf results[C][V] = {};
     for (int64_t unit = 0; unit < x.units; ++unit) {
-      const float* scales = kScaledUnits ? scales_of(projection, strip, unit, x.unit) : nullptr;
+      const float* scales =
+          kScaledUnits ? of_unit(projection.scales, projection, strip, unit, x.unit) : nullptr;
       if (How == kByShares && first == 0) ahead.fetch_share(unit * unit_bytes, unit_bytes);
       vi sums[C][V];
 #pragma GCC unroll 8
@@ -103,6 +104,15 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
           if constexpr (kScaledUnits) factor = factor * load(scales + (first + v) * W);
           results[c][v] = add_scaled(results[c][v], sums[c][v], factor);
         }
+      }
+      if (!kScaledUnits || projection.offsets == nullptr) continue;
+      const float* offsets = of_unit(projection.offsets, projection, strip, unit, x.unit) + first * W;
+      fetch_slice<How>(offsets + kFetchedAhead / int64_t(sizeof(float)));
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const float sum = x.sums[(token + c) * x.units + unit];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) results[c][v] -= load(offsets + v * W) * sum;
       }
     }
 #pragma GCC unroll 8
@@ -153,7 +163,11 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
   const int8_t* values = x.values + token * a.inputs;
   float results[kStripOutputs] = {};
   for (int64_t unit = 0; unit < x.units; ++unit) {
-    const float* scales = Slices::kInputs == 8 ? scales_of(a, strip, unit, x.unit) : nullptr;
+    const float *scales = nullptr, *offsets = nullptr;
+    if (Slices::kInGroups) scales = of_unit(a.scales, a, strip, unit, x.unit);
+    if (Slices::kInGroups && a.offsets != nullptr) {
+      offsets = of_unit(a.offsets, a, strip, unit, x.unit);
+    }
     int32_t sums[kStripOutputs];
     std::fill_n(sums, kStripOutputs, x.offsets[token * x.units + unit]);
     for (int64_t k = 0; k < x.unit; k += Slices::kInputs) {
@@ -172,7 +186,8 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
     }
     const float step = x.steps[token * x.units + unit];
     for (int i = 0; i < kStripOutputs; ++i) {
-      results[i] += float(sums[i]) * (Slices::kInputs == 8 ? step * scales[i] : step);
+      results[i] += float(sums[i]) * (Slices::kInGroups ? step * scales[i] : step);
+      if (offsets != nullptr) results[i] -= offsets[i] * x.sums[token * x.units + unit];
     }
   }
   finish_strip<T>(a, strip, token, results);
@@ -183,8 +198,7 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
 // Requires that `inputs` is a multiple of the unit.
 template <class Slices, class T>
 void run_strips(const LinearArgs& a) {
-  const bool divides = a.kind == kInt8Strips || a.group % kLargestUnit == 0;
-  const int64_t unit = divides ? kLargestUnit : kPackedGroup;
+  const int64_t unit = unit_of<Slices>(a);
   const double bytes = double(a.outputs * a.inputs) * 4.0 / Slices::kInputs;
 #if defined(__AVX512VNNI__)
   const auto tokens = round_inputs<int8_t, T>(a, unit, Slices::kOffset);

@@ -98,9 +98,15 @@ class IntegerPanels {
           slice += kByteSlices * kSlice, values += kByteSlices * Slices::kInputs;
         }
       }
-      const float* scales =
-          kIsInt8 ? nullptr : scales_of(projection, strip, unit, x.unit) + vector * W;
+      const float* scales = nullptr;
+      if (Slices::kInGroups) {
+        scales = of_unit(projection.scales, projection, strip, unit, x.unit) + vector * W;
+      }
       add_scaled(sums, scales, token, unit, to);
+      if (Slices::kInGroups && projection.offsets != nullptr) {
+        const float* offsets = of_unit(projection.offsets, projection, strip, unit, x.unit);
+        subtract<C, V>(offsets + vector * W, token, unit, to);
+      }
     }
   }
 
@@ -187,7 +193,7 @@ class IntegerPanels {
     }
   }
 
-  // Adds a unit's sums, times the scale of the inputs and, for int4, of the weights.
+  // Adds a unit's sums, times the scale of the inputs and, for groups, of the weights.
   template <int C, int V>
   void add_scaled(const vi (&sums)[C][V], const float* scales, int64_t token, int64_t unit,
                   float* to) const {
@@ -196,9 +202,21 @@ class IntegerPanels {
       const vf step = splat(x.steps[(token + c) * x.units + unit]);
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
-        const vf factor = kIsInt8 ? step : step * load(scales + v * W);
+        const vf factor = Slices::kInGroups ? step * load(scales + v * W) : step;
         float* const sum = to + c * kStripOutputs + v * W;
         store(sum, load(sum) + __builtin_convertvector(sums[c][v], vf) * factor);
+      }
+    }
+  }
+
+  // Subtracts the weights' offsets, times the sum of the inputs.
+  template <int C, int V>
+  void subtract(const float* offsets, int64_t token, int64_t unit, float* to) const {
+    for (int c = 0; c < C; ++c) {
+      const vf inputs = splat(x.sums[(token + c) * x.units + unit]);
+      for (int v = 0; v < V; ++v) {
+        float* const sum = to + c * kStripOutputs + v * W;
+        store(sum, load(sum) - load(offsets + v * W) * inputs);
       }
     }
   }

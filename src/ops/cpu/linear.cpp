@@ -229,8 +229,9 @@ Status run(const LinearArgs& a) {
   return kOk;
 }
 
-bool has_whole_groups(const LinearArgs& a) {
-  return a.group >= kPackedGroup && a.group % kPackedGroup == 0 && a.inputs % a.group == 0;
+bool has_groups_of(const LinearArgs& a, int64_t size) {
+  return a.group >= size && a.group % size == 0 && a.inputs % a.group == 0 &&
+         a.inputs % kPackedGroup == 0;
 }
 
 template <class Slices, class T>
@@ -246,16 +247,34 @@ Status run_pairs_of_strips(const LinearArgs& a) {
   return kOk;
 }
 
+// int8 with one scale per row, or per group of inputs, which may have an offset.
+template <class T>
+Status run_int8(const LinearArgs& a) {
+  if (a.group != 0) return has_groups_of(a, kSmallestGroup) ? run<Int8Groups, T>(a) : kBadShape;
+  return a.inputs % kPackedGroup || a.offsets != nullptr ? kBadShape : run<Int8, T>(a);
+}
+
+template <class T>
+Status run_int8_strips(const LinearArgs& a) {
+  if (a.group == 0) {
+    return a.inputs % kLargestUnit || a.offsets != nullptr ? kBadShape
+                                                           : run_rounded<Int8Slices, T>(a);
+  }
+  const bool fits = has_groups_of(a, kSmallestGroup) && a.outputs % kStripOutputs == 0;
+  return fits ? run_rounded<Int8GroupSlices, T>(a) : kBadShape;
+}
+
 template <class T>
 Status run_kind(const LinearArgs& a) {
   switch (a.kind) {
     case kBFloat16Strips: return run_pairs_of_strips<T>(a);
-    case kInt8Strips: return a.inputs % kLargestUnit ? kBadShape : run_rounded<Int8Slices, T>(a);
+    case kInt8Strips: return run_int8_strips<T>(a);
     case kInt4Strips:
-      return has_whole_groups(a) && a.outputs % kStripOutputs == 0 ? run_rounded<Int4Slices, T>(a)
-                                                                   : kBadShape;
-    case kInt8: return a.inputs % kPackedGroup ? kBadShape : run<Int8, T>(a);
-    case kInt4: return has_whole_groups(a) ? run<Int4, T>(a) : kBadShape;
+      return has_groups_of(a, kPackedGroup) && a.outputs % kStripOutputs == 0
+                 ? run_rounded<Int4Slices, T>(a)
+                 : kBadShape;
+    case kInt8: return run_int8<T>(a);
+    case kInt4: return has_groups_of(a, kPackedGroup) ? run<Int4, T>(a) : kBadShape;
     default: return a.kind == a.dtype ? run<Dense<T>, T>(a) : kBadShape;
   }
 }
@@ -285,7 +304,6 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t w
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   const LinearArgs& a = *args;
   if (a.inputs < 1 || a.outputs < 0 || a.threads < 1) return kBadShape;
-  if (a.offsets != nullptr) return kBadShape;
   if (a.tokens < 1 || a.outputs == 0) return kOk;
   try {
     switch (a.dtype) {

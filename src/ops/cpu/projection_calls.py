@@ -36,8 +36,7 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         tokens, inputs = x.shape
         outputs = num_outputs(weight, scales)
         row_stride, stride = x.stride()
-        in_groups = weight.dtype == torch.int8 and scales is not None and scales.dim() > 1
-        if scales is not None and (inputs % INT4_RUN or in_groups or offsets is not None):
+        if scales is not None and inputs % INT4_RUN:
             return reference_linear(x, weight, scales, bias, offsets)
         if weight.dim() == 3:
             _check_strips(weight, scales, inputs, outputs)
@@ -46,10 +45,11 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
             stride == 1
             and weight.is_contiguous()
             and (weight.dtype == x.dtype if scales is None else scales.is_contiguous())
+            and (offsets is None or _are_of_groups(offsets, scales))
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         ):
             raise ValueError(
-                "expected x with contiguous last dimension, contiguous weights, scales and "
+                "expected x with contiguous last dimension, contiguous weights, scales, offsets and "
                 f"bias, and what is not quantized in x's dtype; got x "
                 f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
                 f"{weight.dtype}"
@@ -78,6 +78,16 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         return out
 
     return linear
+
+
+def _are_of_groups(offsets: Tensor, scales: Tensor | None) -> bool:
+    return (
+        scales is not None
+        and offsets.shape == scales.shape
+        and scales.dim() > 1
+        and offsets.dtype == torch.float32
+        and offsets.is_contiguous()
+    )
 
 
 def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:

@@ -1,7 +1,7 @@
 // Inputs rounded to 8 bits, for integer products. Each `unit` inputs of a token share one scale: their
 // largest magnitude becomes 127.
 //
-// A unit has kLargestUnit inputs, or 32 for int4 whose group size is not a multiple of that. Magnitudes
+// A unit has kLargestUnit inputs, or 32 or 16 where groups of weights are no multiple of more. Magnitudes
 // below kNothing count as zero, because the inverse of their scale would overflow. An input that is not
 // finite makes all sums of its unit NaN.
 #pragma once
@@ -102,6 +102,7 @@ struct RoundedTokens {
   Value* values;     // [tokens, inputs]
   float* steps;      // [tokens, units]
   int32_t* offsets;  // [tokens, units]
+  float* sums;       // [tokens, units], of a unit's rounded inputs; null unless weights have offsets
 
   template <class T>
   void round(const T* x, int64_t token, int weight_offset) const {
@@ -111,15 +112,19 @@ struct RoundedTokens {
       const float largest = largest_magnitude(from, unit);
       const bool is_finite = largest < std::numeric_limits<float>::infinity();
       const float inverse = largest < kNothing ? 0.0f : 127.0f / largest;
-      vi sums = {};
+      vi lanes = {};
       for (int64_t k = 0; k < unit; k += W) {
         const vi rounded = is_finite ? nearest(load(from + k) * inverse) : vi{};
         store_rounded(to + k, rounded);
-        sums += rounded;
+        lanes += rounded;
       }
       steps[token * units + index] =
           is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-      offsets[token * units + index] = -weight_offset * sum_of_lanes(sums);
+      const int32_t sum = sum_of_lanes(lanes);
+      offsets[token * units + index] = -weight_offset * sum;
+      if (sums != nullptr) {
+        sums[token * units + index] = float(sum) * steps[token * units + index];
+      }
     }
   }
 };
@@ -128,14 +133,16 @@ struct RoundedTokens {
 template <class Value, class T>
 RoundedTokens<Value> round_inputs(const LinearArgs& a, int64_t unit, int weight_offset) {
   thread_local std::vector<Value> values;
-  thread_local std::vector<float> steps;
+  thread_local std::vector<float> steps, sums;
   thread_local std::vector<int32_t> offsets;
   const int64_t units = a.inputs / unit;
   if (int64_t(values.size()) < a.tokens * a.inputs) values.resize(size_t(a.tokens * a.inputs));
   if (int64_t(steps.size()) < a.tokens * units) steps.resize(size_t(a.tokens * units));
   if (offsets.size() < steps.size()) offsets.resize(steps.size());
-  const RoundedTokens<Value> rounded{a.inputs,      unit,         units,
-                                     values.data(), steps.data(), offsets.data()};
+  if (a.offsets != nullptr && sums.size() < steps.size()) sums.resize(steps.size());
+  const RoundedTokens<Value> rounded{
+      a.inputs,     unit,           units,          values.data(),
+      steps.data(), offsets.data(), a.offsets == nullptr ? nullptr : sums.data()};
   const double work = double(a.tokens * a.inputs) / kRoundedPerMicrosecond;
   const int64_t parts = worthwhile_parts(a.threads, work, a.tokens);
   parallel(a.threads, parts, [&](int64_t part) {

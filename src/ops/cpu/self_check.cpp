@@ -110,16 +110,20 @@ bool same_gumbel(GumbelFunction* other) {
 
 template <class T>
 bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t tokens,
-                 int64_t outputs, int64_t inputs = 192, int64_t group = 64) {
+                 int64_t outputs, int64_t inputs = 192, int64_t group = 64,
+                 bool has_offsets = false) {
   Random random;
   const auto x = draw<T>(random, size_t(tokens * inputs));
   // For quantized kinds, any bits will do; the size includes a padded last strip.
   const auto weight = draw<T>(random, size_t((outputs + 63) * inputs));
-  auto scales = draw<float>(random, size_t(outputs * inputs / group));
+  // As many as groups have, or rows.
+  auto scales = draw<float>(random, size_t(outputs * (group == 0 ? 1 : inputs / group)));
   for (float& scale : scales) scale *= 0.01f;
+  const auto offsets = draw<float>(random, has_offsets ? scales.size() : 0);
   std::vector<T> out(size_t(tokens * outputs)), other_out(out.size());
-  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(), nullptr, tokens, inputs,
-                  outputs, inputs, dtype, kind, group, 2};
+  LinearArgs args{x.data(), weight.data(), scales.data(), weight.data(), out.data(),
+                  has_offsets ? offsets.data() : nullptr, tokens, inputs, outputs, inputs, dtype,
+                  kind, group, 2};
   if (slipstream_linear(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -153,6 +157,23 @@ bool same_attentions(AttentionFunction* other, DType dtype) {
   return true;
 }
 
+// Levels in groups, with and without offsets, of so many bits.
+template <class T>
+bool same_groups(LinearFunction* other, DType dtype, int64_t tokens, int64_t inputs) {
+  for (const int64_t group : {16, 32, 64, 128}) {
+    for (const bool has_offsets : {false, true}) {
+      for (const int64_t kind : {kInt8, kInt8Strips, kInt4, kInt4Strips}) {
+        if (group < 32 && (kind == kInt4 || kind == kInt4Strips)) continue;
+        const int64_t outputs = kind == kInt8 || kind == kInt4 ? 57 : 128;
+        if (!same_linear<T>(other, dtype, kind, tokens, outputs, inputs, group, has_offsets)) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 template <class T>
 bool same_linears(LinearFunction* other, DType dtype) {
   // Every number of tokens that a tile may have, and more than fit into a core's cache.
@@ -161,24 +182,21 @@ bool same_linears(LinearFunction* other, DType dtype) {
     for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt4)}) {
       // Numbers of outputs that leave several kinds of partial tiles.
       for (const int64_t outputs : {37, 48, 57}) {
-        if (!same_linear<T>(other, dtype, kind, tokens, outputs)) return false;
+        const int64_t group = kind == kInt8 ? 0 : 64;
+        if (!same_linear<T>(other, dtype, kind, tokens, outputs, 192, group)) return false;
       }
     }
-    // Whole strips, and a partial one.
-    for (const int64_t group : {32, 64, 128}) {
-      if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 192, 256, group)) return false;
-    }
-    if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 150, 256)) return false;
+    if (!same_groups<T>(other, dtype, tokens, 256)) return false;
+    // A partial strip.
+    if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 150, 256, 0)) return false;
     if (dtype == kBFloat16 && !same_linear<T>(other, dtype, kBFloat16Strips, tokens, 192, 202)) {
       return false;
     }
   }
   // Strips of several chunks (strip_panels.h).
   for (const int64_t tokens : {1, 2, 5, 13}) {
-    for (const int64_t group : {32, 64, 128}) {
-      if (!same_linear<T>(other, dtype, kInt4Strips, tokens, 64, 1152, group)) return false;
-    }
-    if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 70, 1152)) return false;
+    if (!same_groups<T>(other, dtype, tokens, 1152)) return false;
+    if (!same_linear<T>(other, dtype, kInt8Strips, tokens, 70, 1152, 0)) return false;
     if (dtype == kBFloat16 && !same_linear<T>(other, dtype, kBFloat16Strips, tokens, 64, 602)) {
       return false;
     }
@@ -208,9 +226,10 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, some unused
   std::vector<T> out(x.size()), other_out(x.size());
+  const int64_t group = kind == kInt8 || kind == kInt8Strips ? 0 : 32;
   ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
                    weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
-                   kChosen, kHidden, dtype, kind, 32, kind, 32, activation, 2,
+                   kChosen, kHidden, dtype, kind, group, kind, group, activation, 2,
                    biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
                    1.702, 1.0, biased};
   if (slipstream_experts(&args) != kOk) return false;

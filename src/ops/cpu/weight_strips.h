@@ -17,12 +17,15 @@ constexpr int64_t kSlice = kStripOutputs * 4;  // bytes
 constexpr int64_t kTokensOfAPiece = 24;        // minimal number of tokens of a thread's piece of work
 constexpr int64_t kCloseTokenBytes = 384 * 1024;
 
-// Finishes W sums of a token. Only int8 has scales per output.
+// Whether scales are of outputs and applied at the end.
+inline bool scales_outputs(const LinearArgs& a) { return a.kind == kInt8Strips && a.group == 0; }
+
+// Finishes W sums of a token.
 template <class T>
 inline void finish(const LinearArgs& a, const float* sums, const float* scales,
                    const T* bias, T* to) {
   vf results = load(sums);
-  if (a.kind == kInt8Strips) results = results * load(scales);
+  if (scales_outputs(a)) results = results * load(scales);
   if (a.bias != nullptr) results = results + load(bias);
   float wide[W];
   store(wide, results);
@@ -42,7 +45,7 @@ inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, cons
   float some_scales[W] = {};
   T some_bias[W] = {}, some[W];
   const size_t rest = size_t(end - n);
-  if (a.kind == kInt8Strips) std::memcpy(some_scales, scales + n, rest * sizeof(float));
+  if (scales_outputs(a)) std::memcpy(some_scales, scales + n, rest * sizeof(float));
   if (bias != nullptr) std::memcpy(some_bias, bias + n, rest * sizeof(T));
   finish(a, sums, some_scales, some_bias, some);
   std::memcpy(to + n, some, rest * sizeof(T));

@@ -25,6 +25,7 @@ inline void fetch_ahead(const char* line) {
   if (begins_page(line)) __builtin_prefetch(line, 0, 2);
 }
 
+constexpr int64_t kSmallestGroup = 16;  // weights of int8 that share a scale
 constexpr int64_t kPackedGroup = 32;  // int4: weights in 16 bytes, the first half in the low nibbles
 
 inline vf widen(const int8_t* p) {
@@ -121,16 +122,87 @@ struct Int8 {  // one scale per row, applied to the sum
   float scale(int64_t n) const { return scales[n]; }
 };
 
-struct Int4 {  // one scale per `group` weights of a row, value (q - 8) * scale
+// Scales and offsets of groups of `size` weights of a row.
+struct Groups {
+  const float *scales, *offsets;  // [outputs, groups]; offsets may be null
+  int64_t size, count;
+  Groups(const LinearArgs& a)
+      : scales(a.scales), offsets(a.offsets), size(a.group), count(a.inputs / a.group) {}
+  vf factor(int64_t n, int64_t k) const { return splat(scales[n * count + k / size]); }
+  float offset(int64_t n, int64_t k) const {
+    return offsets == nullptr ? 0.0f : offsets[n * count + k / size];
+  }
+};
+
+// The scales and offsets of a row, one group after the other.
+struct AlongGroups {
+  const float *scale = nullptr, *offset = nullptr;
+  AlongGroups() = default;
+  AlongGroups(const Groups& groups, int64_t n)
+      : scale(groups.scales + n * groups.count),
+        offset(groups.offsets == nullptr ? nullptr : groups.offsets + n * groups.count) {}
+  // `levels` as weights of the next group.
+  vf next_of(vf levels) {
+    const vf weights = levels * *scale++;
+    return offset == nullptr ? weights : weights - *offset++;
+  }
+};
+
+struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple of kSmallestGroup weights
+  const int8_t* weights;
+  const Groups groups;
+  int64_t inputs;
+  Int8Groups(const LinearArgs& a)
+      : weights(static_cast<const int8_t*>(a.weight)), groups(a), inputs(a.inputs) {}
+  static constexpr int64_t kStep = W, kBytes = W;
+  int64_t row_bytes() const { return inputs; }
+  const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
+  void read(int64_t n, int64_t k, vf* v) const {
+    v[0] = widen(weights + n * inputs + k) * groups.factor(n, k) - groups.offset(n, k);
+  }
+  vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
+#if defined(SLIPSTREAM_PAIRS)
+  static constexpr int64_t kRunBytes = kRun, kFetchedAhead = 4096;
+  static constexpr int kFewTokens = 8, kTogether = 2;
+  // Each half of a run lies in one group. Weights are rounded to bfloat16.
+  struct Runs {
+    const int8_t* p;
+    AlongGroups along;
+    int64_t halves;  // of a group
+    int64_t left = 0;
+    float scale = 0, offset = 0;
+    vf half() {
+      if (left == 0) {
+        scale = *along.scale++;
+        if (along.offset != nullptr) offset = *along.offset++;
+        left = halves;
+      }
+      --left;
+      const vf weights = widen(p) * scale - offset;
+      p += W;
+      return weights;
+    }
+    vb next() {
+      const vf first = half(), second = half();
+      return (vb)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    }
+    vb rest(int64_t) const { return vb{}; }
+  };
+  Runs runs(int64_t n) const {
+    Runs runs{};
+    runs.p = weights + n * inputs, runs.along = {groups, n}, runs.halves = groups.size / W;
+    return runs;
+  }
+#endif
+  float scale(int64_t) const { return 1.0f; }
+};
+
+struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a level is q - 8
   const uint8_t* weights;
-  const float* scales;
-  int64_t inputs, group, groups;
+  const Groups groups;
+  int64_t inputs;
   Int4(const LinearArgs& a)
-      : weights(static_cast<const uint8_t*>(a.weight)),
-        scales(a.scales),
-        inputs(a.inputs),
-        group(a.group),
-        groups(a.inputs / a.group) {}
+      : weights(static_cast<const uint8_t*>(a.weight)), groups(a), inputs(a.inputs) {}
   static constexpr int64_t kStep = kPackedGroup, kBytes = kPackedGroup / 2;
   int64_t row_bytes() const { return inputs / 2; }
   const char* row(int64_t n) const {
@@ -138,7 +210,7 @@ struct Int4 {  // one scale per `group` weights of a row, value (q - 8) * scale
   }
   void read(int64_t n, int64_t k, vf* v) const {
     const uint8_t* p = weights + (n * inputs + k) / 2;
-    const vf factor = splat(scales[n * groups + k / group]), offset = factor * -8.0f;
+    const vf factor = groups.factor(n, k), offset = factor * -8.0f - groups.offset(n, k);
     constexpr int kHalf = int(kPackedGroup) / 2 / W;
 #pragma GCC unroll 4
     for (int i = 0; i < kHalf; ++i) {
@@ -154,14 +226,14 @@ struct Int4 {  // one scale per `group` weights of a row, value (q - 8) * scale
   // same results as converting each weight, and is faster.
   struct Runs {
     const __m128i* p;
-    const float* scale;
+    AlongGroups along;
     int64_t group;  // in runs
     int64_t left = 0;
     __m512i table{};
     vb next() {
       if (left == 0) {
         const vf steps = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-        const __m512 values = (__m512)(steps * *scale++);
+        const __m512 values = (__m512)along.next_of(steps);
         // Twice, because the fifth bit of the lookup index belongs to the other nibble.
         table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
         left = group;
@@ -177,8 +249,8 @@ struct Int4 {  // one scale per `group` weights of a row, value (q - 8) * scale
     const uint8_t* p = weights + n * (inputs / 2);
     Runs runs{};
     runs.p = reinterpret_cast<const __m128i*>(p);
-    runs.scale = scales + n * groups;
-    runs.group = group / kRun;
+    runs.along = {groups, n};
+    runs.group = groups.size / kRun;
     return runs;
   }
 #endif
