@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from src.models.config_file import read_config_file
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
+from src.models.config_file import read_config_file
 from src.models.generic.loading import load_by_transformers
 from src.models.registry import has_family
 from src.models.served import ImplementationName, ServedModel

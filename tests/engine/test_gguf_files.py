@@ -44,7 +44,9 @@ def test_a_file_serves_what_transformers_makes_of_it(
     theirs = AutoTokenizer.from_pretrained(checkpoint)
     prompts = random_prompts(6, longest=60)
     # Its own precision would be bfloat16, in which near choices differ.
-    with LLM(small_config(file, model__dtype="float32", scheduler__max_num_batched_tokens=32)) as llm:
+    with LLM(
+        small_config(file, model__dtype="float32", scheduler__max_num_batched_tokens=32)
+    ) as llm:
         for _ in range(2):  # the second time from the prefix cache
             results = llm.generate(prompts, PARAMS)
             for prompt, result in zip(prompts, results, strict=True):
@@ -67,13 +69,20 @@ def test_its_own_precision_and_its_name(file: Path) -> None:
 
 def test_a_directory_with_one_file_is_that_file(file: Path, checkpoint: Path) -> None:
     with LLM(small_config(file.parent)) as one, LLM(small_config(file)) as other:
-        (mine,), (theirs,) = one.generate(["Once upon"], PARAMS), other.generate(["Once upon"], PARAMS)
+        (mine,), (theirs,) = (
+            one.generate(["Once upon"], PARAMS),
+            other.generate(["Once upon"], PARAMS),
+        )
         assert mine.token_ids == theirs.token_ids
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], dict[str, object], str]] = {
     "there is none": (lambda file: file.with_name("no.gguf"), {}, "there is no file"),
-    "a revision": (lambda file: file, {"model__revision": "main"}, "is a local file, which has none"),
+    "a revision": (
+        lambda file: file,
+        {"model__revision": "main"},
+        "is a local file, which has none",
+    ),
     "transformers": (
         lambda file: file,
         {"model__implementation": "transformers"},

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 
 # Key in `tests.support.checkpoints` -> the architecture in GGUF files.
 ARCHITECTURES = {
-    **{"llama": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"},
-    **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3": "gemma3"},
-    **{"phi3": "phi3", "granite": "granite", "olmo2": "olmo2", "smollm3": "smollm3"},
+    "llama": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
+    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3": "gemma3",
+    "phi3": "phi3", "granite": "granite", "olmo2": "olmo2", "smollm3": "smollm3",
 }
 PERMUTED = ("llama", "mixtral", "granite", "smollm3")
 # Types that the package reads but does not write.
@@ -87,7 +87,9 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     rope = config["rope_parameters"]
     if "full_attention" in rope:
-        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        writer.add_float32(
+            f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"]
+        )
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):

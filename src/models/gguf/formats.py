@@ -176,8 +176,8 @@ class BlockMethod:
 
     def make(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
         """See `methods.LinearMethod`."""
-        weight = QuantizedWeight(parts[_VALUES], parts[_SCALES], parts.get(_OFFSETS))
-        return weight.laid_out(in_strips=self.rounds_inputs)
+        values, scales, offsets = parts[_VALUES], parts[_SCALES], parts.get(_OFFSETS)
+        return QuantizedWeight.packed(values, scales, offsets, in_strips=self.rounds_inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,5 +253,3 @@ def _is_held(parameter: Parameter, form: Form) -> bool:
 def _shifted(placement: Placement) -> Placement:
     is_norm = placement.tensor.endswith("norm.weight")
     return replace(placement, packing=ShiftedNorm()) if is_norm else placement
-
-

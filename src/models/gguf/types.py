@@ -116,9 +116,7 @@ def _by_pairs(packed: Tensor) -> Tensor:
 
 def _scaled(levels: Tensor, blocks: Tensor) -> Levels:
     scales, minima = _factors_of_eight(blocks[:, 4:16])
-    return Levels(
-        levels.view(torch.int8), scales * _halves(blocks, 0), minima * _halves(blocks, 2)
-    )
+    return Levels(levels.view(torch.int8), scales * _halves(blocks, 0), minima * _halves(blocks, 2))
 
 
 def _q4_k(blocks: Tensor) -> Levels:
