@@ -262,11 +262,12 @@ def _load_model(
     if compilation is not None:
         # Memory must not be measured while it compiles.
         compilation.wait_just_in_time()
-    if config.model.quantization is not None and isinstance(model, Model):
+    if isinstance(model, Model) and model.formats.name is not None:
         matrices = [v for name, v in model.parameters().items() if name.endswith(".values")]
         logger.info(
-            "weights rounded to %s, inputs to 8 bits in %d of %d projections",
-            config.model.quantization,
+            "weights %s %s, inputs to 8 bits in %d of %d projections",
+            "held as the file has them," if config.model.quantization is None else "rounded to",
+            model.formats.name,
             sum(values.dim() == 3 for values in matrices),
             len(matrices),
         )

@@ -217,8 +217,8 @@ def load_config(path: Path) -> ModelConfig:
     No weights are read, but perhaps their dtype.
 
     Raises:
-        ModelLoadError: `config.json` (of a GGUF file: its metadata) or `generation_config.json` is missing, malformed, or asks for
-            something that is not supported.
+        ModelLoadError: `config.json` (of a GGUF file: its metadata) or `generation_config.json` is
+            missing, malformed, or asks for something that is not supported.
     """
     source, raw = name_of_config(path), read_config_file(path)
     wrapped, given = _wrapper_of(raw), raw.get("architectures")

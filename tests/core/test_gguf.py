@@ -253,7 +253,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: float) -> None:
     path = write(tmp_path / "m.gguf")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(ModelLoadError, match="truncated within its header|ends at byte"):
+    with pytest.raises(ModelLoadError, match=r"truncated within its header|ends at byte"):
         open_gguf(path)
 
 

@@ -82,7 +82,7 @@ def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelP
         architecture=architecture,
         implementation=outline.implementation,
         dtype=dtype,
-        quantization=config.model.quantization,
+        quantization=outline.formats.name if isinstance(outline, Model) else None,
         tensor_parallel=setup.tensor_parallel,
         device=DeviceFacts(
             device.name, device.kind, device.free, device.bandwidth, dict(device.flops)
