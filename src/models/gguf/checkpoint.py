@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -69,7 +69,7 @@ def block_types(path: Path) -> dict[str, str]:
     }
 
 
-def _name(name: str, names: dict[str, str]) -> str:
+def _name(name: str, names: Mapping[str, str]) -> str:
     stem, _, ending = name.rpartition(".")
     if stem in _OUTSIDE:
         return f"{_OUTSIDE[stem]}.{ending}"

@@ -22,11 +22,10 @@ def as_stored(config: ModelConfig, path: Path) -> ModelConfig:
     layers = config.layers
     if architecture.permuted:
         layers = tuple(map(_by_pairs, layers))
-    formats = GGUFFormats(
-        kinds=block_types(path),
-        embedding=f"{config.embedding_name}.weight",
-        shifted_norms=architecture.shifted_norms,
-    )
+    kinds, shifted = block_types(path), architecture.shifted_norms
+    formats = None
+    if kinds or shifted:
+        formats = GGUFFormats(kinds, f"{config.embedding_name}.weight", shifted)
     return replace(config, layers=layers, formats=formats)
 
 

@@ -157,3 +157,11 @@ def test_rounding_a_quantized_file_again_is_refused(
     path = make("llama", lambda name: Type.Q4_0)[1]
     with pytest.raises(ModelLoadError, match=r"model.quantization = 'int8'.*quantized already"):
         load_model(path, quantization="int8")
+
+
+def test_a_file_of_plain_types_may_be_rounded(make: Callable[..., tuple[Path, Path]]) -> None:
+    _, path = make("llama", lambda name: Type.BF16)
+    assert load_config(path).dtype == "bfloat16"
+    model = load_model(path, quantization="int8")
+    assert isinstance(model.weights["layers.0.qkv_weight"], QuantizedWeight)
+    assert load_config(path).formats is None
