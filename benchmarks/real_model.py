@@ -146,6 +146,11 @@ def _tensors(model: Model) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
+def text_of_library() -> str:
+    """A file that every Python brings."""
+    return Path(argparse.__file__).read_text(encoding="utf-8")
+
+
 def configuration(setting: Setting, path: Path) -> Config:
     overrides = [("model.path", str(path)), ("cache.memory_bytes", str(2**29))]
     overrides += [("compile.startup", "off"), *setting.settings.items()]
@@ -220,7 +225,7 @@ def written(page: str, text: str) -> str:
 
 async def run(options: argparse.Namespace) -> None:
     recorder = Recorder("real_model", save=not options.no_save)
-    text = Path(argparse.__file__).read_text(encoding="utf-8")
+    text = text_of_library()
     chosen = [each for each in SETTINGS if each.is_known]
     if options.names:
         chosen = [each for each in chosen if each.name in options.names]
