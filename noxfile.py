@@ -88,6 +88,8 @@ def serve_smollm2(session: nox.Session) -> None:
         *("hypercorn", "--config", "configs/hypercorn.toml", *session.posargs, "src.http:app"),
         env={
             "SLIPSTREAM_MODEL": file,
+            # So small a model can tell when inputs are rounded, and is fast enough without.
+            "SLIPSTREAM_MODEL__QUANTIZE_ACTIVATIONS": "false",
             "SLIPSTREAM_MODEL__SERVED_MODEL_NAME": os.environ.get(
                 "SLIPSTREAM_MODEL__SERVED_MODEL_NAME", "smollm2"
             ),

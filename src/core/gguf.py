@@ -1,9 +1,9 @@
 """Reads the container of GGUF files: metadata and the places of tensors, without their values.
 
 A file is a header (magic, version, counts), key-value pairs, tensor descriptions, and the tensors'
-data, all little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The published
-reader of the format takes seconds for a vocabulary and trusts the counts in a file. This one takes
-a fraction of a second and bounds whatever a file can ask for.
+data, all little-endian (the specification is a page of https://github.com/ggml-org/ggml). The
+published reader of the format takes seconds for a vocabulary and trusts the counts in a file. This
+one takes a fraction of a second and bounds whatever a file can ask for.
 """
 
 from __future__ import annotations

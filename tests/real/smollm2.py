@@ -110,6 +110,7 @@ def client() -> Iterator[openai.OpenAI]:
     environment = {
         "SLIPSTREAM_MODEL": str(FILE),
         "SLIPSTREAM_CACHE__MEMORY_BYTES": str(2**29),
+        "SLIPSTREAM_MODEL__QUANTIZE_ACTIVATIONS": "false",
         "SLIPSTREAM_COMPILE__STARTUP": "off",
     }
     with ServerProcess.hypercorn(environment) as server:
