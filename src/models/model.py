@@ -28,6 +28,7 @@ from src.models.program import (
     run_head,
     run_program,
 )
+from src.models.weights.cache_scales import CacheScales
 from src.models.weights.methods import ByKind, Formats, LinearMethod, Weight
 from src.models.weights.parameters import Kind, Parameter, allocate
 from src.ops.linear import fits_strips, to_strips
@@ -70,8 +71,10 @@ class Model:
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
         weights: values of parameters and computed tables, by name.
+        kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
         bound: per call of the program, the weights of its functions.
         mixer_weights: per mixer, its weights.
+        cache_dtype: see `served.ServedModel`.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Model:
         self.formats = formats or ByKind()
         self.program: Program = builder.program()
         self.methods: dict[str, LinearMethod] = {}
+        self.kv_scales: dict[int, CacheScales] = {}
         self.table: dict[str, Parameter] = {
             name: self._held(parameter) for name, parameter in builder.parameters.items()
         }
@@ -138,6 +142,7 @@ class Model:
 
     implementation: Literal["native", "transformers"] = "native"
     is_program = True
+    cache_dtype: torch.dtype | None = None
 
     @property
     def generation(self) -> GenerationDefaults:
@@ -230,7 +235,7 @@ class Model:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps of a sequence, in layer order; the engine plans memory by it."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.

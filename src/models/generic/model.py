@@ -35,6 +35,7 @@ class TransformersModel:
 
     implementation: ImplementationName = "transformers"
     is_program = False
+    cache_dtype: torch.dtype | None = None
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -97,7 +98,7 @@ class TransformersModel:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """See `served.ServedModel`."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """See `served.ServedModel`."""

@@ -201,7 +201,7 @@ class GGUFFormats:
     embedding: str
     shifted_norms: bool
     rounds_inputs: bool = False
-    name: str | None = "gguf"
+    name: str = "gguf"
 
     def rounding(self, *, inputs: bool) -> GGUFFormats:
         """The same, with inputs rounded or not."""

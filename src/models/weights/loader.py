@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import threading
@@ -13,16 +14,20 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from src.core.config import GIB
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.distributed import Group
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
+from src.models.weights.cache_scales import read_scales, scale_names
 from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
 from src.models.weights.methods import Formats, Method, formats_of
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
@@ -92,11 +97,14 @@ def load_model(
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
-    passed_over |= {name for name in stored if _is_unread(name, config)}
+    passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
     check_tensors(path, stored, model, passed_over)
+    model.kv_scales = read_scales(stored)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
-    with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
+    with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
+    if config.formats is not None:
+        _tell_formats(model, config.formats.name)
     return model
 
 
@@ -134,6 +142,25 @@ def outline_model(
         deterministic=deterministic,
         formats=_formats(config, {}, quantization, group_size, rounds),
     )
+
+
+def _tell_formats(model: Model, name: str) -> None:
+    packed = [p.name for p in model.table.values() if any(one.packing for one in p.placements)]
+    decoded = [each for each in packed if isinstance(model.weights[each], torch.Tensor)]
+    logger.info(
+        "weights of the checkpoint: %s, %d matrices as they are stored",
+        name,
+        len(packed) - len(decoded),
+    )
+    if decoded:
+        logger.warning(
+            "%d parameters (%s) are decoded to %s, since nothing multiplies them as they are "
+            "stored: %.2f GiB",
+            len(decoded),
+            ", ".join(decoded[:2]) + (", ..." if len(decoded) > 2 else ""),
+            str(model.spec.dtype).removeprefix("torch."),
+            sum(model.weights[each].nbytes for each in decoded) / GIB,
+        )
 
 
 def _formats(

@@ -12,9 +12,9 @@ spaced values needs no calibration data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -139,7 +139,27 @@ class QuantizedWeight(NamedTuple):
         return ops.linear(x, self.values, self.scales, bias, self.offsets)
 
 
-Weight: TypeAlias = torch.Tensor | QuantizedWeight
+class PackedWeight(Protocol):
+    """A named tuple of tensors, or None, that stand for a matrix [N, K]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Its fields."""
+
+    def _asdict(self) -> dict[str, Any]:
+        """Its fields by name."""
+
+    def dequantized(self) -> Tensor:
+        """The matrix in float32, [N, K]."""
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
+
+
+Weight: TypeAlias = torch.Tensor | PackedWeight
 
 
 class LinearMethod(Protocol):
@@ -241,6 +261,10 @@ class Formats(Protocol):
 class StoredFormats(Formats, Protocol):
     """Formats that a checkpoint has by itself."""
 
+    @property
+    def name(self) -> str:
+        """See `Formats`."""
+
     def opened(self, stored: Mapping[str, StoredTensor]) -> StoredFormats:
         """The same with knowledge of the checkpoint's tensors."""
 
@@ -285,7 +309,7 @@ def plain(weight: Weight) -> torch.Tensor:
     Raises:
         TypeError: it is quantized.
     """
-    if isinstance(weight, QuantizedWeight):
+    if not isinstance(weight, Tensor):
         raise TypeError("expected a weight in the model's dtype, got a quantized one")
     return weight
 
