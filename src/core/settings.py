@@ -65,7 +65,10 @@ def known_settings() -> dict[str, Setting]:
     for section in msgspec.structs.fields(Config):
         hints = get_type_hints(section.type, include_extras=True)
         for field in msgspec.structs.fields(section.type):
-            setting = Setting(section.name, field.name, hints[field.name], field.default)
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            setting = Setting(section.name, field.name, hints[field.name], default)
             found[setting.name] = setting
     return found
 
@@ -201,22 +204,23 @@ def _from_overrides(
 
 
 def _parse(setting: Setting, text: str, source: str) -> Any:
-    """Parse a value: ``none`` unsets it; lists are separated by commas or written as JSON."""
-    is_list = isinstance(setting.default, tuple)
+    """Parse a value: ``none`` unsets it. Tables are JSON; lists are, or are separated by commas."""
+    is_list, is_table = isinstance(setting.default, tuple), isinstance(setting.default, dict)
     if text.strip().lower() in ("", "none", "null"):
-        if is_list:
-            return ()
+        if is_list or is_table:
+            return type(setting.default)()
         if NoneType in get_args(setting.type):
             return None
     value: Any = text
-    if is_list:
-        if text.lstrip().startswith("["):
+    if is_table or is_list:
+        if is_table or text.lstrip().startswith("["):
+            what = "JSON object" if is_table else "JSON list"
             try:
                 value = msgspec.json.decode(text)
             except msgspec.DecodeError as error:
                 if setting.is_secret:
-                    raise ConfigError(f"{source}: not a JSON list") from None
-                raise ConfigError(f"{source}={text!r}: not a JSON list: {error}") from error
+                    raise ConfigError(f"{source}: not a {what}") from None
+                raise ConfigError(f"{source}={text!r}: not a {what}: {error}") from error
         else:
             value = [part.strip() for part in text.split(",") if part.strip()]
     return _convert(setting, value, source, strict=False)

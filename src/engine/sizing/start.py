@@ -192,7 +192,11 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
         step = _WORKSPACES + _step_of_shapes(sized, outline)
         if config.compile.captures:
             most_rows = config.scheduler.max_num_seqs
-            ladder = PaddingLadder(most_rows, config.compile.cuda_graph_max_tokens)
+            ladder = PaddingLadder(
+                most_rows,
+                config.compile.cuda_graph_max_tokens,
+                adapts=outline.adapters is not None,
+            )
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
             if largest:
                 captured = _with(sized, "scheduler", max_num_batched_tokens=largest)
@@ -201,9 +205,10 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
 
 
 def weight_bytes(model: ServedModel) -> int:
-    """Bytes of all parameters; those that share values count once."""
+    """Bytes of all parameters, and of slots for adapters; those that share values count once."""
     if isinstance(model, Model):
-        return sum(model.weights[name].nbytes for name in model.table)
+        adapters = 0 if model.adapters is None else model.adapters.nbytes
+        return adapters + sum(model.weights[name].nbytes for name in model.table)
     return sum(tensor.nbytes for tensor in model.parameters().values())
 
 

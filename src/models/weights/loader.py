@@ -18,6 +18,7 @@ from src.core.config import GIB
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.distributed import Group
+from src.models.adapters.memory import AdapterRoom
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
@@ -46,6 +47,7 @@ def load_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    adapters: AdapterRoom | None = None,
     before_each_matrix: Callable[[], None] = lambda: None,
     when_allocated: Callable[[Model], None] = lambda model: None,
 ) -> Model:
@@ -65,6 +67,7 @@ def load_model(
         rounds_inputs: whether quantized projections also round their inputs; None: if the model is
             bfloat16.
         deterministic: whether a token's result must be the same bits in every batch.
+        adapters: slots for adapters; None: there are none.
         before_each_matrix: called before each matrix is quantized.
         when_allocated: called when all parameters are allocated, before any is filled.
 
@@ -90,6 +93,7 @@ def load_model(
         device=device,
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
+        adapters=adapters,
         formats=_formats(config, stored, quantization, group_size, rounds),
     )
     when_allocated(model)
@@ -117,6 +121,7 @@ def outline_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    adapters: AdapterRoom | None = None,
     group: Group | None = None,
     outlines_tables: bool = False,
 ) -> Model:
@@ -140,6 +145,7 @@ def outline_model(
         group=group,
         outlines_tables=outlines_tables,
         deterministic=deterministic,
+        adapters=adapters,
         formats=_formats(config, {}, quantization, group_size, rounds),
     )
 
