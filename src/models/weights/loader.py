@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from src.core.config import GIB
 from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
 from src.distributed import Group
 from src.models.adapters.memory import AdapterRoom
 from src.models.config import DTYPE_NAMES, ModelConfig
@@ -53,7 +54,7 @@ def load_model(
     """Build the model of a directory and fill its parameters.
 
     Args:
-        path: a local directory in Hugging Face layout (see `hub.resolve_model`).
+        path: a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where parameters live; None: the CPU.
         load_format: `dummy` fills parameters from `seed` and reads no file but `config.json`.
@@ -76,7 +77,7 @@ def load_model(
     config = load_config(path)
     device = device or torch.device("cpu")
     family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
-    stored = _named(open_checkpoint(path), config) if load_format != "dummy" else {}
+    stored = _named(_open(path), config) if load_format != "dummy" else {}
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -184,6 +185,7 @@ def _formats(
             f"model.quantization = {quantization!r}: the checkpoint is quantized already "
             f"({own.name}) and is served as it is; leave the setting out"
         )
+    own = own.rounding(inputs=rounds_inputs)
     return own.opened(stored) if stored else own
 
 
@@ -221,6 +223,15 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
             f"rope type {config.rope.rope_type}), got {max_model_len}"
         )
     return max_model_len
+
+
+def _open(path: Path) -> dict[str, StoredTensor]:
+    if is_gguf(path):
+        # Imported here because few checkpoints need it.
+        from src.models.gguf.checkpoint import open_checkpoint as open_gguf_checkpoint
+
+        return open_gguf_checkpoint(path)
+    return open_checkpoint(path)
 
 
 def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
