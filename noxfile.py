@@ -39,7 +39,7 @@ SIDE_BY_SIDE = (
     *("tests/engine/test_steps_on_fake_cuda.py", "tests/benchmarks/test_gpu_acceptance.py"),
     *(f"tests/{name}" for name in ("compile", "ops", "models", "text", "core", "demo", "docs")),
     *(f"tests/engine/{name}" for name in ("grammar", "sampling", "sizing", "pure")),
-    *("tests/replay", "tests/law"),
+    *("tests/replay", "tests/law", "tests/deployment"),
 )
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -197,6 +197,35 @@ def prometheus(session: nox.Session) -> None:
     install(session, "test")
     build_kernels(session)
     session.run("python", "-m", "pytest", "tests/observability/prometheus_scrape.py")
+
+
+def install_for_page(session: nox.Session) -> None:
+    """What drives a browser; ends the session where there is none to open the page with."""
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.error("Chromium is not on PATH: `apt-get install chromium`")
+    install(session, "test", "page")
+    build_kernels(session)
+
+
+@nox.session
+def page(session: nox.Session) -> None:
+    """The page at `/` in a headless Chromium; arguments go to pytest."""
+    install_for_page(session)
+    session.run("python", "-m", "pytest", "tests/http/page_in_browser.py", *session.posargs)
+
+
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """Draw docs/pictures of the page and of /docs, with a headless Chromium."""
+    install_for_page(session)
+    session.run("python", "-m", "tests.http.page_pictures")
+
+
+@nox.session
+def deployment(session: nox.Session) -> None:
+    """Manifests for Kubernetes and the compose file against the published schemas."""
+    install(session, "test", "deployment")
+    session.run("python", "-m", "pytest", "tests/deployment/published_schemas.py", *session.posargs)
 
 
 @nox.session

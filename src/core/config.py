@@ -93,6 +93,8 @@ class DeviceSection(Section, frozen=True, kw_only=True):
 class CacheSection(Section, frozen=True, kw_only=True):
     """Paged KV memory."""
 
+    # What keys and values are kept in; "auto": the model's dtype. "fp8_e4m3" is "fp8".
+    dtype: Literal["auto", "fp8", "fp8_e4m3", "int8"] = "auto"
     block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
     # None: memory_fraction of the free memory
     memory_bytes: Annotated[int, Meta(ge=1, le=2**50)] | None = None
@@ -238,6 +240,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     admin_key: Secret | None = None
     admin_key_file: str | None = None
     public_metrics: bool = False  # whether /metrics needs no key, like the probes
+    playground: bool = True  # whether browsers get a page at /, to chat and to watch the engine
     # Origins whose web pages may send requests here from a browser; "*" is all.
     cors_origins: tuple[str, ...] = ()
 

@@ -22,6 +22,7 @@ from src.core.memory_report import MemoryReport
 from src.core.start_timeline import StartTimeline
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
+from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
 from src.engine.execution.forward_pass import Code, WorkerClosedError
 from src.engine.execution.graphs import GraphPlan
@@ -143,6 +144,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         model = _load_model(
             config, report, path, implementation, device, rounds_inputs, compilation
         )
+        set_cache_dtype(config.cache, model)
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(
                 "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
@@ -447,7 +449,9 @@ def _content_key(config: Config, model: ServedModel) -> str:
     section = config.model
     weights = (section.path, section.revision, section.load_format, section.seed)
     rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)
-    return repr((*weights, *rounding, section.quantize_activations, model.implementation))
+    return repr(
+        (*weights, *rounding, section.quantize_activations, model.implementation, model.cache_dtype)
+    )
 
 
 def _model_info(

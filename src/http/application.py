@@ -30,6 +30,7 @@ from src.http.messages.handlers import count_tokens, create_message
 from src.http.metrics import show_metrics
 from src.http.models import list_models, show_model
 from src.http.openapi.handlers import show_docs, show_openapi
+from src.http.playground.handlers import show_page, show_page_file
 from src.http.render import render_chat, render_completion
 from src.http.responses.handlers import (
     cancel_response,
@@ -75,6 +76,8 @@ ENDPOINTS: Final = (
     ("/version", "GET", version),
     ("/openapi.json", "GET", show_openapi),
     ("/docs", "GET", show_docs),
+    ("/", "GET", show_page),
+    ("/playground/{name}", "GET", show_page_file),
     *DEBUG_ENDPOINTS,
 )
 

@@ -1,8 +1,9 @@
 """The guard in front of all routes: who has no key gets no further, whatever the route.
 
-It refuses by default: only the paths of :data:`OPEN` are let through, so a route that is added
-tomorrow is closed, and so is a path without a route. It reads the path where the router reads it,
-in the ASGI scope, and never from a URL, which would be rebuilt from the ``Host`` header.
+It refuses by default: only the paths of :data:`OPEN` and the files of the page at ``/`` are let
+through, so a route that is added tomorrow is closed, and so is a path without a route. It reads the
+path where the router reads it, in the ASGI scope, and never from a URL, which would be rebuilt from
+the ``Host`` header.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from src.core.errors import ConfigError, InvalidRequestError, NotReadyError, Req
 from src.http.call import Call, refuse
 from src.http.errors import PermissionDeniedError, RouteNotFoundError, UnauthorizedError
 from src.http.keys import ADMITTED, Keys, bearer, credentials, load_keys
+from src.http.playground.files import is_page_request
 from src.http.server import Server
 
 # What probes ask, who have no keys. They say how the server is, and nothing of what it does.
@@ -126,6 +128,8 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
     keys = server.keys
     if keys is None:
         return NotReadyError("the server is starting")
+    if server.config.http.playground and is_page_request(scope, path):
+        return None
     if path.startswith(DEBUG):
         return _debug_refusal(scope, keys)
     if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):

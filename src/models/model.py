@@ -30,7 +30,8 @@ from src.models.program import (
     run_head,
     run_program,
 )
-from src.models.weights.methods import Formats, Weight
+from src.models.weights.cache_scales import CacheScales
+from src.models.weights.methods import ByKind, Formats, LinearMethod, Weight
 from src.models.weights.parameters import Kind, Parameter, allocate
 from src.ops.linear import fits_strips, to_strips
 
@@ -74,13 +75,16 @@ class Model:
         config: the checkpoint's configuration.
         group: the ranks that hold it.
         spec: shape, numerics and placement.
-        formats: which linear method holds which kind of parameter.
+        formats: what chooses how parameters are held.
+        methods: parameter -> the linear method that holds it; others are plain tensors.
         aliases: parameter -> the parameter whose values it shares.
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
         weights: values of parameters and computed tables, by name.
         adapters: slots for adapters; None: it takes none.
+        kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
         mixer_weights: per mixer, its weights.
+        cache_dtype: see `served.ServedModel`.
     """
 
     def __init__(
@@ -116,9 +120,13 @@ class Model:
             dtype=dtype,
             device=device,
         )
-        self.formats = formats or Formats()
+        self.formats = formats or ByKind()
         self.program: Program = builder.program()
-        self.table: dict[str, Parameter] = builder.parameters
+        self.methods: dict[str, LinearMethod] = {}
+        self.kv_scales: dict[int, CacheScales] = {}
+        self.table: dict[str, Parameter] = {
+            name: self._held(parameter) for name, parameter in builder.parameters.items()
+        }
         self.aliases: dict[str, str] = builder.aliases
         self._buffers = tuple(builder.buffers)
         self.weights: dict[str, Weight] = {
@@ -126,10 +134,11 @@ class Model:
             for name, make in builder.buffers.items()
         }
         for name, of in builder.aliases.items():
-            if self.formats.of("head") is not None:
+            shape, own_dtype = self.table[of].shape, self.table[of].dtype
+            head = self._held(Parameter(name, shape, "head", (), None, own_dtype))
+            if name in self.methods:
                 # It has a format of its own, so it is a separate parameter with equal values.
-                shape, own_dtype = self.table[of].shape, self.table[of].dtype
-                self.table[name] = Parameter(name, shape, "head", (), None, own_dtype)
+                self.table[name] = head
         for parameter in self.table.values():
             self.weights[parameter.name] = self._room_for(parameter)
         for name, of in builder.aliases.items():
@@ -137,7 +146,8 @@ class Model:
         self.adapters: AdapterMemory | None = None
         self._variants = [Variant(self.program, [])]
         if adapters is not None:
-            self.adapters = AdapterMemory(adapters, self.table, dtype, device)
+            # As a checkpoint that is not quantized has them: adapters name its modules.
+            self.adapters = AdapterMemory(adapters, builder.parameters, dtype, device)
             self.weights |= self.adapters.tensors
             adapted = builder.program(self.adapters.targets.parts)
             self._variants.append(Variant(adapted, [], 1))
@@ -152,6 +162,7 @@ class Model:
 
     implementation: Literal["native", "transformers"] = "native"
     is_program = True
+    cache_dtype: torch.dtype | None = None
 
     @property
     def bound(self) -> list[Any]:
@@ -272,7 +283,7 @@ class Model:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps of a sequence, in layer order; the engine plans memory by it."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.
@@ -299,8 +310,18 @@ class Model:
         named = {name: self.weights[name] for name in self._buffers}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
+    def _held(self, parameter: Parameter) -> Parameter:
+        """The parameter as the formats hold it; its method, if it has one, is put down."""
+        try:
+            held, method = self.formats.hold(parameter, self.group.size)
+        except ValueError as error:
+            raise ModelLoadError(f"{self.formats.name}: {parameter.name}: {error}") from None
+        if method is not None:
+            self.methods[parameter.name] = method
+        return held
+
     def _room_for(self, parameter: Parameter) -> Weight:
-        method, device = self.formats.of(parameter.kind), self.spec.device
+        method, device = self.methods.get(parameter.name), self.spec.device
         if method is None:
             return allocate(parameter.shape, parameter.dtype, device)
         meta = torch.device("meta")

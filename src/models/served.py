@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from src.models.adapters.memory import AdapterMemory
@@ -18,6 +19,9 @@ ImplementationName = Literal["native", "transformers"]
 
 class ServedModel(Protocol):
     """A filled model. Its mixers are the engine's, for they need memory that outlives a step."""
+
+    cache_dtype: torch.dtype | None
+    """Codes of 8 bits in which keys and values are kept; None: in the model's dtype."""
 
     @property
     def spec(self) -> ModelSpec:

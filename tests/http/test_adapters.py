@@ -70,7 +70,9 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
     expected = {name: greedy(model, PROMPT, 8, None) for name, model in models.items()}
     assert len({tuple(tokens) for tokens in expected.values()}) == 3
     async with serving(with_lora(config, root)) as client:
-        client_ = openai.AsyncOpenAI(api_key="-", base_url="http://slipstream/v1", http_client=client)
+        client_ = openai.AsyncOpenAI(
+            api_key="-", base_url="http://slipstream/v1", http_client=client
+        )
         cards = {card.id: card for card in (await client_.models.list()).data}
         assert list(cards) == ["tiny", "org/alias", "one"]
         assert (cards["one"].parent, cards["one"].root) == ("tiny", str(root / "one"))

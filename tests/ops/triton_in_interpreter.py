@@ -30,6 +30,7 @@ from src.ops import (
 )
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.cached_rows import LARGEST_CODE
 from src.ops.triton import (
     adapt,
     decode_schedule,
@@ -86,6 +87,17 @@ ATTENTION_CASES = [
         "has_sinks": True,
     },
     *CACHED_CASES,
+    # Caches in 8 bits.
+    *(
+        {"rows": ((90, 130), (1, 1100), (1, 40)), "head_dim": 24, **some, "cache_dtype": kept_as}
+        for kept_as in LARGEST_CODE
+        for some in (
+            {"has_sinks": True, "dtype": torch.float16, "block_size": 5},
+            {"sliding_window": 100, "cap": 2.0, "padding": 1},
+            {"deterministic": True},
+            {"cached": True},
+        )
+    ),
 ]
 # Rows with one query token between others, idle rows, and padding, beside a library's rows.
 LIBRARY_CASES: list[dict[str, Any]] = [

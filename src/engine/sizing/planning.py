@@ -87,7 +87,7 @@ def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelP
         architecture=architecture,
         implementation=outline.implementation,
         dtype=dtype,
-        quantization=config.model.quantization,
+        quantization=_format(config, outline),
         tensor_parallel=setup.tensor_parallel,
         device=DeviceFacts(
             device.name, device.kind, device.free, device.bandwidth, dict(device.flops)
@@ -103,6 +103,12 @@ def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelP
         command=_command(setup, attempt, device),
     )
     return _with_speed(plan, setup, attempt, device)
+
+
+def _format(config: Config, outline: ServedModel) -> str | None:
+    """What weights are rounded to, or how the checkpoint is quantized."""
+    own = outline.config.formats if isinstance(outline, Model) else None
+    return config.model.quantization if own is None else own.name
 
 
 def _with_speed(

@@ -16,6 +16,7 @@ from src.core.config import MIB, Config, ModelSection
 from src.core.errors import ConfigError
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
 from src.engine.devices import Device
+from src.engine.execution.cache_dtype import cache_dtype_of, log_cache_dtype
 from src.engine.execution.graphs import GraphPlan, plan_graphs
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of, free_memory, plan_kv_cache
 from src.engine.execution.kv_groups import KVLayout, lay_out
@@ -223,6 +224,7 @@ def _size(
 ) -> tuple[KVCachePlan, int, MemoryReport]:
     """KV memory, the context length, and the report. ``free`` is beside weights and tables."""
     layers = model.kv_cache_spec()
+    log_cache_dtype(model)
     kv, max_model_len = plan_kv_cache(
         layers,
         config.cache,
@@ -239,15 +241,18 @@ def _size(
         table_bytes(model),
         step,
         graphs,
-        _kv_report(layers, kv, max_model_len),
+        _kv_report(layers, kv, max_model_len, cache_dtype_of(model)),
         free - step - graphs - kv.total_bytes,
     )
     return kv, max_model_len, report
 
 
-def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
+def _kv_report(
+    layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int, dtype: str
+) -> KVReport:
     at_once = plan.num_blocks / plan.blocks_held(max_model_len)
     return KVReport(
+        dtype=dtype,
         groups=_group_reports(lay_out(layers, plan.block_size), layers),
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
@@ -291,7 +296,7 @@ def _shortened(outline: Model) -> Model:
         if kept.count(layer) < _LAYERS_OF_A_KIND:
             kept.append(layer)
     config = replace(outline.config, layers=tuple(kept))
-    return Model(
+    short = Model(
         config,
         family_of(config.architecture).write,
         dtype=outline.spec.dtype,
@@ -301,6 +306,8 @@ def _shortened(outline: Model) -> Model:
         formats=outline.formats,
         outlines_tables=True,
     )
+    short.cache_dtype = outline.cache_dtype
+    return short
 
 
 def _with(config: Config, section: str, **values: object) -> Config:

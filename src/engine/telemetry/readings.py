@@ -24,7 +24,7 @@ def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         num_groups=len(plan.windows),
-        cache_dtype=parts.info.dtype,
+        cache_dtype=parts.info.dtype if parts.memory.kv is None else parts.memory.kv.dtype,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         kv_bytes=plan.total_bytes,
     )

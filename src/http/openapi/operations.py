@@ -71,7 +71,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     refusals
         With which statuses it refuses.
     closed
-        Whether it needs an API key where there are any, or (``admin``) the admin key.
+        Whether it needs an API key where there are any, or (``admin``) the admin key, or is one of
+        the page's files (``page``), which need none.
     error
         What a refusal looks like.
     """
@@ -201,6 +202,14 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("/openapi.json", "GET"): Operation(tag="Description", answers={200: None}, refusals=_READ),
     ("/docs", "GET"): Operation(
         tag="Description", answers={200: None}, kind="text/html", refusals=_READ
+    ),
+    ("/", "GET"): Operation(
+        tag="Page", answers={200: None}, kind="text/html", refusals=(401, 404, 500, 503),
+        closed="page",
+    ),
+    ("/playground/{name}", "GET"): Operation(
+        tag="Page", answers={200: None}, kind="*/*", refusals=(401, 404, 500, 503), closed="page",
+        parameters=(Parameter("name", {"type": "string", "minLength": 1}, "path"),),
     ),
     ("/debug/timeline", "GET"): _debug(
         JSON,

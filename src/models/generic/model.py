@@ -36,6 +36,7 @@ class TransformersModel:
     implementation: ImplementationName = "transformers"
     is_program = False
     adapters = None
+    cache_dtype: torch.dtype | None = None
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -99,7 +100,7 @@ class TransformersModel:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """See `served.ServedModel`."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """See `served.ServedModel`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -13,16 +14,20 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from src.core.config import GIB
 from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.models.adapters.memory import AdapterRoom
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
+from src.models.weights.cache_scales import read_scales, scale_names
 from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
-from src.models.weights.methods import Method, formats_of
+from src.models.weights.methods import Formats, Method, formats_of
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
@@ -79,6 +84,7 @@ def load_model(
     elif config.tie_word_embeddings and embedding not in stored and head in stored:
         # A checkpoint that stores the shared tensor once may have stored it as the head.
         stored[embedding] = stored[head]
+    rounds = _rounds_inputs(rounds_inputs, torch_dtype)
     model = Model(
         config,
         family.write,
@@ -87,20 +93,21 @@ def load_model(
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
         adapters=adapters,
-        formats=formats_of(
-            quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
-        ),
+        formats=_formats(config, stored, quantization, group_size, rounds),
     )
     when_allocated(model)
     if load_format == "dummy":
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
-    passed_over |= {name for name in stored if _is_unread(name, config)}
+    passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
     check_tensors(path, stored, model, passed_over)
+    model.kv_scales = read_scales(stored)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
-    with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
+    with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
+    if config.formats is not None:
+        _tell_formats(model, config.formats.name)
     return model
 
 
@@ -127,6 +134,7 @@ def outline_model(
     """
     config = load_config(path)
     torch_dtype = resolve_dtype(dtype, config)
+    rounds = _rounds_inputs(rounds_inputs, torch_dtype)
     return Model(
         config,
         family_of(config.architecture).write,
@@ -137,10 +145,46 @@ def outline_model(
         outlines_tables=outlines_tables,
         deterministic=deterministic,
         adapters=adapters,
-        formats=formats_of(
-            quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
-        ),
+        formats=_formats(config, {}, quantization, group_size, rounds),
     )
+
+
+def _tell_formats(model: Model, name: str) -> None:
+    packed = [p.name for p in model.table.values() if any(one.packing for one in p.placements)]
+    decoded = [each for each in packed if isinstance(model.weights[each], torch.Tensor)]
+    logger.info(
+        "weights of the checkpoint: %s, %d matrices as they are stored",
+        name,
+        len(packed) - len(decoded),
+    )
+    if decoded:
+        logger.warning(
+            "%d parameters (%s) are decoded to %s, since nothing multiplies them as they are "
+            "stored: %.2f GiB",
+            len(decoded),
+            ", ".join(decoded[:2]) + (", ..." if len(decoded) > 2 else ""),
+            str(model.spec.dtype).removeprefix("torch."),
+            sum(model.weights[each].nbytes for each in decoded) / GIB,
+        )
+
+
+def _formats(
+    config: ModelConfig,
+    stored: Mapping[str, StoredTensor],
+    quantization: Method | None,
+    group_size: int,
+    rounds_inputs: bool,
+) -> Formats:
+    """The checkpoint's own formats, or those that ``model.quantization`` asks for."""
+    own = config.formats
+    if own is None:
+        return formats_of(quantization, group_size, rounds_inputs=rounds_inputs)
+    if quantization is not None:
+        raise ModelLoadError(
+            f"model.quantization = {quantization!r}: the checkpoint is quantized already "
+            f"({own.name}) and is served as it is; leave the setting out"
+        )
+    return own.opened(stored) if stored else own
 
 
 def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:

@@ -5,10 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 23
+#define SLIPSTREAM_ABI 24
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// What a cache of keys and values has: numbers in the dtype of queries, or codes of 8 bits, each row of
+// which ends with a float32 factor (cached_rows.h).
+enum CacheKind : int64_t { kAsQueries = 0, kInt8Codes = 1, kFloat8Codes = 2 };
 
 enum Status : int {
   kOk = 0,
@@ -37,7 +41,8 @@ struct AttentionArgs {
   const void* query;               // [tokens, num_heads, head_dim]
   const void* key;                 // [tokens, num_kv_heads, head_dim]
   const void* value;               // [tokens, num_kv_heads, head_dim]
-  void* key_cache;                 // [num_blocks, block_size, num_kv_heads, head_dim] contiguous
+  // [num_blocks, block_size, num_kv_heads, head_dim] contiguous; of codes, head_dim + 4 bytes
+  void* key_cache;
   void* value_cache;               // same
   const int32_t* block_tables;     // [rows, block_table_stride]
   const int32_t* query_start_loc;  // [rows + 1]
@@ -50,6 +55,7 @@ struct AttentionArgs {
   int64_t num_blocks, block_size, max_blocks;
   int64_t dtype, threads;
   int64_t deterministic;  // whether results must not depend on how a row's tokens are cut into calls
+  int64_t cache_kind;     // a CacheKind
 };
 
 // The cache has one vector per token: `rank` numbers from which the projections `up` make a key of `nope`
@@ -88,6 +94,7 @@ enum WeightKind : int64_t {
   kInt4Strips = 5,
   kInt8 = 8,
   kInt8Strips = 9,
+  kFloat8 = 12,  // e4m3
   kBFloat16Strips = 17
 };
 constexpr int kStripOutputs = 64;
@@ -227,7 +234,7 @@ struct DTypePair {
   int64_t ours;
 };
 constexpr DTypePair kTorchDTypes[] = {
-    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}};
+    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}, {24, kFloat8}};
 
 constexpr int kMaxDims = 3;
 constexpr int kMaxTokenInputs = 8;
@@ -247,13 +254,14 @@ struct Bound;  // a compiled function and its weights
 
 // Constants of one layer's attention, and its part of the KV cache.
 struct AttentionLayer {
-  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]; `cache` of LatentArgs
+  void* key_cache;    // as in AttentionArgs; `cache` of LatentArgs
   void* value_cache;  // same; null for latent attention
   const AttentionSpec* spec;
   const void* up;     // `up` of LatentArgs; null for ordinary attention
   int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
   int64_t group;      // index of the group of layers whose block tables it uses
   int64_t nope, rank, value;  // as in LatentArgs, where head_dim is nope + rope
+  int64_t cache_kind;         // a CacheKind
 };
 
 constexpr int kMaxStepTensors = 16;

@@ -171,6 +171,7 @@ void tell(const AttentionLayer& layer, const Inputs& in, const Tensor& query, co
   attention->num_heads = layer.num_heads, attention->num_kv_heads = layer.num_kv_heads;
   attention->head_dim = layer.head_dim, attention->num_blocks = layer.num_blocks;
   attention->block_size = layer.block_size, attention->spec = layer.spec;
+  attention->cache_kind = layer.cache_kind;
 }
 
 // Elements per token of a layer's output.
