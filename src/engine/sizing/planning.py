@@ -18,7 +18,7 @@ from src.engine.sizing.attempt import Attempt, Setup
 from src.engine.sizing.device_table import DeviceDescription, describe_device
 from src.engine.sizing.speed import Work, decode_speed, prefill_speed
 from src.engine.sizing.start import refuse_for_device
-from src.models import Model, choose_implementation, resolve_model
+from src.models import Model, ServedModel, choose_implementation, resolve_model
 from src.models.fields import read_json
 
 # Tokens behind a decoding request, and of a prompt, if no context is asked for.

@@ -35,8 +35,8 @@ class TransformersModel:
 
     implementation: ImplementationName = "transformers"
     is_program = False
-    adapters = None
     cache_dtype: torch.dtype | None = None
+    adapters = None
     functions: tuple[Function, ...] = ()
 
     def __init__(

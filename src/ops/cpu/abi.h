@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 24
+#define SLIPSTREAM_ABI 23
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
