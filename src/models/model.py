@@ -81,8 +81,8 @@ class Model:
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
         weights: values of parameters and computed tables, by name.
-        adapters: slots for adapters; None: it takes none.
         kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
+        adapters: slots for adapters; None: it takes none.
         mixer_weights: per mixer, its weights.
         cache_dtype: see `served.ServedModel`.
     """
