@@ -26,6 +26,8 @@ from src.http.server import Server
 OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"})
 METRICS: Final = "/metrics"
 DEBUG: Final = "/debug"
+# What changes what is served: not for those who only use it.
+ADMIN_WRITES: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 # What tools of the debug endpoints read beside them, with the same key.
 ADMIN_READS: Final = frozenset({METRICS, "/v1/models"})
 
@@ -130,6 +132,8 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
         return None
     if path.startswith(DEBUG):
         return _debug_refusal(scope, keys)
+    if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):
+        return _admin_refusal(scope, keys)
     if not len(keys.api) or (path == METRICS and server.config.http.public_metrics):
         return None
     given = credentials(scope)
@@ -149,6 +153,10 @@ def _debug_refusal(scope: Scope, keys: Keys) -> RequestError | None:
         if not len(keys.api) or keys.api.admits(credentials(scope)):
             return RouteNotFoundError(f"there is nothing at {scope['path'][:200]}")
         return UnauthorizedError("an API key is needed: Authorization: Bearer KEY")
+    return _admin_refusal(scope, keys)
+
+
+def _admin_refusal(scope: Scope, keys: Keys) -> RequestError | None:
     if keys.admin.admits(bearer(scope)):
         return None
     if keys.api.admits(credentials(scope)):

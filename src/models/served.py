@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from src.models.adapters.memory import AdapterMemory
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec
 from src.models.model import ModelSpec
@@ -47,6 +48,10 @@ class ServedModel(Protocol):
         """Per mixer, the weights that its kind takes."""
 
     @property
+    def adapters(self) -> AdapterMemory | None:
+        """Slots for adapters; None: it takes none."""
+
+    @property
     def functions(self) -> Sequence[Function]:
         """What runs it uncompiled, as `forward` and `logits` take it."""
 
@@ -57,6 +62,7 @@ class ServedModel(Protocol):
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H]; see `Model.forward`."""
 

@@ -99,7 +99,8 @@ class Server:
         self._port = port
         self._root = root
         self._image = image
-        command = [word if word != "8000" else str(port) for word in self.command]
+        instead = {"8000": str(port), "0.0.0.0": "127.0.0.1"}
+        command = [instead.get(word, word) for word in self.command]
         # As a pod has it: nothing but these folders can be written to.
         steps = [
             f"mount --rbind {root} {root}",

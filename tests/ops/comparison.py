@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from src.ops import (
+    ADAPT,
     CAUSAL_CONVOLUTION,
     EXPERTS,
     GUMBEL_ARGMAX,
@@ -24,7 +25,7 @@ from src.ops.cpu.kernel_library import KernelLibrary
 # The others are called on CUDA only, and have their references on the CPU.
 COMPILED = (
     *(PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR, EXPERTS),
-    *(LATENT_ATTENTION, CAUSAL_CONVOLUTION, LINEAR_RECURRENCE),
+    *(LATENT_ATTENTION, CAUSAL_CONVOLUTION, LINEAR_RECURRENCE, ADAPT),
 )
 
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.

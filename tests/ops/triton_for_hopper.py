@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from src.ops.triton import (
+    adapt,
     codes,
     decode_schedule,
     experts,
@@ -200,6 +201,20 @@ def compile_linears(size: int, dtype: str) -> None:
                 assert shared + RESERVED <= SHARED_MEMORY, (dtype, tile, group, bits, shared)
 
 
+def compile_adapts(dtype: str) -> None:
+    """Of a projection of queries, keys and values, whatever the rank."""
+    ranks = {"ranks": "*i32", "starts": "*i32", "slots": "*i64", "tokens": "i32"}
+    matrices = dict.fromkeys(("base", "down", "up"), f"*{dtype}")
+    for room in (8, 64, 256):
+        shape = {"parts": 3, "room": room, "padded": max(16, room), "block_t": adapt._TOKENS}
+        for kernel, size in ((adapt._project, "block_k"), (adapt._expand, "block_n")):
+            shared = compile_for_hopper(
+                kernel, dtype, 4, 3, **shape, **{size: 64},
+                pointers={**ranks, **matrices, "inner": "*fp32"},
+            )  # fmt: skip
+            assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, room, shared)
+
+
 def main() -> None:
     compile_latents(2, "bf16")
     compile_latents(4, "fp32")
@@ -233,6 +248,7 @@ def main() -> None:
     for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
         compile_experts(size, dtype)
         compile_linears(size, dtype)
+        compile_adapts(dtype)
     rotation()
     sys.stdout.write("ok\n")
 

@@ -19,6 +19,7 @@ from src.engine.execution.kv_groups import lay_out
 from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.start import MemoryPlan, Reckoned, reckon_memory
 from src.models import Implementation, ModelConfig, ServedModel, load_config, outline_model
+from src.models.adapters.memory import AdapterRoom
 from src.ops.cpu.levels import cpu_flags, fastest_level
 
 
@@ -106,6 +107,7 @@ class Setup:
                 group_size=model.quantization_group_size,
                 rounds_inputs=rounds_inputs,
                 deterministic=model.deterministic,
+                adapters=AdapterRoom.of(self.config.lora),
                 group=group if self.tensor_parallel > 1 else None,
                 outlines_tables=True,
             )

@@ -36,6 +36,7 @@ class TransformersModel:
     implementation: ImplementationName = "transformers"
     is_program = False
     cache_dtype: torch.dtype | None = None
+    adapters = None
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -59,8 +60,9 @@ class TransformersModel:
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
-        """See `served.ServedModel`; ``functions`` are none.
+        """See `served.ServedModel`; ``functions`` are none, and there are no adapters.
 
         Layers behind the last attention compute every token, those that are not ``kept`` too.
         """

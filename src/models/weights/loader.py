@@ -16,7 +16,9 @@ from tqdm import tqdm
 
 from src.core.config import GIB
 from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
 from src.distributed import Group
+from src.models.adapters.memory import AdapterRoom
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
@@ -50,13 +52,14 @@ def load_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    adapters: AdapterRoom | None = None,
     before_each_matrix: Callable[[], None] = lambda: None,
     when_allocated: Callable[[Model], None] = lambda model: None,
 ) -> Model:
     """Build the model of a directory and fill its parameters.
 
     Args:
-        path: a local directory in Hugging Face layout (see `hub.resolve_model`).
+        path: a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where parameters live; None: the CPU.
         load_format: `dummy` fills parameters from `seed` and reads no file but `config.json`.
@@ -69,6 +72,7 @@ def load_model(
         rounds_inputs: whether quantized projections also round their inputs; None: if the model is
             bfloat16.
         deterministic: whether a token's result must be the same bits in every batch.
+        adapters: slots for adapters; None: there are none.
         before_each_matrix: called before each matrix is quantized.
         when_allocated: called when all parameters are allocated, before any is filled.
 
@@ -78,7 +82,7 @@ def load_model(
     config = load_config(path)
     device = device or torch.device("cpu")
     family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
-    stored = _named(open_checkpoint(path), config) if load_format != "dummy" else {}
+    stored = _named(_open(path), config) if load_format != "dummy" else {}
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -94,6 +98,7 @@ def load_model(
         device=device,
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
+        adapters=adapters,
         formats=_formats(config, stored, quantization, group_size, rounds),
     )
     when_allocated(model)
@@ -122,6 +127,7 @@ def outline_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    adapters: AdapterRoom | None = None,
     group: Group | None = None,
     outlines_tables: bool = False,
 ) -> Model:
@@ -145,6 +151,7 @@ def outline_model(
         group=group,
         outlines_tables=outlines_tables,
         deterministic=deterministic,
+        adapters=adapters,
         formats=_formats(config, {}, quantization, group_size, rounds),
     )
 
@@ -184,6 +191,7 @@ def _formats(
             f"model.quantization = {quantization!r}: the checkpoint is quantized already "
             f"({own.name}) and is served as it is; leave the setting out"
         )
+    own = own.rounding(inputs=rounds_inputs)
     return own.opened(stored) if stored else own
 
 
@@ -221,6 +229,15 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
             f"rope type {config.rope.rope_type}), got {max_model_len}"
         )
     return max_model_len
+
+
+def _open(path: Path) -> dict[str, StoredTensor]:
+    if is_gguf(path):
+        # Imported here because few checkpoints need it.
+        from src.models.gguf.checkpoint import open_checkpoint as open_gguf_checkpoint
+
+        return open_gguf_checkpoint(path)
+    return open_checkpoint(path)
 
 
 def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from src import ops
+from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
@@ -102,6 +103,18 @@ class QuantizedWeight(NamedTuple):
             if groups == 1 and shift is None:
                 scales = scales.squeeze(1)
         return cls(values, scales.contiguous(), shift)._laid_out(in_strips=in_strips)
+
+    @classmethod
+    def packed(
+        cls,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        offsets: torch.Tensor | None,
+        *,
+        in_strips: bool = False,
+    ) -> QuantizedWeight:
+        """Take tensors that are packed as the class has them; ``in_strips`` as of `grouped`."""
+        return cls(values, scales, offsets)._laid_out(in_strips=in_strips)
 
     def _laid_out(self, *, in_strips: bool) -> QuantizedWeight:
         """In strips if that is asked for and possible."""
@@ -243,6 +256,20 @@ class Formats(Protocol):
         Raises:
             ValueError: it cannot be held, or cannot be cut into so many parts.
         """
+
+
+class StoredFormats(Formats, Protocol):
+    """Formats that a checkpoint has by itself."""
+
+    @property
+    def name(self) -> str:
+        """See `Formats`."""
+
+    def opened(self, stored: Mapping[str, StoredTensor]) -> StoredFormats:
+        """The same with knowledge of the checkpoint's tensors."""
+
+    def rounding(self, *, inputs: bool) -> StoredFormats:
+        """The same, with inputs rounded to 8 bits where weights are few bits, or as they are."""
 
 
 @dataclass(frozen=True, slots=True)

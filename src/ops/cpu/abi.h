@@ -1,5 +1,6 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py, projection_calls.py and state_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py, projection_calls.py, adapt_calls.py and state_calls.py (struct.pack formats);
+// SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -137,6 +138,19 @@ struct ExpertsArgs {
   int64_t weighs_inputs;     // whether `weights` are factors of x instead of the results
 };
 
+// Updates of a projection's results; see `ops.adapt`. All matrices have one dtype.
+struct AdaptArgs {
+  const void* base;       // [tokens, outputs] contiguous
+  const void* x;          // [tokens, inputs], rows x_stride apart
+  const void* down;       // [slots, parts * room, inputs] contiguous
+  const void* up;         // [slots, room, outputs] contiguous
+  const int32_t* ranks;   // [slots, parts]
+  const int32_t* starts;  // [parts + 1]
+  const int64_t* chosen;  // [tokens], slots; negative for none
+  void* out;              // [tokens, outputs] contiguous
+  int64_t tokens, inputs, outputs, x_stride, slots, parts, room, dtype, threads;
+};
+
 struct QuantizeArgs {
   const void* weight;  // [rows, inputs] contiguous, finite
   void* values;        // like `weight` of LinearArgs, for `kind`
@@ -181,12 +195,14 @@ typedef int LatentFunction(const LatentArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
 typedef int LinearFunction(const LinearArgs*);
 typedef int ExpertsFunction(const ExpertsArgs*);
+typedef int AdaptFunction(const AdaptArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT LatentFunction slipstream_latent_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
+SLIPSTREAM_EXPORT AdaptFunction slipstream_adapt;
 SLIPSTREAM_EXPORT ConvolutionFunction slipstream_convolution;
 SLIPSTREAM_EXPORT RecurrenceFunction slipstream_recurrence;
 // Rounds weights to int8 by row, or to int4 by group.
@@ -261,12 +277,14 @@ struct Instruction {
 
 // Shared by all steps of an engine: its program, its KV cache and its rows.
 struct StepContext {
-  const Instruction* program;  // [length]: from token ids (tensor 0) and positions (1)
+  // [length]: from token ids (tensor 0), positions (1) and slots of adapters (2)
+  const Instruction* program;
   const Bound* head;           // hidden states to logits
   int32_t* tokens;                 // [rows, token_stride]: (row, position) -> token id
   const int32_t* block_tables;     // [groups, rows, block_table_stride], groups group_stride apart
   const double* temperatures;      // per row, temperature_stride apart
   const int64_t* seeds;            // per row, seed_stride apart
+  const int32_t* adapter_slots;    // per row; or null, and tensor 2 is not given
   int64_t length, last_attention;  // of the program; index of its last attention
   int64_t kept;    // bit i: tensor i is read after the last attention, which does not write it
   int64_t hidden;  // number of the hidden states' tensor

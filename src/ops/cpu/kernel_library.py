@@ -19,6 +19,7 @@ from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import is_coded, row_size
+from src.ops.cpu.adapt_calls import bind_adapt
 from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import CACHE_KINDS, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
@@ -59,8 +60,9 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution` and `linear_recurrence`. Other compiled functions are `send`,
-    which sends to many sockets without the GIL, and the results of `bind_masks` and `bind_moves`.
+    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
+    `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
+    `bind_moves`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,6 +86,7 @@ class KernelLibrary:
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = bind_linear(self._library)
         self.experts = bind_experts(self._library)
+        self.adapt = bind_adapt(self._library)
         self.causal_convolution = bind_convolution(self._library)
         self.linear_recurrence = bind_recurrence(self._library)
         self.send = _bind_send(self._library)

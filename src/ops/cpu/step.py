@@ -23,7 +23,7 @@ from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import CACHE_KINDS, DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
-_CONTEXT: Final = struct.Struct("@6P19q").pack  # StepContext
+_CONTEXT: Final = struct.Struct("@7P19q").pack  # StepContext
 _LAYER: Final = struct.Struct("@4P10q").pack  # AttentionLayer
 _LAYER_SIZE: Final = struct.calcsize("@4P10q")
 MAX_STEP_TENSORS: Final = 16
@@ -43,6 +43,7 @@ class StepRows:
         temperatures: float64 [R], any stride; see `gumbel_argmax`.
         seeds: int64 [R], any stride.
         vocab_size: Token ids are below it.
+        adapter_slots: int32 [R], contiguous: the slot of each row's adapter; None for no adapters.
     """
 
     tokens: Tensor
@@ -50,6 +51,7 @@ class StepRows:
     temperatures: Tensor
     seeds: Tensor
     vocab_size: int
+    adapter_slots: Tensor | None = None
 
 
 class StepAttention(NamedTuple):
@@ -105,7 +107,7 @@ class StepInstruction(NamedTuple):
 
 @dataclass(frozen=True)
 class StepProgram:
-    """From token ids (tensor 0) and positions (tensor 1), int64 [T], to logits.
+    """From token ids (tensor 0), positions (1) and slots of adapters (2), int64 [T], to logits.
 
     Attributes:
         instructions: In order; at least one is an attention.
@@ -246,6 +248,7 @@ class CompiledStep:
             rows.block_tables.data_ptr(),
             rows.temperatures.data_ptr(),
             rows.seeds.data_ptr(),
+            0 if rows.adapter_slots is None else rows.adapter_slots.data_ptr(),
             len(program.instructions),
             last,
             _bits(program.kept),
