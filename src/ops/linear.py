@@ -86,7 +86,7 @@ def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]
     Parameters
         weight: As in `dequantize`: [N, K] int8, or [N, K / 2] uint8 of packed int4. N is a multiple
             of `STRIP`; for int8 with a scale per row K is one of `LARGEST_UNIT` instead.
-        scales: float32, of these weights.
+        scales: Of these weights.
 
     Returns
         int8: [S, K / 4, 256] int8 of S strips, with the bits of value + 128 as unsigned, and
@@ -165,9 +165,9 @@ def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) ->
     Parameters
         weight: [N, K] int8, or [N, K / 2] uint8 of packed int4, which stores q + 8 (see
             `pack_int4`); or either in strips (see `to_quantized_strips`).
-        scales: float32. [N] for int8 rows; [N, G] for groups of K / G inputs, which int4 always
-            has; in strips, as `to_quantized_strips` returns them.
-        offsets: float32 of the shape of `scales` of groups; None for zeros.
+        scales: float32 [N] for int8 rows; float32 or bfloat16 [N, G] for groups of K / G inputs,
+            which int4 always has; in strips, as `to_quantized_strips` returns them.
+        offsets: Of groups, in the shape and dtype of `scales`; None for zeros.
     """
     values, middle = _values_of(weight, scales)
     # In place: until the kernels are built, every step dequantizes all weights here.

@@ -58,17 +58,16 @@ class MemoryPlan:
 
 
 def refuse_for_device(section: ModelSection, device_type: str) -> None:
-    """Refuse formats of weights that a kind of device does not have.
+    """Refuse formats of weights and inputs that a kind of device does not have.
 
     Raises
     ------
     ConfigError
         The message names the setting.
     """
-    if section.quantization is not None and device_type != "cpu":
+    if section.quantize_activations and device_type != "cpu":
         raise ConfigError(
-            f"model.quantization = {section.quantization!r} is for the CPU, "
-            f"the device is {device_type}"
+            f"model.quantize_activations = true is for the CPU, the device is {device_type}"
         )
     if section.quantize_activations and section.quantization is None:
         raise ConfigError("model.quantize_activations = true goes with model.quantization")

@@ -80,8 +80,11 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     const int8_t* values = x.values + token * inputs;
     vf results[C][V] = {};
     for (int64_t unit = 0; unit < x.units; ++unit) {
-      const float* scales =
-          kScaledUnits ? of_unit(projection.scales, projection, strip, unit, x.unit) : nullptr;
+      OfOutputs wide_scales, wide_offsets;
+      const float* scales = nullptr;
+      if (kScaledUnits) {
+        scales = of_unit(projection.scales, projection, strip, unit, x.unit, wide_scales);
+      }
       if (How == kByShares && first == 0) ahead.fetch_share(unit * unit_bytes, unit_bytes);
       vi sums[C][V];
 #pragma GCC unroll 8
@@ -89,7 +92,9 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
 #pragma GCC unroll 8
         for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
       }
-      if (kScaledUnits) fetch_slice<How>(scales + kFetchedAhead / int64_t(sizeof(float)));
+      if (kScaledUnits && projection.group_dtype == kFloat32) {
+        fetch_slice<How>(scales + kFetchedAhead / int64_t(sizeof(float)));
+      }
       for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
         fetch_slice<How>(slice + kFetchedAhead);
         add_part<C, V, 0>(sums, slice, values, inputs);
@@ -106,8 +111,8 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
         }
       }
       if (!kScaledUnits || projection.offsets == nullptr) continue;
-      const float* offsets = of_unit(projection.offsets, projection, strip, unit, x.unit) + first * W;
-      fetch_slice<How>(offsets + kFetchedAhead / int64_t(sizeof(float)));
+      const float* offsets =
+          of_unit(projection.offsets, projection, strip, unit, x.unit, wide_offsets) + first * W;
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const float sum = x.sums[(token + c) * x.units + unit];
@@ -124,7 +129,7 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
 
   // int8: prefetches the scales that are needed at the end of the strip.
   void fetch_scales(int64_t strip) const {
-    const float* scales = projection.scales + strip * kStripOutputs;
+    const float* scales = static_cast<const float*>(projection.scales) + strip * kStripOutputs;
 #pragma GCC unroll 8
     for (int v = 0; v < kStripVectors; ++v) __builtin_prefetch(scales + v * W);
   }
@@ -163,10 +168,11 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
   const int8_t* values = x.values + token * a.inputs;
   float results[kStripOutputs] = {};
   for (int64_t unit = 0; unit < x.units; ++unit) {
+    OfOutputs wide_scales, wide_offsets;
     const float *scales = nullptr, *offsets = nullptr;
-    if (Slices::kInGroups) scales = of_unit(a.scales, a, strip, unit, x.unit);
+    if (Slices::kInGroups) scales = of_unit(a.scales, a, strip, unit, x.unit, wide_scales);
     if (Slices::kInGroups && a.offsets != nullptr) {
-      offsets = of_unit(a.offsets, a, strip, unit, x.unit);
+      offsets = of_unit(a.offsets, a, strip, unit, x.unit, wide_offsets);
     }
     int32_t sums[kStripOutputs];
     std::fill_n(sums, kStripOutputs, x.offsets[token * x.units + unit]);

@@ -98,13 +98,15 @@ class IntegerPanels {
           slice += kByteSlices * kSlice, values += kByteSlices * Slices::kInputs;
         }
       }
+      OfOutputs wide;
       const float* scales = nullptr;
       if (Slices::kInGroups) {
-        scales = of_unit(projection.scales, projection, strip, unit, x.unit) + vector * W;
+        scales = of_unit(projection.scales, projection, strip, unit, x.unit, wide) + vector * W;
       }
       add_scaled(sums, scales, token, unit, to);
       if (Slices::kInGroups && projection.offsets != nullptr) {
-        const float* offsets = of_unit(projection.offsets, projection, strip, unit, x.unit);
+        const float* offsets =
+            of_unit(projection.offsets, projection, strip, unit, x.unit, wide);
         subtract<C, V>(offsets + vector * W, token, unit, to);
       }
     }

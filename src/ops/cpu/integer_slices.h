@@ -24,11 +24,19 @@ struct Int4Slices {
   static constexpr bool kInGroups = true;
 };
 
-// Scales (or offsets) of a strip's groups for a unit of inputs: [kStripOutputs].
-inline const float* of_unit(const float* groups, const LinearArgs& a, int64_t strip, int64_t unit,
-                            int64_t unit_size) {
+// Room for the scales or the offsets of a strip's outputs.
+typedef float OfOutputs[kStripOutputs];
+
+// Scales or offsets of a strip's outputs for a unit of inputs: [kStripOutputs], in place or widened.
+inline const float* of_unit(const void* groups, const LinearArgs& a, int64_t strip, int64_t unit,
+                            int64_t unit_size, OfOutputs& wide) {
   const int64_t group = unit * unit_size / a.group;
-  return groups + (strip * (a.inputs / a.group) + group) * kStripOutputs;
+  const int64_t first = (strip * (a.inputs / a.group) + group) * kStripOutputs;
+  if (a.group_dtype == kFloat32) return static_cast<const float*>(groups) + first;
+  const bf16* from = static_cast<const bf16*>(groups) + first;
+#pragma GCC unroll 16
+  for (int i = 0; i < kStripOutputs; i += W) store(wide + i, load(from + i));
+  return wide;
 }
 
 // The inputs that share one scale: as many as possible of a group's.
