@@ -182,25 +182,3 @@ def _own_copy(
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
-
-
-def compile_functions(
-    functions: Sequence[Callable[..., Any]],
-    token_arguments: Sequence[Sequence[int]],
-    most_tokens: int,
-) -> list[CompiledFunction]:
-    """Wrap each function for compilation at its first call.
-
-    Parameters
-    ----------
-    functions
-        Pure functions on tensors; their other arguments must be hashable.
-    token_arguments
-        Per function, the positions of arguments whose dimension 0 counts tokens.
-    most_tokens
-        Maximal number of tokens of a call.
-    """
-    return [
-        CompiledFunction(function, indices, most_tokens)
-        for function, indices in zip(functions, token_arguments, strict=True)
-    ]

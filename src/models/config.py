@@ -15,6 +15,7 @@ from src.models.layers.activations import Activation
 from src.models.layers.attention import Temperature
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.models.weights.checkpoint_formats import CheckpointFormats
 from src.models.weights.parameters import Packing
 from src.ops.experts import ClampedSwiglu
 from src.ops.routing import Scoring
@@ -305,6 +306,8 @@ class ModelConfig:
         Beginnings of the names of tensors that the checkpoint may have and that are not read.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    formats
+        How a quantized checkpoint stores its matrices; None: plainly, or as the family says.
     unread_layers
         How many layers the checkpoint may have behind the last, to predict further tokens. They are
         not read.
@@ -325,6 +328,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
     unread_layers: int = 0
+    formats: CheckpointFormats | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

@@ -28,7 +28,7 @@ from src.models.program import (
     run_head,
     run_program,
 )
-from src.models.weights.methods import Formats, Weight
+from src.models.weights.methods import ByKind, Formats, LinearMethod, Weight
 from src.models.weights.parameters import Kind, Parameter, allocate
 from src.ops.linear import fits_strips, to_strips
 
@@ -64,7 +64,8 @@ class Model:
         config: the checkpoint's configuration.
         group: the ranks that hold it.
         spec: shape, numerics and placement.
-        formats: which linear method holds which kind of parameter.
+        formats: what chooses how parameters are held.
+        methods: parameter -> the linear method that holds it; others are plain tensors.
         aliases: parameter -> the parameter whose values it shares.
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
@@ -105,9 +106,12 @@ class Model:
             dtype=dtype,
             device=device,
         )
-        self.formats = formats or Formats()
+        self.formats = formats or ByKind()
         self.program: Program = builder.program()
-        self.table: dict[str, Parameter] = builder.parameters
+        self.methods: dict[str, LinearMethod] = {}
+        self.table: dict[str, Parameter] = {
+            name: self._held(parameter) for name, parameter in builder.parameters.items()
+        }
         self.aliases: dict[str, str] = builder.aliases
         self._buffers = tuple(builder.buffers)
         self.weights: dict[str, Weight] = {
@@ -115,10 +119,11 @@ class Model:
             for name, make in builder.buffers.items()
         }
         for name, of in builder.aliases.items():
-            if self.formats.of("head") is not None:
+            shape, own_dtype = self.table[of].shape, self.table[of].dtype
+            head = self._held(Parameter(name, shape, "head", (), None, own_dtype))
+            if name in self.methods:
                 # It has a format of its own, so it is a separate parameter with equal values.
-                shape, own_dtype = self.table[of].shape, self.table[of].dtype
-                self.table[name] = Parameter(name, shape, "head", (), None, own_dtype)
+                self.table[name] = head
         for parameter in self.table.values():
             self.weights[parameter.name] = self._room_for(parameter)
         for name, of in builder.aliases.items():
@@ -252,8 +257,18 @@ class Model:
         named = {name: self.weights[name] for name in self._buffers}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
+    def _held(self, parameter: Parameter) -> Parameter:
+        """The parameter as the formats hold it; its method, if it has one, is put down."""
+        try:
+            held, method = self.formats.hold(parameter, self.group.size)
+        except ValueError as error:
+            raise ModelLoadError(f"{self.formats.name}: {parameter.name}: {error}") from None
+        if method is not None:
+            self.methods[parameter.name] = method
+        return held
+
     def _room_for(self, parameter: Parameter) -> Weight:
-        method, device = self.formats.of(parameter.kind), self.spec.device
+        method, device = self.methods.get(parameter.name), self.spec.device
         if method is None:
             return allocate(parameter.shape, parameter.dtype, device)
         meta = torch.device("meta")

@@ -42,6 +42,8 @@ from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
 from src.models.weights.checkpoint import first_dtype
+from src.models.weights.checkpoint_formats import CheckpointFormats
+from src.models.weights.quantization_config import method_of, read_formats, section_of
 
 FAMILIES: tuple[type[Family], ...] = (
     Cohere,
@@ -137,7 +139,8 @@ def _text_of(raw: Mapping[str, Any], family: type[Family], source: str) -> dict[
         if text.get("dtype") or text.get("torch_dtype")
         else {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
     )
-    whole = {name: raw[name] for name in ("quantization_config",) if name in raw}
+    names = ("quantization_config", "compression_config")
+    whole = {name: raw[name] for name in names if name in raw}
     return {**text, **dtype, **whole, "architectures": [family.architectures[0]]}
 
 
@@ -164,7 +167,7 @@ def family_of(architecture: str) -> type[Family]:
 
 
 def architecture_of(raw: Mapping[str, Any], source: str) -> str:
-    """The architecture to run a checkpoint as, after refusing those that no family can run.
+    """The architecture to run a checkpoint as.
 
     It is `architectures[0]` or follows from `model_type`. Some converters and trainers write no
     `architectures`, or the class that they have trained.
@@ -172,21 +175,8 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     A checkpoint may bring code for a supported architecture; that code is never run.
 
     Raises:
-        ModelLoadError: remote code, a quantized checkpoint, or no architecture.
+        ModelLoadError: remote code, or no architecture that a family can run.
     """
-    name = _named_architecture(raw, source)
-    if quantization := raw.get("quantization_config"):
-        is_object = isinstance(quantization, dict)
-        method = quantization.get("quant_method", quantization) if is_object else quantization
-        if not is_object or method not in family_of(name).packings:
-            raise ModelLoadError(
-                f"{source}: quantization_config ({method}) is not supported; "
-                "use the unquantized checkpoint"
-            )
-    return name
-
-
-def _named_architecture(raw: Mapping[str, Any], source: str) -> str:
     chosen, names = _chosen(raw), raw.get("architectures")
     if chosen is not None:
         return chosen
@@ -205,6 +195,20 @@ def _named_architecture(raw: Mapping[str, Any], source: str) -> str:
     return names[0]
 
 
+def _formats_of(
+    raw: Mapping[str, Any], path: Path, family: type[Family]
+) -> CheckpointFormats | None:
+    """The formats of a quantized checkpoint, unless the family itself reads them."""
+    found = section_of(raw, path)
+    if found is None:
+        return None
+    name, section = found
+    if isinstance(section, Mapping) and method_of(section) in family.packings:
+        return None
+    source = path / "config.json" if name in raw else path
+    return read_formats(name, section, str(source))
+
+
 def load_config(path: Path) -> ModelConfig:
     """The configuration of a model directory. No weights are read, but perhaps their dtype.
 
@@ -219,6 +223,7 @@ def load_config(path: Path) -> ModelConfig:
         raw = _text_of(raw, wrapped[1], str(source))
     architecture = architecture_of(raw, str(source))
     family = family_of(architecture)
+    formats = _formats_of(raw, path, family)
     raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
@@ -228,4 +233,5 @@ def load_config(path: Path) -> ModelConfig:
     dtype = config.dtype
     if dtype is None:
         dtype = str(first_dtype(path) or torch.float32).removeprefix("torch.")
-    return replace(config, dtype=dtype, generation=parse_generation(raw, generation))
+    defaults = parse_generation(raw, generation)
+    return replace(config, dtype=dtype, formats=formats, generation=defaults)

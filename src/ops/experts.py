@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Cost, Op
-from src.ops.linear import STRIP, fits_strips, num_outputs, to_quantized_strips, to_strips
+from src.ops.linear import num_outputs, to_quantized_strips, to_strips
 from src.ops.linear import reference as reference_linear
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
@@ -353,14 +353,6 @@ EXPERTS = Op(
     cost=_cost,
     lazy={"cuda": "src.ops.triton.experts:run"},
 )
-
-
-def fits_expert_strips(gate_up: Tensor, down: Tensor) -> bool:
-    """Whether experts [E, 2 I, H] and [E, H, I] of these shapes and this dtype fit strips.
-
-    Gate and up are packed into separate strips, so I must be a multiple of `STRIP`.
-    """
-    return gate_up.shape[1] // 2 % STRIP == 0 and fits_strips(gate_up[0]) and fits_strips(down[0])
 
 
 def experts(

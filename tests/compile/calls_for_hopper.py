@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from src.compile.job import flatten, is_tensor
-from src.compile.just_in_time import compile_functions
+from src.compile.just_in_time import CompiledFunction
 from src.models import Call, Model
 from src.models.fields import Fields
 from src.models.program import run_chain
@@ -82,11 +82,10 @@ def run(name: str) -> dict[str, list[str]]:
         ("attended", "residual"),
         ("hidden",),
     ]
-    functions = compile_functions(
-        [run_chain] * len(calls),
-        [range(2, 2 + len(call.chain.reads)) for call in calls],
-        most_tokens,
-    )
+    functions = [
+        CompiledFunction(run_chain, range(2, 2 + len(call.chain.reads)), most_tokens)
+        for call in calls
+    ]
     launched: dict[str, list[str]] = {}
     counts = (8, 0, 1, 2, 3, 256, most_tokens)
     for tokens in counts:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from src.compile import CompilationError
-from src.compile.just_in_time import CompiledFunction, compile_functions
+from src.compile.just_in_time import CompiledFunction
 from src.core.settings import CHECKOUT
 
 # Counts what Inductor compiles and finds, and every process that is started for it.
@@ -37,10 +37,10 @@ use_artifact_cache(Path(sys.argv[1]))
 
 import torch
 from torch._dynamo.utils import counters
-from src.compile.just_in_time import compile_functions
+from src.compile.just_in_time import CompiledFunction
 from tests.compile.functions import gate_twice
 
-(compiled,) = compile_functions([gate_twice], [(0, 1)], 300)
+compiled = CompiledFunction(gate_twice, (0, 1), 300)
 with torch.inference_mode():
     for count in (8, 1, 300):
         given = torch.randn(count, 144), torch.randn(count, 72), torch.ones(72)
@@ -94,7 +94,7 @@ def frames() -> int:
 
 
 def test_any_number_of_tokens_and_layers_is_one_graph() -> None:
-    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
+    compiled = CompiledFunction(project, (1,), MOST_TOKENS)
     assert compiled.artifact is None
     layers = [torch.randn(4, 6) for _ in range(20)]
     for num_tokens in (8, 1, 2, 3, 64, 1):
@@ -106,7 +106,7 @@ def test_any_number_of_tokens_and_layers_is_one_graph() -> None:
 
 
 def test_two_hundred_numbers_of_tokens_after_the_first_compile_nothing() -> None:
-    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
+    compiled = CompiledFunction(project, (1,), MOST_TOKENS)
     weight = torch.randn(4, 6)
     compiled(weight, torch.randn(8, 4))
     before = frames()
@@ -122,7 +122,7 @@ def test_two_hundred_numbers_of_tokens_after_the_first_compile_nothing() -> None
 def test_models_of_one_process_do_not_use_up_each_other_s_limit() -> None:
     limit = torch._dynamo.config.recompile_limit
     for width in range(3, limit + 6):
-        (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
+        compiled = CompiledFunction(project, (1,), MOST_TOKENS)
         weight, x = torch.randn(4, width), torch.randn(5, 4)
         torch.testing.assert_close(compiled(weight, x), project(weight, x))
     assert graphs() == limit + 3
@@ -130,7 +130,7 @@ def test_models_of_one_process_do_not_use_up_each_other_s_limit() -> None:
 
 def settled() -> tuple[CompiledFunction, Pair, Tensor]:
     """A function that was compiled, and arguments that it takes beside 2."""
-    (compiled,) = compile_functions([project_by], [(2,)], MOST_TOKENS)
+    compiled = CompiledFunction(project_by, (2,), MOST_TOKENS)
     pair, x = Pair(torch.randn(4, 6), None), torch.randn(5, 4)
     compiled(2, pair, x)
     return compiled, pair, x
@@ -177,7 +177,7 @@ def add(left: Tensor, right: Tensor) -> Tensor:
 
 
 def test_as_many_tokens_in_each_argument() -> None:
-    (compiled,) = compile_functions([add], [(0, 1)], MOST_TOKENS)
+    compiled = CompiledFunction(add, (0, 1), MOST_TOKENS)
     some, others = torch.randn(4, 6), torch.randn(4, 6)
     torch.testing.assert_close(compiled(some, others), some + others)
     for count in (1, 3):
@@ -209,7 +209,7 @@ def gate_one(weight: Tensor, x: Tensor) -> Tensor:
 def test_code_that_holds_for_some_numbers_of_tokens_does_not_serve(
     function: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    (compiled,) = compile_functions([function], [(1,)], MOST_TOKENS)
+    compiled = CompiledFunction(function, (1,), MOST_TOKENS)
     with pytest.raises(CompilationError, match=r"gate_\w+ depends on the number of tokens"):
         compiled(torch.randn(4, 6), torch.randn(8, 4))
     assert compiled.artifact is None
@@ -229,7 +229,7 @@ def test_others_of_the_process_compile_what_they_like_and_disturb_nobody() -> No
 
 
 def test_a_tensor_that_comes_twice_is_refused() -> None:
-    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
+    compiled = CompiledFunction(project, (1,), MOST_TOKENS)
     both = torch.randn(4, 4)
     with pytest.raises(ValueError, match="two arguments are the same tensor"):
         compiled(both, both)
@@ -237,7 +237,7 @@ def test_a_tensor_that_comes_twice_is_refused() -> None:
 
 
 def test_a_process_without_its_compiler_gets_no_compiled_function() -> None:
-    (compiled,) = compile_functions([project], [(1,)], MOST_TOKENS)
+    compiled = CompiledFunction(project, (1,), MOST_TOKENS)
     with (
         torch.compiler.set_stance("force_eager"),
         pytest.raises(CompilationError, match="made no graph of project"),

@@ -24,7 +24,8 @@ EXPERTS, LAYERS = 6, 3
 def packed(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Random blocks and scales for values of a shape, of ordinary size."""
     random = torch.Generator().manual_seed(seed)
-    blocks, scales = Mxfp4().stored_shapes(shape)
+    forms = Mxfp4().forms("experts", shape)
+    blocks, scales = (forms[role].shapes[0] for role in ("blocks", "scales"))
     return (
         torch.randint(0, 256, blocks, generator=random, dtype=torch.uint8),
         torch.randint(120, 125, scales, generator=random, dtype=torch.uint8),
@@ -36,7 +37,7 @@ def test_every_number_and_scale_is_as_transformers_reads_it(dtype: torch.dtype) 
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 1, 16).expand(255, -1, -1, -1)
     scales = torch.arange(255, dtype=torch.uint8).view(-1, 1, 1).expand(-1, 16, 1)
     expected = convert_moe_packed_tensors(blocks.contiguous(), scales.contiguous(), dtype=dtype)
-    got = Mxfp4().unpack([blocks, scales]).to(dtype)
+    got = Mxfp4().unpack({"blocks": blocks, "scales": scales}).to(dtype)
     assert got.shape == (255, 16, 32)
     assert torch.equal(got, expected.transpose(1, 2))
 

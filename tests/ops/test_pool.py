@@ -436,3 +436,11 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_the_program_for_the_thread_sanitizer_follows_the_interface() -> None:
+    """It names the fields of `abi.h` by position, and only a session of its own runs it."""
+    program = Path(__file__).parent / "threads_under_tsan.cpp"
+    command = ["c++", "-std=c++17", "-Wno-psabi", "-fsyntax-only", f"-I{ROOT / 'src/ops/cpu'}"]
+    subprocess.run([*command, str(program)], check=True)

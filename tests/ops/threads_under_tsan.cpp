@@ -41,7 +41,7 @@ bool attend(int rounds) {
   for (int32_t i = 0; i < 32; ++i) tables[size_t(kBlocks + i)] = i;
   const std::vector<int64_t> slots(kTokens, -1);
   const std::vector<float> sinks(kHeads, 0.5f);
-  const AttentionSpec spec{0.2f, 5.0f, 0, sinks.data()};
+  const AttentionSpec spec{0.2f, 5.0f, 0, 0, sinks.data()};
   for (int round = 0; round < rounds; ++round) {
     const AttentionArgs args{query.data(), query.data(), query.data(), keys.data(), values.data(),
                              tables.data(), starts, lengths, slots.data(), out.data(), &spec,

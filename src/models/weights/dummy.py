@@ -32,10 +32,10 @@ def fill_dummy(model: Model, seed: int, before_each: Callable[[], None] = lambda
     for index, parameter in enumerate(model.table.values()):
         if not parameter.placements:
             continue
-        is_plain = model.formats.of(parameter.kind) is None
+        method = model.methods.get(parameter.name)
         values = (
             model.weights[parameter.name]
-            if is_plain
+            if method is None
             else allocate(parameter.shape, parameter.dtype, device)
         )
         assert isinstance(values, torch.Tensor)
@@ -44,9 +44,9 @@ def fill_dummy(model: Model, seed: int, before_each: Callable[[], None] = lambda
         else:
             offset = (index + 1) * _STRIDE % _POOL_SIZE
             _repeat(pool, offset, math.sqrt(3 / parameter.shape[-1]), values.view(-1))
-        if not is_plain:
+        if method is not None:
             before_each()
-            make(model, parameter, {"weight": values})
+            make(model, parameter, method.encode(values))
     make_aliases(model, before_each)
 
 

@@ -17,61 +17,68 @@ from src.core.cpus import usable_cpus
 from src.core.errors import ModelLoadError
 from src.models.model import Model
 from src.models.weights.checkpoint import StoredTensor, TensorReader
-from src.models.weights.parameters import Parameter, Placement, own_part, stored_tensors, view_of
+from src.models.weights.parameters import (
+    NUMBERS,
+    WEIGHT,
+    Packing,
+    Parameter,
+    Placement,
+    RowPacking,
+    StoredForm,
+    own_part,
+    shape_at,
+    stored_forms,
+    view_of,
+)
 
 # Buffers in older checkpoints that are not needed, because they are computed here.
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 _NAMES_SHOWN = 4
-_WEIGHT = "weight"
 
 
 class _Read(NamedTuple):
-    """One read: the checkpoint's tensors, and the view of a parameter (or its staging) to fill.
+    """One read: the checkpoint's tensors by role, and the views of a parameter's parts to fill."""
 
-    ``stored`` maps names to shapes. There is one tensor, unless its values are packed.
-    """
-
-    stored: dict[str, tuple[int, ...]]
-    view: Tensor
+    forms: dict[str, StoredForm]
+    views: dict[str, Tensor]
     placement: Placement
 
 
 def stored_names(model: Model, parameter: Parameter) -> Iterator[str]:
-    """Names of the checkpoint's tensors for a parameter."""
-    method = model.formats.of(parameter.kind)
+    """Names of the checkpoint's tensors for a parameter; of some it may have none."""
     for placement in parameter.placements:
-        endings = ("",) if placement.packing is None else placement.packing.endings
-        for kind in (_WEIGHT,) if method is None else method.stored:
-            for ending in endings:
-                yield _name(placement, kind) + ending
+        for form in _forms(model, parameter, placement).values():
+            yield form.name
 
 
-def _name(placement: Placement, kind: str) -> str:
-    """Name of a stored part of matrix ``....weight``, for example ``....qweight``."""
-    name = placement.tensor
-    return name if kind == _WEIGHT else name.removesuffix(_WEIGHT) + kind
+def _forms(model: Model, parameter: Parameter, placement: Placement) -> dict[str, StoredForm]:
+    own = shape_at(parameter.shape, placement.index)
+    try:
+        return stored_forms(own, placement, model.group.size)
+    except ValueError as error:
+        raise ModelLoadError(f"{model.formats.name}: {placement.tensor}: {error}") from None
 
 
 def _parts(model: Model, parameter: Parameter) -> dict[str, Tensor]:
     """The tensors to read into: the parameter itself, or the staging of its linear method."""
-    method = model.formats.of(parameter.kind)
+    method = model.methods.get(parameter.name)
     if method is None:
         weight = model.weights[parameter.name]
         assert isinstance(weight, Tensor)
-        return {_WEIGHT: weight}
+        return {WEIGHT: weight}
     return method.staging(parameter.shape, parameter.dtype, model.spec.device)
 
 
 def _reads(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> Iterator[_Read]:
-    method = model.formats.of(parameter.kind)
+    method = model.methods.get(parameter.name)
     for placement in parameter.placements:
-        for kind, part in parts.items():
-            if method is None:
-                view = view_of(part, placement)
-            else:
-                view = method.place(part, kind, placement.index)
-            name = _name(placement, kind)
-            yield _Read(stored_tensors(name, view, placement, model.group.size), view, placement)
+        views = {
+            kind: view_of(part, placement)
+            if method is None
+            else method.place(part, kind, placement.index)
+            for kind, part in parts.items()
+        }
+        yield _Read(_forms(model, parameter, placement), views, placement)
 
 
 def check_tensors(
@@ -89,47 +96,36 @@ def check_tensors(
         ModelLoadError: tensors are missing, unexpected, mis-shaped or mis-typed; the message names
             them.
     """
-    meta = torch.device("meta")
-    reads: list[_Read] = []
-    for parameter in model.table.values():
-        method = model.formats.of(parameter.kind)
-        parts = (
-            {_WEIGHT: torch.empty(parameter.shape, dtype=parameter.dtype, device=meta)}
-            if method is None
-            else method.staging(parameter.shape, parameter.dtype, meta)
-        )
-        reads += _reads(model, parameter, parts)
-    wanted = dict.fromkeys(name for read in reads for name in read.stored)
+    forms = {
+        form.name: form
+        for parameter in model.table.values()
+        for placement in parameter.placements
+        for form in _forms(model, parameter, placement).values()
+    }
     faults = []
-    if missing := [name for name in wanted if name not in stored]:
+    if missing := [n for n, form in forms.items() if n not in stored and not form.is_optional]:
         faults.append("missing: " + _listed(missing))
     harmless = {name for name in stored if _HARMLESS.search(name)} | passed_over
-    if unexpected := [name for name in stored if name not in wanted and name not in harmless]:
+    if unexpected := [name for name in stored if name not in forms and name not in harmless]:
         faults.append("unexpected: " + _listed(unexpected))
-    if mis_shaped := _mis_shaped(reads, stored):
+    given = [(form, stored[name]) for name, form in forms.items() if name in stored]
+    if mis_shaped := [_expected(*pair) for pair in given if pair[1].shape not in pair[0].shapes]:
         faults.append("mis-shaped: " + _listed(mis_shaped))
-    if mis_typed := _mis_typed(reads, stored):
+    if mis_typed := [_typed(*pair) for pair in given if pair[1].dtype not in pair[0].dtypes]:
         faults.append("mis-typed: " + _listed(mis_typed))
     if faults:
         raise ModelLoadError(f"{path} does not fit its config.json; tensors {'; '.join(faults)}")
 
 
-def _mis_shaped(reads: list[_Read], stored: dict[str, StoredTensor]) -> list[str]:
-    shapes = {name: shape for read in reads for name, shape in read.stored.items()}
-    return [
-        f"{name} (expected {list(shape)}, got {list(stored[name].shape)})"
-        for name, shape in shapes.items()
-        if name in stored and stored[name].shape != shape
-    ]
+def _expected(form: StoredForm, got: StoredTensor) -> str:
+    wanted = " or ".join(str(list(shape)) for shape in form.shapes)
+    return f"{form.name} (expected {wanted}, got {list(got.shape)})"
 
 
-def _mis_typed(reads: list[_Read], stored: dict[str, StoredTensor]) -> list[str]:
-    packed = {name: read.placement.packing is not None for read in reads for name in read.stored}
-    return [
-        f"{name} (expected {'bytes' if is_packed else 'numbers'}, got {stored[name].dtype})"
-        for name, is_packed in packed.items()
-        if name in stored and (stored[name].dtype == torch.uint8) != is_packed
-    ]
+def _typed(form: StoredForm, got: StoredTensor) -> str:
+    known = {NUMBERS: "numbers", (torch.uint8,): "bytes"}
+    names = known.get(form.dtypes) or " or ".join(map(str, form.dtypes))
+    return f"{form.name} (expected {names}, got {got.dtype})"
 
 
 def fill(
@@ -166,7 +162,7 @@ def fill(
         for parameter in _in_file_order(model, stored):
             parts = _parts(model, parameter)
             reads = [pool.submit(reader.read, read) for read in _reads(model, parameter, parts)]
-            if model.formats.of(parameter.kind) is None:
+            if parameter.name not in model.methods:
                 direct += reads
             else:
                 staged.append((parameter, parts, reads))
@@ -186,7 +182,7 @@ def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
             before_each()
             source = model.weights[of]
             assert isinstance(source, Tensor)
-            make(model, model.table[name], {_WEIGHT: source})
+            make(model, model.table[name], model.methods[name].encode(source))
 
 
 def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
@@ -195,8 +191,7 @@ def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
     Raises:
         ModelLoadError: the method cannot hold this matrix.
     """
-    method = model.formats.of(parameter.kind)
-    assert method is not None
+    method = model.methods[parameter.name]
     try:
         weight = method.make(parts)
     except ValueError as error:
@@ -206,10 +201,22 @@ def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
 
 def _in_file_order(model: Model, stored: dict[str, StoredTensor]) -> list[Parameter]:
     def place(parameter: Parameter) -> tuple[Path, int]:
-        first = stored[next(stored_names(model, parameter))]
+        first = stored[next(name for name in stored_names(model, parameter) if name in stored)]
         return first.file, first.offset
 
     return sorted((each for each in model.table.values() if each.placements), key=place)
+
+
+def _unpacked(
+    stored: dict[str, Tensor], packing: Packing | None, is_decoded: bool
+) -> dict[str, Tensor]:
+    """The values of a checkpoint's tensors, or the parts that a linear method keeps."""
+    if packing is None:
+        return stored
+    if is_decoded:
+        return {WEIGHT: packing.unpack(stored)}
+    assert isinstance(packing, RowPacking)
+    return packing.rows(stored)
 
 
 class _Reader:
@@ -232,23 +239,28 @@ class _Reader:
         if not hasattr(self._local, "reader"):
             self._local.reader = TensorReader(self._checked)
         reader: TensorReader = self._local.reader
-        placement, view, packing = read.placement, read.view, read.placement.packing
-        stored = [self._stored[name] for name in read.stored]
+        placement, packing = read.placement, read.placement.packing
+        stored = {r: self._stored[f.name] for r, f in read.forms.items() if f.name in self._stored}
         if placement.part is not None:
-            stored = [each.part(placement.part.index) for each in stored]
+            stored = {role: each.part(placement.part.index) for role, each in stored.items()}
         is_cut = placement.shard is not None and self._world_size > 1
-        is_as_stored = packing is None and placement.transform is None and not is_cut
-        if is_as_stored and view.is_contiguous():
-            reader.read(stored[0], view)
-            return
-        wholes = []
-        for each in stored:
-            dtype = view.dtype if packing is None else each.dtype
-            wholes.append(torch.empty(each.shape, dtype=dtype))
-            reader.read(each, wholes[-1])
-        values = wholes[0] if packing is None else packing.unpack(wholes)
-        own = own_part(values, placement, self._rank, self._world_size)
-        view.copy_(own if placement.transform is None else placement.transform(own))
+        if packing is None and placement.transform is None and not is_cut:
+            view = read.views[WEIGHT]
+            if view.is_contiguous():
+                reader.read(stored[WEIGHT], view)
+                return
+        wholes = {}
+        for role, each in stored.items():
+            dtype = read.views[WEIGHT].dtype if packing is None else each.dtype
+            wholes[role] = torch.empty(each.shape, dtype=dtype)
+            reader.read(each, wholes[role])
+        try:
+            parts = _unpacked(wholes, packing, WEIGHT in read.views)
+        except ValueError as error:
+            raise ModelLoadError(f"{placement.tensor}: {error}") from None
+        for kind, view in read.views.items():
+            own = own_part(parts[kind], placement, self._rank, self._world_size)
+            view.copy_(own if placement.transform is None else placement.transform(own))
 
     def finish(self, reads: list[Future[None]], pool: ThreadPoolExecutor) -> None:
         """Wait for some reads. If one fails, stop the others and raise its error."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from src.models.registry import family_of, load_config
 from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
-from src.models.weights.methods import Method, formats_of
+from src.models.weights.methods import Formats, Method, formats_of
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
@@ -76,6 +76,7 @@ def load_model(
     elif config.tie_word_embeddings and embedding not in stored and head in stored:
         # A checkpoint that stores the shared tensor once may have stored it as the head.
         stored[embedding] = stored[head]
+    rounds = _rounds_inputs(rounds_inputs, torch_dtype)
     model = Model(
         config,
         family.write,
@@ -83,9 +84,7 @@ def load_model(
         device=device,
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
-        formats=formats_of(
-            quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
-        ),
+        formats=_formats(config, stored, quantization, group_size, rounds),
     )
     when_allocated(model)
     if load_format == "dummy":
@@ -122,6 +121,7 @@ def outline_model(
     """
     config = load_config(path)
     torch_dtype = resolve_dtype(dtype, config)
+    rounds = _rounds_inputs(rounds_inputs, torch_dtype)
     return Model(
         config,
         family_of(config.architecture).write,
@@ -131,10 +131,27 @@ def outline_model(
         group=group,
         outlines_tables=outlines_tables,
         deterministic=deterministic,
-        formats=formats_of(
-            quantization, group_size, rounds_inputs=_rounds_inputs(rounds_inputs, torch_dtype)
-        ),
+        formats=_formats(config, {}, quantization, group_size, rounds),
     )
+
+
+def _formats(
+    config: ModelConfig,
+    stored: Mapping[str, StoredTensor],
+    quantization: Method | None,
+    group_size: int,
+    rounds_inputs: bool,
+) -> Formats:
+    """The checkpoint's own formats, or those that ``model.quantization`` asks for."""
+    own = config.formats
+    if own is None:
+        return formats_of(quantization, group_size, rounds_inputs=rounds_inputs)
+    if quantization is not None:
+        raise ModelLoadError(
+            f"model.quantization = {quantization!r}: the checkpoint is quantized already "
+            f"({own.name}) and is served as it is; leave the setting out"
+        )
+    return own.opened(stored) if stored else own
 
 
 def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from src import ops
-from src.models.weights.parameters import allocate
+from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate
 from src.models.weights.rounding import round_to_int4, round_to_int8
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
@@ -131,11 +131,7 @@ Weight: TypeAlias = torch.Tensor | QuantizedWeight
 
 
 class LinearMethod(Protocol):
-    """A format of weights."""
-
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """The tensors that a checkpoint stores per matrix: the last parts of their names."""
+    """A format of weights, for one parameter."""
 
     @property
     def name(self) -> str:
@@ -144,10 +140,16 @@ class LinearMethod(Protocol):
     def staging(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
-        """Allocate a tensor for each of ``stored``, for a matrix [N, K]."""
+        """Allocate the parts of a matrix [N, K], into which its placements are read.
 
-    def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
+        They are a plain ``weight``, or what `parameters.RowPacking.rows` returns.
+        """
+
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
         """The view of ``part``, which has ``kind``, for the matrix's rows at ``index``."""
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """The parts of a matrix of these values, rounded to the format: for dummy weights."""
 
     def make(self, parts: Mapping[str, Tensor]) -> Weight:
         """Make the weight; on the meta device its shapes only.
@@ -171,7 +173,6 @@ class RoundingMethod:
     method: Method
     group_size: int
     rounds_inputs: bool
-    stored: tuple[str, ...] = ("weight",)
 
     @property
     def name(self) -> str:
@@ -182,44 +183,78 @@ class RoundingMethod:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
         """See `LinearMethod`."""
-        return {"weight": allocate(shape, dtype, device)}
+        return {WEIGHT: allocate(shape, dtype, device)}
 
-    def place(self, part: Tensor, kind: str, index: tuple[int | slice, ...]) -> Tensor:
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
         """See `LinearMethod`."""
         return part[index] if index else part
 
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """See `LinearMethod`."""
+        return {WEIGHT: values}
+
     def make(self, parts: Mapping[str, Tensor]) -> Weight:
         """See `LinearMethod`."""
-        return quantize(parts["weight"], self.method, self.group_size, in_strips=self.rounds_inputs)
+        return quantize(parts[WEIGHT], self.method, self.group_size, in_strips=self.rounds_inputs)
+
+
+class Held(NamedTuple):
+    """How a parameter is held: with what is packed in its placements, and by which method.
+
+    Without a method it is a plain tensor of the parameter's dtype, and packed values are decoded.
+    """
+
+    parameter: Parameter
+    method: LinearMethod | None
+
+
+class Formats(Protocol):
+    """Chooses how each parameter is held, by its kind and by its tensors in the checkpoint."""
+
+    @property
+    def name(self) -> str | None:
+        """The formats' name in logs; None if every parameter is plain."""
+
+    def hold(self, parameter: Parameter, world_size: int) -> Held:
+        """How a parameter is held. Its shape is of one rank out of ``world_size``.
+
+        A parameter without placements is a tied head: it gets the values of the embedding if there
+        is a method, and is the embedding itself if there is none.
+
+        Raises:
+            ValueError: it cannot be held, or cannot be cut into so many parts.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Formats:
+class ByKind:
     """The method per kind of parameter; None: a plain tensor of the parameter's dtype."""
 
     matrix: LinearMethod | None = None
     head: LinearMethod | None = None
+    name: str | None = None
 
-    def of(self, kind: str) -> LinearMethod | None:
-        """The method of a parameter's kind."""
-        return {"matrix": self.matrix, "head": self.head}.get(kind)
+    def hold(self, parameter: Parameter, world_size: int) -> Held:
+        """See `Formats`."""
+        method = {"matrix": self.matrix, "head": self.head}.get(parameter.kind)
+        return Held(parameter, method)
 
 
 # Name in the configuration -> function of group size and whether inputs are rounded. The head
 # always has 8 bits, because its errors go directly into the logits.
 _FORMATS: dict[str, Callable[[int, bool], Formats]] = {
-    "int8": lambda group, rounds: Formats(
-        RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds)
+    "int8": lambda group, rounds: ByKind(
+        RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds), "int8"
     ),
-    "int4": lambda group, rounds: Formats(
-        RoundingMethod("int4", group, rounds), RoundingMethod("int8", group, rounds)
+    "int4": lambda group, rounds: ByKind(
+        RoundingMethod("int4", group, rounds), RoundingMethod("int8", group, rounds), "int4"
     ),
 }
 
 
 def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> Formats:
     """The formats that ``model.quantization`` asks for."""
-    return Formats() if name is None else _FORMATS[name](group_size, rounds_inputs)
+    return ByKind() if name is None else _FORMATS[name](group_size, rounds_inputs)
 
 
 def plain(weight: Weight) -> torch.Tensor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from src.models.weights.parameters import StoredForm
+
 # E2M1: one bit of sign, two of the exponent, one of the mantissa.
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _EXPONENT_BIAS = 127
+_BYTES = (torch.uint8,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +28,17 @@ class Mxfp4:
 
     BLOCK: ClassVar[int] = 32
 
-    endings: tuple[str, ...] = ("_blocks", "_scales")
-
-    def stored_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`. ``in`` must be a multiple of 32."""
         blocks = (*shape[:-1], shape[-1] // self.BLOCK)
-        return (*blocks, self.BLOCK // 2), blocks
+        return {
+            "blocks": StoredForm(f"{tensor}_blocks", ((*blocks, self.BLOCK // 2),), _BYTES),
+            "scales": StoredForm(f"{tensor}_scales", (blocks,), _BYTES),
+        }
 
-    def unpack(self, stored: Sequence[Tensor]) -> Tensor:
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """See `parameters.Packing`."""
-        blocks, scales = stored
+        blocks, scales = stored["blocks"], stored["scales"]
         factors = _powers().index_select(0, scales.flatten().int()).view(scales.shape)
         numbers = _pairs().index_select(0, blocks.flatten().int()).view(*scales.shape, self.BLOCK)
         return numbers.mul_(factors[..., None]).flatten(-2)

@@ -5,9 +5,9 @@ Allocation, loading, quantization, layout and dummy values all read this one tab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from src.ops.host_memory import lazy_zeros
 Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "latent", "vector", "embedding"]
 Index: TypeAlias = tuple[int | slice, ...]
 
+WEIGHT = "weight"
+"""The role of a tensor that is not packed, and the name of the only part of a plain parameter."""
+
 
 class Transform(Protocol):
     """A function of a checkpoint's tensor; see `weights.transforms`."""
@@ -35,18 +38,55 @@ class Transform(Protocol):
         """The values for the parameter. ``stored`` has the shape that `stored_shape` gives."""
 
 
+class StoredForm(NamedTuple):
+    """What a checkpoint must hold under a name.
+
+    ``shapes`` are those that it may have. Without ``is_optional`` it must be there.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    is_optional: bool = False
+
+
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes of tensors that are not packed."""
+
+
 class Packing(Protocol):
-    """A form in which a checkpoint stores values as bytes; see `weights.packing`."""
+    """A form in which a checkpoint stores values in other tensors; see `weights.packing`."""
 
-    @property
-    def endings(self) -> tuple[str, ...]:
-        """The ends of the names of its tensors, which begin with the placement's name."""
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
+        """The checkpoint's tensors for values of this shape: their role -> their form.
 
-    def stored_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of these tensors, all of bytes, for values of this shape."""
+        ``tensor`` is the name that the values have if they are not packed.
 
-    def unpack(self, stored: Sequence[Tensor]) -> Tensor:
-        """The values that the tensors stand for, in float32."""
+        Raises:
+            ValueError: values of this shape cannot be packed so.
+        """
+
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """The values that the tensors stand for, in float32. ``stored`` is by role.
+
+        Raises:
+            ValueError: the tensors contradict each other.
+        """
+
+
+@runtime_checkable
+class RowPacking(Packing, Protocol):
+    """A form of a matrix [N, K] whose tensors a weight can hold, row by row."""
+
+    def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parts of the matrix: of every part, dimension 0 is a row [N, ...].
+
+        If there is a dimension 1, it is of columns, or of groups of columns. So rows can be
+        reordered and cut, and columns can be cut at the bounds of groups.
+
+        Raises:
+            ValueError: the tensors contradict each other.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,35 +175,56 @@ def view_of(parameter: Tensor, placement: Placement) -> Tensor:
     return parameter[placement.index] if placement.index else parameter
 
 
-def stored_shape(view: Tensor, placement: Placement, world_size: int) -> tuple[int, ...]:
+def shape_at(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
+    """The shape of the part of a tensor at an index."""
+    sizes = []
+    for size, each in zip(shape, index, strict=False):
+        if isinstance(each, slice):
+            sizes.append(len(range(*each.indices(size))))
+    return (*sizes, *shape[len(index) :])
+
+
+def stored_shape(own: tuple[int, ...], placement: Placement, world_size: int) -> tuple[int, ...]:
     """The shape that the checkpoint's values must have, of one part if there are parts."""
-    own, transform = tuple(view.shape), placement.transform
+    transform = placement.transform
     shape = list(own if transform is None else transform.stored_shape(own))
     if placement.shard is not None:
         shape[placement.shard] *= world_size
     return tuple(shape)
 
 
-def stored_tensors(
-    name: str, view: Tensor, placement: Placement, world_size: int
-) -> dict[str, tuple[int, ...]]:
-    """The checkpoint's tensors for a view, from the placement's name: name -> shape."""
-    shape, packing = stored_shape(view, placement, world_size), placement.packing
-    shapes = {name: shape}
-    if packing is not None:
-        pairs = zip(packing.endings, packing.stored_shapes(shape), strict=True)
-        shapes = {name + ending: each for ending, each in pairs}
+def stored_forms(
+    shape: tuple[int, ...], placement: Placement, world_size: int
+) -> dict[str, StoredForm]:
+    """The checkpoint's tensors for a part of this shape: their role -> their form.
+
+    Raises:
+        ValueError: values of this shape cannot be packed in the placement's form.
+    """
+    whole = stored_shape(shape, placement, world_size)
+    if placement.packing is None:
+        forms = {WEIGHT: StoredForm(placement.tensor, (whole,), NUMBERS)}
+    else:
+        forms = placement.packing.forms(placement.tensor, whole)
     if placement.part is None:
-        return shapes
-    return {name: (placement.part.count, *each) for name, each in shapes.items()}
+        return forms
+    count = placement.part.count
+    return {
+        role: form._replace(shapes=tuple((count, *each) for each in form.shapes))
+        for role, form in forms.items()
+    }
 
 
 def own_part(stored: Tensor, placement: Placement, rank: int, world_size: int) -> Tensor:
-    """A view of this rank's part of a checkpoint's values."""
-    if placement.shard is None or world_size == 1:
+    """A view of this rank's part of a checkpoint's values, or of one of their parts in rows.
+
+    What does not have the dimension, as scales of whole rows have no columns, is of all ranks.
+    """
+    dim = placement.shard
+    if dim is None or world_size == 1 or dim >= stored.dim() or stored.shape[dim] == 1:
         return stored
-    size = stored.shape[placement.shard] // world_size
-    return stored.narrow(placement.shard, rank * size, size)
+    size = stored.shape[dim] // world_size
+    return stored.narrow(dim, rank * size, size)
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

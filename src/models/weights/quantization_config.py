@@ -1,0 +1,65 @@
+"""Reads which format a checkpoint is quantized in, from its `config.json` or the file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from src.core.errors import ModelLoadError
+from src.models.fields import read_json
+from src.models.weights.checkpoint_formats import CheckpointFormats
+
+Section: TypeAlias = Mapping[str, Any]
+Reader: TypeAlias = Callable[[Section], CheckpointFormats]
+
+# `quant_method` -> what reads the section. A reader raises ValueError for what it cannot honour.
+READERS: dict[str, Reader] = {}
+
+# Fields of `config.json`, and files of older tools beside it, that describe a quantization.
+_FIELDS = ("quantization_config", "compression_config")
+_FILES = ("quantize_config.json", "quant_config.json")
+
+
+def section_of(raw: Mapping[str, Any], directory: Path) -> tuple[str, Any] | None:
+    """Where a checkpoint says how it is quantized, and what it says; None: nowhere.
+
+    Raises:
+        ModelLoadError: a file of an older tool is damaged.
+    """
+    for field in _FIELDS:
+        if raw.get(field):
+            return field, raw[field]
+    for file in _FILES:
+        if (directory / file).exists():
+            return file, read_json(directory / file)
+    return None
+
+
+def read_formats(name: str, section: Any, source: str) -> CheckpointFormats:
+    """The formats that a section asks for.
+
+    Args:
+        name: of the section, for messages.
+        section: as `section_of` returns it.
+        source: the file, for messages.
+
+    Raises:
+        ModelLoadError: the section is malformed, or asks for something that is not supported.
+    """
+    method = method_of(section)
+    if method not in READERS:
+        known = ", ".join(READERS) or "none"
+        raise ModelLoadError(
+            f"{source}: {name} ({method}) is not supported; quant_method may be {known}; "
+            "or use the unquantized checkpoint"
+        )
+    try:
+        return READERS[method](section)
+    except ValueError as error:
+        raise ModelLoadError(f"{source}: {name} ({method}): {error}") from None
+
+
+def method_of(section: Any) -> str:
+    """The `quant_method` of a section, as older tools' files imply it too."""
+    return str(section.get("quant_method", section) if isinstance(section, Mapping) else section)
