@@ -175,9 +175,9 @@ def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) ->
         return values.float().mul_(scales[:, None])
     scales = _by_row(scales)
     groups = values.view(len(values), scales.shape[1], -1).float().sub_(middle)
-    groups.mul_(scales[:, :, None])
+    groups.mul_(scales[:, :, None].float())
     if offsets is not None:
-        groups.sub_(_by_row(offsets)[:, :, None])
+        groups.sub_(_by_row(offsets)[:, :, None].float())
     return groups.view(len(values), -1)
 
 
@@ -248,7 +248,8 @@ def _fake(
 
 
 _STRIPS_OF = "strips of "
-_WITH_OFFSETS = " with offsets"
+_WITH = " with "
+_OFFSETS = {"offsets": torch.float32, "bfloat16 offsets": torch.bfloat16}
 
 
 def _build(
@@ -264,7 +265,8 @@ def _build(
 ) -> tuple[Any, ...]:
     """Random arguments; `weight` is `same` (as x), `int8`, or `int8` or `int4` `/<group>`.
 
-    Groups may be `with offsets`, and are followed by them then. All of these may be `strips of`.
+    Groups may be `with offsets` or `with bfloat16 offsets`, and scales of that dtype; offsets are
+    the last argument then. All of these may be `strips of`.
     """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inputs, generator=random).to(dtype).to(device)
@@ -285,7 +287,8 @@ def _build(
         bits = torch.randint(-127, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(outputs, generator=random) / 64 * inputs**-0.5
         return x, bits.to(device), scales.to(device), bias
-    kind, group = weight.removesuffix(_WITH_OFFSETS).split("/")
+    kind, _, kind_of_offsets = weight.partition(_WITH)
+    kind, group = kind.split("/")
     shape = (outputs, inputs // int(group))
     if kind == "int8":
         bits = torch.randint(-128, 128, (outputs, inputs), generator=random, dtype=torch.int8)
@@ -293,10 +296,11 @@ def _build(
     else:
         bits = torch.randint(0, 256, (outputs, inputs // 2), generator=random, dtype=torch.uint8)
         scales = torch.rand(shape, generator=random) / 4 * inputs**-0.5
-    quantized = (x, bits.to(device), scales.to(device), bias)
-    if not weight.endswith(_WITH_OFFSETS):
-        return quantized
-    return *quantized, (torch.randn(shape, generator=random) * inputs**-0.5).to(device)
+    if not kind_of_offsets:
+        return x, bits.to(device), scales.to(device), bias
+    offsets = torch.randn(shape, generator=random) * inputs**-0.5
+    narrow = (each.to(device, _OFFSETS[kind_of_offsets]) for each in (scales, offsets))
+    return x, bits.to(device), next(narrow), bias, next(narrow)
 
 
 def _cost(
@@ -340,7 +344,7 @@ LINEAR = Op(
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for weight in (
             *("same", "int8", "int4/32", "int4/64", "int8/16", "int8/32"),
-            *("int4/32 with offsets", "int8/32 with offsets"),
+            *("int4/32 with bfloat16 offsets", "int8/32 with offsets"),
         )
     ]
     + [

@@ -5,9 +5,9 @@ tensor, or a named tuple of tensors with its own `multiply`. Models never refer 
 call `layers.linear`.
 
 Two methods round weights at load: int8 by row, symmetric, and int4 by group, with an offset
-(`rounding`). Norms, biases and the embedding keep the model's dtype. So do activations, unless weights are laid out in strips: then
-a projection rounds its inputs to 8 bits and multiplies integers. Rounding to the nearest of evenly
-spaced values needs no calibration data.
+(`rounding`). Norms, biases and the embedding keep the model's dtype. So do activations, unless
+weights are laid out in strips: then a projection rounds its inputs to 8 bits and multiplies
+integers. Rounding to evenly spaced values needs no calibration data.
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ def quantize(
 
     Args:
         weight: finite values.
-        method: `int8` has one scale per row and values -127 to 127; `int4` has a scale and an offset
-            per `group_size` values of a row, both in bfloat16, and values -8 to 7.
+        method: `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and
+            a scale and an offset, in bfloat16, per `group_size` values of a row.
         group_size: of int4; a multiple of 32 that divides K.
         in_strips: whether to lay it out in strips for integer products, see
             `to_quantized_strips`. Matrices that cannot be cut into strips stay in rows.

@@ -49,8 +49,8 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         ):
             raise ValueError(
-                "expected x with contiguous last dimension, contiguous weights, scales, offsets and "
-                f"bias, and what is not quantized in x's dtype; got x "
+                "expected x with contiguous last dimension, contiguous weights, scales, offsets of "
+                f"their shape and dtype and bias, and what is not quantized in x's dtype; got x "
                 f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
                 f"{weight.dtype}"
             )

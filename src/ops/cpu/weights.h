@@ -4,6 +4,7 @@
 // times its scale and rounded once, like the bfloat16 weights of a checkpoint.
 #pragma once
 #include <algorithm>
+#include <vector>
 
 #include "abi.h"
 #include "pairs.h"
@@ -134,16 +135,50 @@ struct OfGroups {
   }
 };
 
+constexpr int kRowsAtOnce = 4;  // of which numbers are at hand at the same time, neighbours
+
 // Scales and offsets of groups of `size` weights of a row: [outputs, count].
 struct Groups {
   const OfGroups scales, offsets;
   int64_t size, count;
+  float* room = nullptr;  // for bfloat16: this thread's memory for the numbers of kRowsAtOnce rows
   Groups(const LinearArgs& a)
       : scales{a.scales, a.group_dtype == kBFloat16},
         offsets{a.offsets, a.group_dtype == kBFloat16},
         size(a.group),
-        count(a.inputs / a.group) {}
+        count(a.inputs / a.group) {
+    if (!scales.narrow) return;
+    thread_local std::vector<float> memory;
+    const int64_t floats = 2 * kRowsAtOnce * (count + W);
+    if (int64_t(memory.size()) < floats) memory.resize(size_t(floats));
+    room = memory.data();
+  }
   int64_t at(int64_t n, int64_t k) const { return n * count + k / size; }
+};
+
+// The numbers of a row as floats, one group after the other.
+struct AlongRow {
+  const float* next = nullptr;
+  int64_t step = 0;
+  AlongRow() = default;
+
+  // `which` is 0 for scales, 1 for offsets. Those of bfloat16 are widened; they are valid until those of
+  // the row kRowsAtOnce further on are.
+  AlongRow(const Groups& groups, int64_t n, int which) {
+    static constexpr float kZero = 0;
+    const OfGroups& numbers = which == 0 ? groups.scales : groups.offsets;
+    next = &kZero;
+    if (numbers.at == nullptr) return;
+    step = 1;
+    next = static_cast<const float*>(numbers.at) + n * groups.count;
+    if (!numbers.narrow) return;
+    const bf16* from = static_cast<const bf16*>(numbers.at) + n * groups.count;
+    float* const to = groups.room + (n % kRowsAtOnce * 2 + which) * (groups.count + W);
+    int64_t i = 0;
+    for (; i + W <= groups.count; i += W) store(to + i, load(from + i));
+    for (; i < groups.count; ++i) to[i] = as_float(from + i);
+    next = to;
+  }
 };
 
 struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple of kSmallestGroup weights
@@ -166,18 +201,18 @@ struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple 
   // Each half of a run lies in one group. Weights are rounded to bfloat16.
   struct Runs {
     const int8_t* p;
-    OfGroups scales, offsets;
-    int64_t group;   // the next one
-    int64_t halves;  // of a group
+    const float *scale, *offset;  // of the next group
+    int64_t offset_step, halves;  // of a group
     int64_t left = 0;
-    float scale = 0, offset = 0;
+    float factor = 0, shift = 0;
     vf half() {
       if (left == 0) {
-        scale = scales[group], offset = offsets[group++];
+        factor = *scale++, shift = *offset;
+        offset += offset_step;
         left = halves;
       }
       --left;
-      const vf weights = widen(p) * scale - offset;
+      const vf weights = widen(p) * factor - shift;
       p += W;
       return weights;
     }
@@ -189,8 +224,9 @@ struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple 
   };
   Runs runs(int64_t n) const {
     Runs runs{};
-    runs.p = weights + n * inputs, runs.scales = groups.scales, runs.offsets = groups.offsets;
-    runs.group = n * groups.count, runs.halves = groups.size / W;
+    const AlongRow scales(groups, n, 0), offsets(groups, n, 1);
+    runs.p = weights + n * inputs, runs.scale = scales.next, runs.offset = offsets.next;
+    runs.offset_step = offsets.step, runs.halves = groups.size / W;
     return runs;
   }
 #endif
@@ -228,16 +264,15 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
   // same results as converting each weight, and is faster.
   struct Runs {
     const __m128i* p;
-    OfGroups scales, offsets;
-    int64_t group;  // the next one
-    int64_t size;   // of a group, in runs
+    const float *scale, *offset;  // of the next group
+    int64_t offset_step, size;    // of a group, in runs
     int64_t left = 0;
     __m512i table{};
     vb next() {
       if (left == 0) {
         const vf steps = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-        const __m512 values = (__m512)(steps * scales[group] - offsets[group]);
-        ++group;
+        const __m512 values = (__m512)(steps * *scale++ - *offset);
+        offset += offset_step;
         // Twice, because the fifth bit of the lookup index belongs to the other nibble.
         table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
         left = size;
@@ -253,8 +288,9 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
     const uint8_t* p = weights + n * (inputs / 2);
     Runs runs{};
     runs.p = reinterpret_cast<const __m128i*>(p);
-    runs.scales = groups.scales, runs.offsets = groups.offsets;
-    runs.group = n * groups.count, runs.size = groups.size / kRun;
+    const AlongRow scales(groups, n, 0), offsets(groups, n, 1);
+    runs.scale = scales.next, runs.offset = offsets.next;
+    runs.offset_step = offsets.step, runs.size = groups.size / kRun;
     return runs;
   }
 #endif
