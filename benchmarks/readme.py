@@ -1,11 +1,12 @@
-"""Writes the README's figures from the newest results.
+"""Writes all tables of docs/figures.md and the README's one chart from the newest results.
 
-    python -m benchmarks.readme           # writes README.md
-    python -m benchmarks.readme --check   # reports whether that would change it
+    python -m benchmarks.readme           # writes both pages, and docs/pictures/peers.svg
+    python -m benchmarks.readme --check   # reports which of them that would change
 
-This program owns everything between the two markers. Its sources are the last complete run of
-`nox -s bench` (results/suites.jsonl), the last one of `nox -s bench-peers` per model
-(results/peers.jsonl), and that of `nox -s bench-peers -- servers` (results/servers.jsonl).
+This program owns the picture, and in both pages everything between the two markers. Its sources are
+the last complete run of `nox -s bench` (results/suites.jsonl), and per model the last one of
+`nox -s bench-peers` (results/peers.jsonl) and of `nox -s bench-peers -- servers`
+(results/servers.jsonl).
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.chart import Bars, Panel, draw
 from benchmarks.record import RESULTS
 from src.core.settings import CHECKOUT
 
 README: Final = CHECKOUT / "README.md"
+PAGE: Final = CHECKOUT / "docs" / "figures.md"
+CHART_LINK: Final = "docs/pictures/peers.svg"
+CHART: Final = CHECKOUT / CHART_LINK
 BEGIN: Final = "<!-- figures: written by benchmarks/readme.py -->"
 END: Final = "<!-- end of figures -->"
 WIDTH: Final = 118
@@ -63,6 +68,17 @@ SHAPE_NAMES: Final = {
     "0.35b": "0.35 B parameters",
     "moe": "0.56 B parameters, 24 experts a layer and 0.15 B active",
 }
+
+CHART_SHAPE: Final = "0.35b"
+"""The largest dense model that all engines were measured on."""
+CHART_PANELS: Final = (
+    ("one", "ttft", Panel("first token", "ms", more_is_better=False)),
+    ("one", "tpot", Panel("each further token", "ms", more_is_better=False)),
+    ("many", "output", Panel("32 streams", "tokens/s", more_is_better=True)),
+    ("prefill", "prefill", Panel("prompt of 2,048", "tokens/s", more_is_better=True)),
+)
+_BITS: Final = {"int8": 8, "Q8_0": 8, "int4": 4, "Q4_0": 4}
+"""Bits of a weight by an engine's option; 16 without one of these."""
 
 
 def lines_of(name: str, folder: Path = RESULTS) -> list[Line]:
@@ -107,15 +123,17 @@ def _engine(line: Line) -> str:
 
 
 def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Line] = ()) -> str:
-    """The text between the markers."""
+    """All tables: the text between the markers of the page of figures."""
     parts: list[str] = []
     run = last_whole_run(suites)
     if run:
-        parts += [_where(run[0]), _end_to_end(run), _per_token(run), _ops(run)]
+        parts += ["## Slipstream alone", _where(run[0]), _end_to_end(run), _per_token(run)]
+        parts += ["## Kernels", _ops(run)]
     for shape in dict.fromkeys(line["shape"] for line in peers):
+        parts.append(f"## Engines, a model of {SHAPE_NAMES.get(shape, shape)}")
         parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
     if servers:
-        parts += _servers(runs_of(servers)[-1])
+        parts += ["## Servers over HTTP", *_servers(runs_of(servers)[-1])]
     return "\n\n".join(_wrapped(part) for part in parts if part)
 
 
@@ -129,18 +147,23 @@ def _wrapped(part: str) -> str:
 def _where(line: Line) -> str:
     machine, versions = line["machine"], line["versions"]
     flags = ", ".join(machine["flags"])
-    cpus = "1 CPU" if machine["cpus"] == 1 else f"{machine['cpus']} CPUs"
-    load = machine["load_before"]
-    noise = (
-        f" **The machine was not quiet** (load {load:g} before the run): expect other figures."
-        if load > _QUIET_LOAD * machine["cpus"]
-        else ""
-    )
     return (
-        f"`{line['command']}` on {cpus} of an {machine['cpu']} ({flags}), "
+        f"`{line['command']}` on {_cpus(line)} of an {machine['cpu']} ({flags}), "
         f"{machine['memory_gib']:g} GiB, Python {versions['python']}, torch {versions['torch']}, "
-        f"at {line['commit']}, {line['time'][:10]}. Medians.{noise}"
+        f"at {line['commit']}, {line['time'][:10]}. Medians.{_noise(machine)}"
     )
+
+
+def _cpus(line: Line) -> str:
+    count = line["machine"]["cpus"]
+    return "1 CPU" if count == 1 else f"{count} CPUs"
+
+
+def _noise(machine: dict[str, Any]) -> str:
+    load = machine["load_before"]
+    if load <= _QUIET_LOAD * machine["cpus"]:
+        return ""
+    return f" **The machine was not quiet** (load {load:g} before the run): expect other figures."
 
 
 def _end_to_end(run: Sequence[Line]) -> str:
@@ -278,16 +301,87 @@ def _peer_name(name: str, line: Line) -> str:
     return f"{name} {line['peer_version']}"
 
 
-def _peer_cell(line: Line | None, figure: str) -> str:
+def _median(line: Line | None, figure: str) -> float | None:
     if line is None or figure not in line["figures"]:
+        return None
+    median: float = line["figures"][figure]["median"]
+    return median
+
+
+def _peer_cell(line: Line | None, figure: str) -> str:
+    median = _median(line, figure)
+    if median is None:
         return ""
-    median = line["figures"][figure]["median"]
     return f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def chart(peers: Sequence[Line]) -> str:
+    """The picture of the newest contest on the chart's model, as SVG.
+
+    Raises
+    ------
+    ValueError
+        There is none.
+    """
+    lines = _chart_lines(peers)
+    groups: dict[str, list[Bars]] = {f"weights of {bits} bits": [] for bits in (16, 8, 4)}
+    for name in dict.fromkeys(line["peer"] for line in lines):
+        mine = {line.get("workload"): line for line in lines if line["peer"] == name}
+        values = [_median(mine.get(workload), figure) for workload, figure, _ in CHART_PANELS]
+        if any(value is not None for value in values):
+            engine, _, option = name.partition(", ")
+            shown = "" if option == "generate" else option
+            version = next(iter(mine.values()))["peer_version"]
+            bars = Bars(
+                " ".join(filter(None, (engine, shown, version))),
+                engine == "slipstream",
+                values,
+                [_peer_cell(mine.get(workload), figure) for workload, figure, _ in CHART_PANELS],
+            )
+            groups[f"weights of {_BITS.get(option, 16)} bits"].append(bars)
+    notes = [
+        "One stream of 128 tokens in and 128 out; 32 streams of 128 in and 64 out; one prompt of "
+        "2,048 tokens.",
+        f"Random weights, the same token ids, in turns, on an {lines[0]['machine']['cpu']} with "
+        f"load {lines[0]['machine']['load_before']:g} before the run. "
+        f"Medians, {lines[0]['time'][:10]}.",
+        "With weights of 8 and 4 bits all round what they multiply them by to 8 bits as well.",
+    ]
+    return draw(
+        f"One model of {SHAPE_NAMES[CHART_SHAPE]} in every engine, on {_cpus(lines[0])}",
+        notes,
+        [panel for _, _, panel in CHART_PANELS],
+        {name: group for name, group in groups.items() if group},
+    )
+
+
+def summary(peers: Sequence[Line]) -> str:
+    """The text between README's markers: the picture, and what it does not tell."""
+    lines = _chart_lines(peers)
+    *names, last = dict.fromkeys(_engine(line) for line in lines)
+    machine = lines[0]["machine"]
+    quiet = "was" if _noise(machine) == "" else "**was not**"
+    said = (
+        f"{', '.join(names)} and {last} on one small model of random weights, in turns, on "
+        f"{_cpus(lines[0])} of an {machine['cpu']} that {quiet} quiet (load "
+        f"{machine['load_before']:g} before the run, {lines[0]['time'][:10]}): other machines and "
+        "models have other ratios, and [docs/figures.md](docs/figures.md) has every table and its "
+        "conditions."
+    )
+    picture = f"![Bars: a model of {SHAPE_NAMES[CHART_SHAPE]} in every engine]({CHART_LINK})"
+    return f"{picture}\n\n{_wrapped(said)}"
+
+
+def _chart_lines(peers: Sequence[Line]) -> list[Line]:
+    lines = last_contest([line for line in peers if line["shape"] == CHART_SHAPE])
+    if not lines:
+        raise ValueError(f"no engine was measured on the model {CHART_SHAPE}")
+    return lines
 
 
 def rewritten(text: str, figures: str) -> str:
@@ -305,16 +399,33 @@ def rewritten(text: str, figures: str) -> str:
     return f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
 
 
+def files() -> dict[Path, str]:
+    """What this program writes, by path: both pages and the picture."""
+    peers = lines_of("peers")
+    tables = section(lines_of("suites"), peers, lines_of("servers"))
+    return {
+        PAGE: rewritten(PAGE.read_text(), tables),
+        CHART: chart(peers),
+        README: rewritten(README.read_text(), summary(peers)),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
     options = parser.parse_args()
-    old = README.read_text()
-    new = rewritten(old, section(lines_of("suites"), lines_of("peers"), lines_of("servers")))
-    if options.check:
-        sys.exit("README.md is not what the results say" if new != old else 0)
-    README.write_text(new)
+    stale = {
+        path: text
+        for path, text in files().items()
+        if not path.is_file() or path.read_text() != text
+    }
+    if options.check and stale:
+        names = ", ".join(str(path.relative_to(CHECKOUT)) for path in stale)
+        sys.exit(f"not what the results say: {names}")
+    for path, text in stale.items() if not options.check else ():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,8 @@ def test_a_relative_model_is_found_here_then_beside_the_file_then_in_the_checkou
     monkeypatch.chdir(here)
     assert locate_model("both", beside) == str(here / "both")
     assert locate_model("only", beside) == str(beside / "only")
+    (beside / "model.gguf").write_bytes(b"")
+    assert locate_model("model.gguf", beside) == str(beside / "model.gguf")
     assert locate_model("configs/demo", beside) == str(CHECKOUT / "configs" / "demo")
     assert locate_model("some-org/some-model", beside) == "some-org/some-model"
 

@@ -13,7 +13,16 @@ ROOT_PAGES = [CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md", "CHAN
 PAGES = [*sorted(DOCS.glob("*.md")), *ROOT_PAGES, CHECKOUT / "benchmarks" / "LOG.md"]
 REFERENCE_PAGES = {
     *("README", "adding-a-model", "api", "benchmarks", "clients", "configuration", "deploying"),
-    *("models", "observability", "plan", "python-api", "quantization", "security", "tools"),
+    *(
+        "figures",
+        "models",
+        "observability",
+        "plan",
+        "python-api",
+        "quantization",
+        "security",
+        "tools",
+    ),
 }
 DESIGN_PAGES = [page for page in sorted(DOCS.glob("*.md")) if page.stem not in REFERENCE_PAGES]
 MAX_WIDTH = 120

@@ -4,6 +4,7 @@ from src.core.settings import known_settings
 
 FROZEN = [
     "cache.block_size",
+    "cache.dtype",
     "cache.enable_prefix_caching",
     "cache.memory_bytes",
     "cache.memory_fraction",
@@ -35,6 +36,7 @@ FROZEN = [
     "http.max_prompts_per_request",
     "http.max_stored_response_bytes",
     "http.max_stored_responses",
+    "http.playground",
     "http.public_metrics",
     "http.ready_wait",
     "http.request_timeout",

@@ -56,6 +56,9 @@ class Prometheus:
 
     def ask(self, path: str, **parameters: str) -> Any:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=10)
+        if answer.status_code == 503:
+            # It is still starting, and says so in plain text.
+            answer.raise_for_status()
         body = answer.json()
         assert body["status"] == "success", body
         return body["data"]
@@ -74,7 +77,7 @@ class Prometheus:
             try:
                 if holds():
                     return
-            except httpx.TransportError:
+            except httpx.HTTPError:
                 pass
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._log.seek(0)

@@ -18,7 +18,7 @@ from src.ops.cpu.build import BuildError, KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, check
 from src.ops.cpu.levels import LEVELS, cpu_flags
-from src.ops.cpu.scratch import make_directory
+from src.ops.cpu.scratch import is_ours, make_directory
 from tests.ops.comparison import COMPILED
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_a_level_that_does_not_pass_is_no_level_less_for_who_tests_all(
 def test_every_level_of_this_machine_and_compiler_is_tested(
     kernel_cache: KernelCache, level_files: dict[str, Path], libraries: dict[str, KernelLibrary]
 ) -> None:
-    known = [level.name for level in kernel_cache.levels if kernel_cache._knows(level)]
+    known = [level.name for level in kernel_cache.levels if kernel_cache.knows(level)]
     assert list(level_files) == list(libraries) == known
     # `build_all` has checked each when it was compiled; the one that serves is checked here.
     *_, fastest = (level for level in kernel_cache.levels if level.name in known)
@@ -525,12 +525,12 @@ def test_who_may_write_to_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     owner, group = tmp_path.stat().st_uid, tmp_path.stat().st_gid
     monkeypatch.setattr(os, "geteuid", lambda: group)
     # A user's own group has the user's number.
-    assert build._is_ours(tmp_path) == (owner in (0, group))
+    assert is_ours(tmp_path) == (owner in (0, group))
     monkeypatch.setattr(os, "geteuid", lambda: group + 1)
-    assert not build._is_ours(tmp_path)
+    assert not is_ours(tmp_path)
     tmp_path.chmod(0o755)
-    assert build._is_ours(tmp_path) == (owner in (0, group + 1))
-    assert build._is_ours(tmp_path / "not there")
+    assert is_ours(tmp_path) == (owner in (0, group + 1))
+    assert is_ours(tmp_path / "not there")
 
 
 def test_a_cache_of_somebody_else_is_left_alone(
@@ -540,9 +540,9 @@ def test_a_cache_of_somebody_else_is_left_alone(
     others = os.stat_result((real.st_mode, *real[1:4], 4321, *real[5:]))
     monkeypatch.setattr(Path, "stat", lambda _: others)
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    assert not build._is_ours(tmp_path)
+    assert not is_ours(tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    assert build._is_ours(tmp_path)
+    assert is_ours(tmp_path)
 
 
 def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,7 +570,7 @@ def test_what_is_made_is_ours_under_any_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     for made in ("a", "a/root", "a/root/inner"):
-        assert build._is_ours(tmp_path / made)
+        assert is_ours(tmp_path / made)
         assert stat.S_IMODE((tmp_path / made).stat().st_mode) == 0o755
     # What is there stays as it is.
     (tmp_path / "a").chmod(0o700)

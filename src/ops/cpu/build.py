@@ -28,13 +28,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from src.core.process_end import at_process_end
+from src.ops.adapt import ADAPT
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION
 from src.ops.cpu.compilers import BuildError, compilers, was_killed
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, PASSED, check
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
-from src.ops.cpu.scratch import make_directory, scratch_in
+from src.ops.cpu.prebuilt import Prebuilt
+from src.ops.cpu.scratch import is_ours, make_directory, scratch_in
 from src.ops.declaration import Kernel
 from src.ops.experts import EXPERTS
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX
@@ -49,6 +51,7 @@ _COMPILE_TIMEOUT = 300.0  # seconds
 
 _SOURCES = Path(__file__).parent
 _UNITS = (
+    "adapt.cpp",
     "attention.cpp",
     "compiled.cpp",
     "experts.cpp",
@@ -102,7 +105,7 @@ def cache_root() -> Path:
     a warning is logged, and an empty directory is made that is removed when this process ends.
     """
     root = chosen_cache_root()
-    return root if _is_ours(root) else _private_root(root)
+    return root if is_ours(root) else _private_root(root)
 
 
 def chosen_cache_root() -> Path:
@@ -114,17 +117,6 @@ def chosen_cache_root() -> Path:
         root = (Path(base) if base else Path.home() / ".cache") / "slipstream"
     # Absolute, because compilers run in another directory.
     return root.absolute()
-
-
-def _is_ours(root: Path) -> bool:
-    """Whether only this user and root can write to a directory, or it does not exist yet."""
-    try:
-        status = root.stat()
-    except OSError:
-        return True
-    # By convention, the group with the same number as a user contains only that user.
-    others = 0o002 if status.st_gid == os.geteuid() else 0o022
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
 
 
 @functools.cache
@@ -162,21 +154,22 @@ class KernelCache:
         flags = cpu_flags()
         sources = sorted(_SOURCES.glob("*.cpp")) + sorted(_SOURCES.glob("*.h"))
         self.levels = [level for level in LEVELS if level.needs <= flags]
-        self.base = (
-            root
-            / "cpu-kernels"
-            / _digest(
-                *(path.read_bytes() for path in sources),
-                # `-Werror` does not change the libraries that do compile.
-                repr(
-                    (
-                        [level.flags for level in LEVELS],
-                        _FLAGS + [flag for flag in further_flags() if flag != "-Werror"],
-                    )
-                ).encode(),
-                " ".join((platform.system(), platform.machine(), *sorted(flags))).encode(),
-            )
+        code = (
+            *(path.read_bytes() for path in sources),
+            # `-Werror` does not change the libraries that do compile.
+            repr(
+                (
+                    [level.flags for level in LEVELS],
+                    _FLAGS + [flag for flag in further_flags() if flag != "-Werror"],
+                )
+            ).encode(),
         )
+        machine = f"{platform.system()} {platform.machine()}"
+        self.base = (
+            root / "cpu-kernels" / _digest(*code, " ".join((machine, *sorted(flags))).encode())
+        )
+        self.prebuilt = Prebuilt(_digest(*code, machine.encode()))
+        self.compilations = 0
         self.compiler = cpp_compiler()
 
     def load(self) -> tuple[str, KernelLibrary] | None:
@@ -203,7 +196,7 @@ class KernelCache:
                 return loaded
             with scratch_in(directory) as scratch:
                 level, file = self._build_into(directory, scratch)
-            _state.builds += 1
+            _state.builds += bool(self.compilations)
             try:
                 # Not by the manifest: it is not written if a check was killed.
                 return level, KernelLibrary(file)
@@ -223,8 +216,8 @@ class KernelCache:
         files = {level.name: directory / f"{level.name}.so" for level in self.levels}
         with _locked(directory), scratch_in(directory) as scratch:
             missing = [level for level in self.levels if not files[level.name].exists()]
-            missing = [level for level in missing if self._knows(level)]
-            outputs, report = self._compile(scratch, missing)
+            missing = [level for level in missing if self.knows(level)]
+            outputs, report = self.compile(scratch, missing)
             for level in missing:
                 if output := outputs.get(level.name):
                     report[level.name] = check(files["portable"], output, level.number)
@@ -234,7 +227,12 @@ class KernelCache:
             raise BuildError(f"levels that this CPU and compiler have do not pass: {failed}")
         return {name: path for name, path in files.items() if path.exists()}
 
-    def _knows(self, level: Level) -> bool:
+    @property
+    def is_prebuilt(self) -> bool:
+        """Whether `build` would find what it compiles."""
+        return all(self.prebuilt.has(level.name) for level in (self.levels[0], self.levels[-1]))
+
+    def knows(self, level: Level) -> bool:
         """Whether the compiler supports a level's flags."""
         assert self.compiler is not None
         command = [*self.compiler[0], *level.flags, "-fsyntax-only", "-x", "c++", os.devnull]
@@ -263,12 +261,12 @@ class KernelCache:
     def _build_into(self, directory: Path, scratch: Path) -> tuple[str, Path]:
         """Check levels from the fastest on; returns the first that passes, and its file."""
         tried = [self.levels[0], self.levels[-1]]
-        outputs, report = self._compile(scratch, tried)
+        outputs, report = self.compile(scratch, tried)
         if "portable" not in outputs:
             raise BuildError("the C++ compiler fails on the portable level, see the warning above")
         for level in reversed(self.levels):
             if level not in tried:
-                more, failed = self._compile(scratch, [level])
+                more, failed = self.compile(scratch, [level])
                 outputs, report = outputs | more, report | failed
             if level.name in outputs:
                 report[level.name] = check(outputs["portable"], outputs[level.name], level.number)
@@ -301,20 +299,26 @@ class KernelCache:
         os.replace(manifest, directory / "manifest.json")
         return level.name, best
 
-    def _compile(
-        self, scratch: Path, levels: Sequence[Level]
+    def compile(
+        self, scratch: Path, levels: Sequence[Level], seconds: float = _COMPILE_TIMEOUT
     ) -> tuple[dict[str, Path], dict[str, str]]:
-        """Compile levels in parallel: file by level, and for levels that failed, the reason."""
+        """Compile levels in parallel: file by level, and for levels that failed, the reason.
+
+        Those that were compiled beforehand are copied.
+        """
         assert self.compiler is not None
         nice = [shutil.which("nice") or "nice"] if shutil.which("nice") else []
         outputs = {level.name: scratch / f"{level.name}.so" for level in levels}
         running, failed = {}, {}
         for level in {level.name: level for level in levels}.values():
+            if self.prebuilt.copy(level.name, outputs[level.name]):
+                continue
+            self.compilations += 1
             command = [*nice, *self.compiler[0], *_FLAGS, *level.flags, *further_flags()]
             command += [str(_SOURCES / unit) for unit in _UNITS] + ["-o", str(outputs[level.name])]
             running[level.name] = compilers.start(command)
         for name, process in running.items():
-            errors = compilers.wait(process, _COMPILE_TIMEOUT)
+            errors = compilers.wait(process, seconds)
             if process.returncode != 0:
                 failed[name] = KILLED if was_killed(process, errors) else "does not compile"
                 _log.warning(
@@ -446,6 +450,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     LATENT_ATTENTION.install_cpu(Kernel(name, library.latent_attention))
     CAUSAL_CONVOLUTION.install_cpu(Kernel(name, library.causal_convolution))
     LINEAR_RECURRENCE.install_cpu(Kernel(name, library.linear_recurrence))
+    ADAPT.install_cpu(Kernel(name, library.adapt))
     _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)
@@ -453,7 +458,8 @@ def _install(level: str, library: KernelLibrary) -> None:
 
 def _build_and_install(cache: KernelCache, head_start: float) -> None:
     try:
-        _state.awaited.wait(head_start)
+        if not cache.is_prebuilt:
+            _state.awaited.wait(head_start)
         try:
             loaded = cache.build()
         except OSError as error:

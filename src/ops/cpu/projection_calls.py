@@ -12,12 +12,12 @@ from torch import Tensor
 
 from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
 from src.ops.experts import reference as reference_experts
-from src.ops.linear import INT4_RUN, STRIP, num_outputs
+from src.ops.linear import FLOAT8, INT4_RUN, STRIP, num_outputs
 from src.ops.linear import reference as reference_linear
 
 _LINEAR = struct.Struct("@6P9q").pack  # LinearArgs
 _EXPERTS = struct.Struct("@8P13q2P2dq").pack  # ExpertsArgs
-KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
+KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
 _VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -29,3 +30,14 @@ def make_directory(directory: Path) -> None:
     """
     for each in (*reversed(directory.parents), directory):
         each.mkdir(mode=0o755, exist_ok=True)
+
+
+def is_ours(root: Path) -> bool:
+    """Whether only this user and root can write to a directory, or it does not exist yet."""
+    try:
+        status = root.stat()
+    except OSError:
+        return True
+    # By convention, the group with the same number as a user contains only that user.
+    others = 0o002 if status.st_gid == os.geteuid() else 0o022
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others

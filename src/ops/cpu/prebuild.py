@@ -1,0 +1,59 @@
+"""``python -m src.ops.cpu.prebuild``: compile every level that the compiler knows, for an image.
+
+Levels that this machine's CPU cannot run are compiled all the same: the machine that runs them
+checks them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from src.core.cpus import usable_cpus
+from src.ops.cpu.build import KernelCache, cache_root
+from src.ops.cpu.compilers import BuildError
+from src.ops.cpu.levels import LEVELS
+from src.ops.cpu.prebuilt import DIRECTORY
+
+_SECONDS: Final = 3600.0
+"""For one level, on a machine as busy as can be: nobody waits for a model here."""
+
+
+def prebuild(cache: KernelCache) -> list[str]:
+    """Compile all levels and keep them beside the sources; returns their names, slowest first.
+
+    Raises
+        BuildError: There is no compiler, or it fails on a level whose options it knows.
+    """
+    cache.directory()
+    levels = [level for level in LEVELS if cache.knows(level)]
+    at_once = usable_cpus()
+    with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
+        outputs: dict[str, Path] = {}
+        for first in range(0, len(levels), at_once):
+            some = levels[first : first + at_once]
+            compiled, failed = cache.compile(Path(scratch), some, _SECONDS)
+            if failed:
+                raise BuildError(f"levels that the compiler knows do not compile: {failed}")
+            outputs |= compiled
+        cache.prebuilt.keep(outputs)
+    return list(outputs)
+
+
+def main() -> int:
+    """Compile, and print which levels there are."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        names = prebuild(KernelCache(cache_root()))
+    except BuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"CPU kernels in {DIRECTORY}: {', '.join(names)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
