@@ -331,9 +331,8 @@ class Model:
             raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
         if isinstance(outline, Tensor):
             return allocate(outline.shape, outline.dtype, device)
-        parts = outline._asdict().items()
-        tensors = {name: allocate(p.shape, p.dtype, device) for name, p in parts if p is not None}
-        return outline._replace(**tensors)
+        parts = (p if p is None else allocate(p.shape, p.dtype, device) for p in outline)
+        return type(outline)(*parts)
 
     def _resolve(self, weights: Any) -> Any:
         """Replace names by weights in nested tuples of names (or None)."""
