@@ -11,6 +11,10 @@ layers take turns to exceed the caches, and their blocks are in random order. Th
 are measured before and after every turn, because a shared machine changes by the minute; a turn's
 figure is relative to the mean of the two.
 
+`coded` is the same decoding rows over caches in 8 bits (`cache.dtype`), as many tokens. Passes over
+them and over bfloat16 follow one another in random order; the figure is the ratio of the two times,
+under 1 if 8 bits are faster.
+
 `shared` is decoding rows whose block tables begin alike, computed with and without sharing: the
 same call on the same memory, with sharing disabled in the library for comparison
 (`KernelLibrary.share_prefixes`). The two passes follow one another in random order, and the ratio
@@ -35,11 +39,12 @@ from benchmarks.decode_bandwidth import bandwidth
 from benchmarks.record import Figure, Recorder, add_common, figures_of
 from src.engine.sizing.roofline import best_seconds
 from src.ops import PAGED_ATTENTION
+from src.ops.cached_rows import LARGEST_CODE
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.kernel_library import KernelLibrary
 
 US = 1e6
-PARTS = ("prefill", "decode", "shared")
+PARTS = ("prefill", "decode", "coded", "shared")
 Calls = Sequence[Callable[[], None]]
 
 
@@ -192,6 +197,38 @@ def decode(library: KernelLibrary, recorder: Recorder, repeats: int) -> None:
         )
 
 
+def coded(library: KernelLibrary, recorder: Recorder, repeats: int) -> None:
+    order = random.Random(1)
+    for heads, (rows, length) in itertools.product(HEADS, DECODES):
+        size = rows * length * heads.key_bytes()
+        calls = {
+            kept_as: layers_of(
+                library,
+                PAGED_ATTENTION.build(
+                    "cpu", rows=[(1, length)] * rows, cache_dtype=kept_as, **heads._asdict()
+                ),
+                layers_beyond_caches(size),
+            )
+            for kept_as in (heads.dtype, *LARGEST_CODE)
+        }
+        times: dict[torch.dtype, list[float]] = {kept_as: [] for kept_as in calls}
+        for _ in range(1 + 2 * repeats):
+            for kept_as in order.sample(list(calls), len(calls)):
+                times[kept_as].append(seconds_of(calls[kept_as]))
+        plain = times.pop(heads.dtype)
+        recorder.add(
+            f"decode over 8 bits, {rows} rows of {length}, {heads}",
+            {
+                str(kept_as).removeprefix("torch."): Figure.of(
+                    "of bfloat16", [a / b for a, b in zip(found[1:], plain[1:], strict=True)]
+                )
+                for kept_as, found in times.items()
+            },
+            kernels=library.path.stem,
+            threads=torch.get_num_threads(),
+        )
+
+
 def ratios(
     library: KernelLibrary, calls: Calls, seconds: float, order: random.Random
 ) -> tuple[list[float], float]:
@@ -252,6 +289,8 @@ def main(arguments: list[str] | None = None) -> None:
         prefill(library, recorder, options.repeats)
     if "decode" in options.parts:
         decode(library, recorder, options.repeats)
+    if "coded" in options.parts:
+        coded(library, recorder, options.repeats)
     if "shared" in options.parts:
         shared(library, recorder, options.seconds)
 

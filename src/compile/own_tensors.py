@@ -24,6 +24,7 @@ _OWN: Final = frozenset(
     for name in (
         "_reinterpret_tensor",
         "clone",
+        "cpu_adapt",
         "cpu_experts",
         "cpu_streamed_linear",
         "create_tensor_from_blob",

@@ -29,6 +29,7 @@ from src.compile.compiler_program import use_found_compiler
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
 from src.compile.own_tensors import with_own_tensors
 from src.compile.worker_setup import Setup
+from src.ops.adapt import ADAPT
 from src.ops.cpu.scratch import scratch_in
 from src.ops.experts import EXPERTS
 from src.ops.linear import LINEAR
@@ -39,6 +40,11 @@ _C_SHIMS: Final = {
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
         "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* offsets, "
         "AtenTensorHandle* ret)"
+    ],
+    ADAPT.overload: [
+        "int32_t aoti_torch_cpu_adapt(AtenTensorHandle base, AtenTensorHandle x, "
+        "AtenTensorHandle down, AtenTensorHandle up, AtenTensorHandle ranks, "
+        "AtenTensorHandle starts, AtenTensorHandle slots, AtenTensorHandle* ret)"
     ],
     EXPERTS.overload: [
         "int32_t aoti_torch_cpu_experts(AtenTensorHandle hidden, AtenTensorHandle gate_up, "

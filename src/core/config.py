@@ -23,6 +23,8 @@ GIB = 1024 * MIB
 # The largest integer that tensor sizes and system calls can hold.
 INT32_MAX = 2**31 - 1
 
+_DEFAULT_SLOTS = 8
+
 Positive = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 NonNegative = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -91,12 +93,32 @@ class DeviceSection(Section, frozen=True, kw_only=True):
 class CacheSection(Section, frozen=True, kw_only=True):
     """Paged KV memory."""
 
+    # What keys and values are kept in; "auto": the model's dtype. "fp8_e4m3" is "fp8".
+    dtype: Literal["auto", "fp8", "fp8_e4m3", "int8"] = "auto"
     block_size: Positive | None = None  # tokens; None: 16 on CPU, 64 on CUDA
     # None: memory_fraction of the free memory
     memory_bytes: Annotated[int, Meta(ge=1, le=2**50)] | None = None
     memory_fraction: Fraction | None = None  # None: 0.25 of free host memory, 0.9 of a GPU's
     num_blocks: Positive | None = None  # overrides both
     enable_prefix_caching: bool = True
+
+
+class LoraSection(Section, frozen=True, kw_only=True):
+    """Adapters that requests may name."""
+
+    adapters: dict[str, str] = {}  # name -> directory, loaded at the start
+    # Adapters in use at the same time. None: 8 if there are adapters or directories, else none.
+    slots: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    max_rank: Annotated[int, Meta(ge=1, le=512)] = 32
+    max_adapters: Positive = 256  # loaded at the same time
+    host_memory_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 4 * GIB  # of all loaded ones
+    # Where adapters may be loaded from while requests are served; none: nowhere.
+    directories: tuple[str, ...] = ()
+
+    @property
+    def num_slots(self) -> int:
+        """Slots for adapters; 0: none are served."""
+        return self.slots or (_DEFAULT_SLOTS if self.adapters or self.directories else 0)
 
 
 class SchedulerSection(Section, frozen=True, kw_only=True):
@@ -218,6 +240,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     admin_key: Secret | None = None
     admin_key_file: str | None = None
     public_metrics: bool = False  # whether /metrics needs no key, like the probes
+    playground: bool = True  # whether browsers get a page at /, to chat and to watch the engine
     # Origins whose web pages may send requests here from a browser; "*" is all.
     cors_origins: tuple[str, ...] = ()
 
@@ -248,6 +271,7 @@ class Config(Section, frozen=True, kw_only=True):
     model: ModelSection = ModelSection()
     device: DeviceSection = DeviceSection()
     cache: CacheSection = CacheSection()
+    lora: LoraSection = LoraSection()
     scheduler: SchedulerSection = SchedulerSection()
     compile: CompileSection = CompileSection()
     structured_output: StructuredOutputSection = StructuredOutputSection()

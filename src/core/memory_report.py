@@ -50,10 +50,13 @@ class KVReport(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
+    dtype
+        What keys and values are kept in: the model's dtype, ``int8`` or ``fp8``.
     requests_at_once
         Requests of ``max_model_len`` tokens that it holds.
     """
 
+    dtype: str
     groups: tuple[KVGroupReport, ...]
     block_size: int
     num_blocks: int

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from src.core.adapter import NO_ADAPTER, NO_SLOT
 from src.core.outputs import TokenLogprobs
 
 NO_BLOCK: Final = -1
@@ -32,6 +33,9 @@ class RowInstall(msgspec.Struct, frozen=True):
         How many of them are the prompt.
     block_ids
         Its block tables so far, one per group of layers.
+    adapter, adapter_slot
+        Key of its adapter, and the slot that the adapter has while the row has its request. The
+        device half brings the adapter there unless it is there already.
     """
 
     row: int
@@ -40,6 +44,8 @@ class RowInstall(msgspec.Struct, frozen=True):
     token_ids: list[int]
     prompt_len: int
     block_ids: list[list[int]]
+    adapter: int = NO_ADAPTER
+    adapter_slot: int = NO_SLOT
 
 
 class BlockAppend(msgspec.Struct, frozen=True):

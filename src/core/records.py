@@ -57,6 +57,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         When and why it ended, and the failure that ended it.
     token_times
         When its tokens were delivered; only if its trace records token times.
+    lora
+        Name of its adapter; empty for the model alone.
     trace_id
         Its trace, 32 hexadecimal digits; empty if it is not sampled.
     """
@@ -75,4 +77,5 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     error: BaseException | None = None
     token_times: list[float] | None = None
+    lora: str = ""
     trace_id: str = ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from src.core.adapter import Adapter
 from src.core.sampling_params import SamplingParams
 
 
@@ -37,6 +38,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Seconds of the same clock at which it ends with the output so far; ``None`` is never.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
+    adapter
+        The adapter that it is computed with; ``None`` is the model alone.
     media_keys
         Block index -> hash and offset of the images or sounds in that block, which its KV depends
         on besides its tokens.
@@ -59,6 +62,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0
     deadline: float | None = None
     cache_salt: str = ""
+    adapter: Adapter | None = None
     media_keys: Mapping[int, bytes] = {}
     grammar: Any = None
     thinking: Any = None

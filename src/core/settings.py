@@ -19,6 +19,7 @@ import msgspec
 
 from src.core.config import Config, Secret
 from src.core.errors import ConfigError
+from src.core.gguf import is_gguf
 
 PREFIX: Final = "SLIPSTREAM_"
 CONFIG_VARIABLE: Final = "SLIPSTREAM_CONFIG"
@@ -64,7 +65,10 @@ def known_settings() -> dict[str, Setting]:
     for section in msgspec.structs.fields(Config):
         hints = get_type_hints(section.type, include_extras=True)
         for field in msgspec.structs.fields(section.type):
-            setting = Setting(section.name, field.name, hints[field.name], field.default)
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            setting = Setting(section.name, field.name, hints[field.name], default)
             found[setting.name] = setting
     return found
 
@@ -107,7 +111,7 @@ def load_config(
                 file_directory = None
     config = _build(values)
     if not config.model.path.strip():
-        raise ConfigError("model.path is empty; expected a directory or a hub id")
+        raise ConfigError("model.path is empty; expected a directory, a GGUF file or a hub id")
     model_path = locate_model(config.model.path, file_directory)
     return msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, path=model_path)
@@ -115,7 +119,7 @@ def load_config(
 
 
 def locate_model(path: str, file_directory: Path | None = None) -> str:
-    """The absolute form of ``path`` if it is a directory, otherwise ``path`` itself.
+    """The absolute form of ``path`` if it is a directory or a GGUF file, else ``path`` itself.
 
     A relative path is looked for in the working directory, beside the TOML file that names it, and
     in the checkout, so that the bundled model is found from anywhere. A path that is not found is
@@ -128,8 +132,11 @@ def locate_model(path: str, file_directory: Path | None = None) -> str:
     """
     expanded = _expand_home(path)
     for base in (Path.cwd(), file_directory, CHECKOUT):
-        if base is not None and (base / expanded).is_dir():
-            return str((base / expanded).resolve())
+        if base is None:
+            continue
+        found = base / expanded
+        if found.is_dir() or (is_gguf(found) and found.is_file()):
+            return str(found.resolve())
     return str(expanded) if path.startswith("~") else path
 
 
@@ -197,22 +204,23 @@ def _from_overrides(
 
 
 def _parse(setting: Setting, text: str, source: str) -> Any:
-    """Parse a value: ``none`` unsets it; lists are separated by commas or written as JSON."""
-    is_list = isinstance(setting.default, tuple)
+    """Parse a value: ``none`` unsets it. Tables are JSON; lists are, or are separated by commas."""
+    is_list, is_table = isinstance(setting.default, tuple), isinstance(setting.default, dict)
     if text.strip().lower() in ("", "none", "null"):
-        if is_list:
-            return ()
+        if is_list or is_table:
+            return type(setting.default)()
         if NoneType in get_args(setting.type):
             return None
     value: Any = text
-    if is_list:
-        if text.lstrip().startswith("["):
+    if is_table or is_list:
+        if is_table or text.lstrip().startswith("["):
+            what = "JSON object" if is_table else "JSON list"
             try:
                 value = msgspec.json.decode(text)
             except msgspec.DecodeError as error:
                 if setting.is_secret:
-                    raise ConfigError(f"{source}: not a JSON list") from None
-                raise ConfigError(f"{source}={text!r}: not a JSON list: {error}") from error
+                    raise ConfigError(f"{source}: not a {what}") from None
+                raise ConfigError(f"{source}={text!r}: not a {what}: {error}") from error
         else:
             value = [part.strip() for part in text.split(",") if part.strip()]
     return _convert(setting, value, source, strict=False)

@@ -29,6 +29,7 @@ from src.core.settings import load_config
 from src.core.version import VERSION
 from src.engine.background_tasks import BackgroundTasks
 from src.engine.loading import Loading
+from src.engine.requests.adapters import Adapters
 from src.engine.requests.admissions import Admission, Admissions
 from src.engine.requests.preparation import Preparation
 from src.engine.requests.prompts import (
@@ -369,6 +370,11 @@ class AsyncEngine:
             compiled=self._loaded.worker.compiled,
         )
 
+    @property
+    def adapters(self) -> Adapters:
+        """What option ``lora`` may name; raises :class:`NotReadyError` before it is ready."""
+        return self._loaded.adapters
+
     # Requests
 
     async def tokenize(self, prompt: Prompt, *, chat: ChatOptions | None = None) -> list[int]:
@@ -440,12 +446,12 @@ class AsyncEngine:
         Arguments and errors are those of :meth:`generate`. With an ``admission`` from :meth:`admit`
         the request is queued even while the engine drains; its caller releases the admission.
         """
-        with Observed(self.telemetry, prompt, options) as observed:
+        with Observed(self.telemetry, prompt, options) as observed, contextlib.ExitStack() as used:
             try:
                 check_options(params, options)
                 own = self.admit() if admission is None else contextlib.nullcontext(admission)
                 with own as held:
-                    submission = await self._queue(prompt, params, options, observed, held)
+                    submission = await self._queue(prompt, params, options, observed, held, used)
             except SlipstreamError as error:
                 if isinstance(error, QueueFullError):
                     wait = self._observer.queue_wait(time.monotonic())
@@ -468,26 +474,22 @@ class AsyncEngine:
         options: RequestOptions,
         observed: Observed,
         admission: Admission,
+        used: contextlib.ExitStack,
     ) -> Submission:
         parts, _ = self._check_admits(drains=not admission.revoked)
+        adapter = used.enter_context(parts.adapters.using(options.get("lora")))
         params = with_defaults(params, parts.info.default_sampling)
         parts.builder.check(params, options)
         name = options.get("request_id") or uuid.uuid4().hex
-        preparation = Preparation(parts.builder, parts.scheduler, params, options)
+        preparation = Preparation(parts.builder, parts.scheduler, params, options, adapter)
         with self._admissions.named(name, preparation):
             requests = await preparation.requests(prompt)
         # The engine may have failed or been closed meanwhile, or the admission was revoked.
         parts, loop = self._check_admits(drains=not admission.revoked)
         submission = Submission(loop, parts.tokenizer, name, requests)
         if observed.active:
-            observed.queued(
-                name,
-                prompt,
-                requests,
-                submission.choices,
-                preparation.tokenized,
-                parts.tokenizer,
-            )
+            choices, tokenized = submission.choices, preparation.tokenized
+            observed.queued(name, prompt, requests, choices, tokenized, parts.tokenizer)
         submission.start(preparation.ended)
         return submission
 

@@ -73,6 +73,7 @@ class LLM:
         prompts: Prompt | Sequence[str] | Sequence[Sequence[int]],
         params: Params = None,
         *,
+        lora: str | None = None,
         progress: bool | None = None,
     ) -> list[GenerationResult]:
         """Complete one prompt or many, batched; results are in the prompts' order.
@@ -83,6 +84,8 @@ class LLM:
             A text or token ids, or a sequence of either.
         params
             For all prompts, or one for each; ``None``: the checkpoint's own defaults.
+        lora
+            Name of the adapter that they are computed with; ``None``: the model alone.
         progress
             Whether to show a progress bar. ``None``: if standard error is a terminal.
 
@@ -94,7 +97,7 @@ class LLM:
             After Ctrl-C; all prompts are aborted.
         """
         many = [prompts] if _is_single(prompts) else list(prompts)
-        return self._thread.call(self._run, many, params, None, progress)
+        return self._thread.call(self._run, many, params, None, lora, progress)
 
     def chat(
         self,
@@ -102,22 +105,25 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        lora: str | None = None,
         progress: bool | None = None,
     ) -> list[GenerationResult]:
         """Answer one conversation or many; otherwise as :meth:`generate`."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        return self._thread.call(self._run, many, params, ChatOptions(tools=tools), progress)
+        options = ChatOptions(tools=tools)
+        return self._thread.call(self._run, many, params, options, lora, progress)
 
     async def _run(
         self,
         prompts: list[Any],
         params: Params,
         chat: ChatOptions | None,
+        lora: str | None,
         progress: bool | None,
     ) -> list[GenerationResult]:
         each = self._params_of_each(params, len(prompts))
         hidden = not sys.stderr.isatty() if progress is None else not progress
-        batch = _Batch(self.engine, chat)
+        batch = _Batch(self.engine, chat, lora)
         with tqdm(total=len(prompts), unit="request", disable=hidden) as bar:
 
             async def one(prompt: Prompt, params: SamplingParams | None) -> GenerationResult:
@@ -147,8 +153,9 @@ class LLM:
 class _Batch:
     """Submits prompts to an engine in order, as its waiting queue has room."""
 
-    def __init__(self, engine: AsyncEngine, chat: ChatOptions | None) -> None:
+    def __init__(self, engine: AsyncEngine, chat: ChatOptions | None, lora: str | None) -> None:
         self._engine = engine
+        self._lora = lora
         self._chat = chat
         # Its holder is the next prompt to be queued. The later ones are not even tokenized yet.
         self._turn = asyncio.Lock()
@@ -173,8 +180,9 @@ class _Batch:
     ) -> Submission:
         while True:
             self._ended.clear()
+            submission = self._engine.submit(token_ids, params, lora=self._lora)
             try:
-                return await stack.enter_async_context(self._engine.submit(token_ids, params))
+                return await stack.enter_async_context(submission)
             except QueueFullError:
                 stats = self._engine.stats
                 if not stats.num_running and not stats.num_waiting:

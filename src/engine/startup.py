@@ -22,14 +22,17 @@ from src.core.memory_report import MemoryReport
 from src.core.start_timeline import StartTimeline
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
+from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
-from src.engine.execution.forward_pass import WorkerClosedError
+from src.engine.execution.forward_pass import Code, WorkerClosedError
 from src.engine.execution.graphs import GraphPlan
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import Worker
 from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
+from src.engine.requests.adapters import Adapters
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -44,6 +47,7 @@ from src.models import (
     outline_model,
     resolve_model,
 )
+from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.ops.cpu.build import (
     cache_root,
@@ -75,6 +79,7 @@ class EngineParts:
     grammars: GrammarCompiler
     scheduler: Scheduler
     worker: Worker
+    adapters: Adapters
     kv_plan: KVCachePlan
     memory: MemoryReport
     # Name of the attention backend.
@@ -139,6 +144,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         model = _load_model(
             config, report, path, implementation, device, rounds_inputs, compilation
         )
+        set_cache_dtype(config.cache, model)
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(
                 "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
@@ -173,6 +179,7 @@ def _begin_compilation(
         group_size=config.model.quantization_group_size,
         rounds_inputs=rounds_inputs,
         deterministic=config.model.deterministic,
+        adapters=AdapterRoom.of(config.lora),
     )
     num_threads = config.device.num_threads or usable_cpus()
     return ProgramCompilation(
@@ -241,6 +248,7 @@ def _load_model(
             compilation.begin_just_in_time(model)
 
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
+    room = room_for_adapters(config.lora, implementation)
     with _room_for_compilers() as make_room:
         model = implementation.load(
             path,
@@ -254,6 +262,7 @@ def _load_model(
             group_size=config.model.quantization_group_size,
             rounds_inputs=rounds_inputs,
             deterministic=config.model.deterministic,
+            **({} if room is None else {"adapters": room}),
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
@@ -317,6 +326,7 @@ def _build_parts(
         windows=memory.kv.windows,
         max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
         num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
+        num_adapter_slots=config.lora.num_slots,
         content_key=_content_key(config, model),
         max_model_len=memory.max_model_len,
     )
@@ -330,6 +340,7 @@ def _build_parts(
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
+        adapters=load_adapters(config.lora, model, worker, info.served_names),
         kv_plan=memory.kv,
         memory=memory.report,
         attention=described or kernel_status(),
@@ -354,7 +365,7 @@ def _build_runner(
     worker = Worker(
         step_device,
         model,
-        model.functions,
+        Code.eager(model),
         kv_cache,
         RowState(
             max_num_seqs=max_num_seqs,
@@ -438,7 +449,9 @@ def _content_key(config: Config, model: ServedModel) -> str:
     section = config.model
     weights = (section.path, section.revision, section.load_format, section.seed)
     rounding = (model.spec.dtype, section.quantization, section.quantization_group_size)
-    return repr((*weights, *rounding, section.quantize_activations, model.implementation))
+    return repr(
+        (*weights, *rounding, section.quantize_activations, model.implementation, model.cache_dtype)
+    )
 
 
 def _model_info(

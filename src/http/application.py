@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
 from src.core.errors import RequestError
+from src.http.adapters import load_adapter, unload_adapter
 from src.http.call import Call, Endpoint, refuse
 from src.http.chat import create_chat_completion
 from src.http.completions import create_completion
@@ -29,6 +30,7 @@ from src.http.messages.handlers import count_tokens, create_message
 from src.http.metrics import show_metrics
 from src.http.models import list_models, show_model
 from src.http.openapi.handlers import show_docs, show_openapi
+from src.http.playground.handlers import show_page, show_page_file
 from src.http.render import render_chat, render_completion
 from src.http.responses.handlers import (
     cancel_response,
@@ -55,6 +57,8 @@ ENDPOINTS: Final = (
     ("/v1/responses/{response_id}/input_items", "GET", list_input_items),
     ("/v1/messages", "POST", create_message),
     ("/v1/messages/count_tokens", "POST", count_tokens),
+    ("/v1/load_lora_adapter", "POST", load_adapter),
+    ("/v1/unload_lora_adapter", "POST", unload_adapter),
     ("/v1/models", "GET", list_models),
     ("/v1/models/{model:path}", "GET", show_model),
     ("/tokenize", "POST", tokenize),
@@ -72,6 +76,8 @@ ENDPOINTS: Final = (
     ("/version", "GET", version),
     ("/openapi.json", "GET", show_openapi),
     ("/docs", "GET", show_docs),
+    ("/", "GET", show_page),
+    ("/playground/{name}", "GET", show_page_file),
     *DEBUG_ENDPOINTS,
 )
 

@@ -30,7 +30,7 @@ from src.http.sampling import (
     sampling_params,
     unsupported,
 )
-from src.http.server import served_name
+from src.http.server import adapter_name, served_name
 from src.http.structured import structured_output
 from src.http.thinking import no_thinking, thinking_budget
 from src.http.tools import tool_offer
@@ -103,7 +103,7 @@ async def prepare_chat(
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
     engine = await call.admitted_engine()
     info = engine.model_info
-    name = served_name(info, request.model)
+    name = served_name(engine, request.model)
     most = request.max_completion_tokens
     max_tokens = request.max_tokens if most is None else most
     params = sampling_params(
@@ -157,6 +157,7 @@ async def prepare_chat(
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        lora=adapter_name(engine, name),
         admission=call.admission,
     )
     return PreparedChat(engine, name, job, prompt_token_ids, plan)

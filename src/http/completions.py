@@ -24,7 +24,7 @@ from src.http.sampling import (
     sampling_params,
     unsupported,
 )
-from src.http.server import served_name
+from src.http.server import adapter_name, served_name
 from src.http.structured import structured_output
 from src.http.thinking import thinking_behind, thinking_budget
 
@@ -77,7 +77,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     _check(request)
     config = call.server.config
     engine = await call.admitted_engine()
-    name = served_name(engine.model_info, request.model)
+    name = served_name(engine, request.model)
     context = engine.model_info.max_model_len
     most = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     cut = cut_of(request, context, most)
@@ -91,6 +91,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        lora=adapter_name(engine, name),
         admission=call.admission,
     )
     return PreparedCompletion(engine, name, job, prompts, token_ids)

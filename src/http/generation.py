@@ -44,6 +44,7 @@ class Job(msgspec.Struct, kw_only=True):
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
+    lora: str | None = None
     admission: Admission | None = None
 
 
@@ -214,6 +215,7 @@ async def _submit(
             priority=job.priority,
             timeout=job.timeout,
             cache_salt=job.cache_salt,
+            lora=job.lora,
             chat=job.chat,
             trace=trace,
             admission=job.admission,

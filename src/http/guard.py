@@ -1,8 +1,9 @@
 """The guard in front of all routes: who has no key gets no further, whatever the route.
 
-It refuses by default: only the paths of :data:`OPEN` are let through, so a route that is added
-tomorrow is closed, and so is a path without a route. It reads the path where the router reads it,
-in the ASGI scope, and never from a URL, which would be rebuilt from the ``Host`` header.
+It refuses by default: only the paths of :data:`OPEN` and the files of the page at ``/`` are let
+through, so a route that is added tomorrow is closed, and so is a path without a route. It reads the
+path where the router reads it, in the ASGI scope, and never from a URL, which would be rebuilt from
+the ``Host`` header.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from src.core.errors import ConfigError, InvalidRequestError, NotReadyError, Req
 from src.http.call import Call, refuse
 from src.http.errors import PermissionDeniedError, RouteNotFoundError, UnauthorizedError
 from src.http.keys import ADMITTED, Keys, bearer, credentials, load_keys
+from src.http.playground.files import is_page_request
 from src.http.server import Server
 
 # What probes ask, who have no keys. They say how the server is, and nothing of what it does.
 OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"})
 METRICS: Final = "/metrics"
 DEBUG: Final = "/debug"
+# What changes what is served: not for those who only use it.
+ADMIN_WRITES: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 # What tools of the debug endpoints read beside them, with the same key.
 ADMIN_READS: Final = frozenset({METRICS, "/v1/models"})
 
@@ -124,8 +128,12 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
     keys = server.keys
     if keys is None:
         return NotReadyError("the server is starting")
+    if server.config.http.playground and is_page_request(scope, path):
+        return None
     if path.startswith(DEBUG):
         return _debug_refusal(scope, keys)
+    if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):
+        return _admin_refusal(scope, keys)
     if not len(keys.api) or (path == METRICS and server.config.http.public_metrics):
         return None
     given = credentials(scope)
@@ -145,6 +153,10 @@ def _debug_refusal(scope: Scope, keys: Keys) -> RequestError | None:
         if not len(keys.api) or keys.api.admits(credentials(scope)):
             return RouteNotFoundError(f"there is nothing at {scope['path'][:200]}")
         return UnauthorizedError("an API key is needed: Authorization: Bearer KEY")
+    return _admin_refusal(scope, keys)
+
+
+def _admin_refusal(scope: Scope, keys: Keys) -> RequestError | None:
     if keys.admin.admits(bearer(scope)):
         return None
     if keys.api.admits(credentials(scope)):

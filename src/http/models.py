@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from src.engine.telemetry.status import ModelInfo
+from src.engine.client import AsyncEngine
 from src.http.call import Call
 from src.http.protocol.models import ModelCard, ModelList
 from src.http.server import served_name
@@ -15,23 +15,26 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 async def list_models(call: Call) -> None:
-    """Every name under which the model is served."""
-    info = (await call.server.ready_engine()).model_info
-    await call.answer(_encode(ModelList(data=[_card(info, name) for name in info.served_names])))
+    """Every name under which the model is served, and every adapter."""
+    engine = await call.server.ready_engine()
+    names = (*engine.model_info.served_names, *engine.adapters.loaded)
+    await call.answer(_encode(ModelList(data=[_card(engine, name) for name in names])))
 
 
 async def show_model(call: Call) -> None:
     """One of them."""
-    info = (await call.server.ready_engine()).model_info
-    name = served_name(info, call.scope["path_params"]["model"])
-    await call.answer(_encode(_card(info, name)))
+    engine = await call.server.ready_engine()
+    name = served_name(engine, call.scope["path_params"]["model"])
+    await call.answer(_encode(_card(engine, name)))
 
 
-def _card(info: ModelInfo, name: str) -> ModelCard:
+def _card(engine: AsyncEngine, name: str) -> ModelCard:
+    info, adapter = engine.model_info, engine.adapters.loaded.get(name)
     return ModelCard(
         id=name,
-        created=info.created,
-        root=info.name,
+        created=info.created if adapter is None else adapter.created,
+        root=info.name if adapter is None else adapter.path,
         max_model_len=info.max_model_len,
         implementation=info.implementation,
+        parent=None if adapter is None else info.name,
     )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Final
+
 from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
 from src.engine.client import AsyncEngine
-from src.engine.telemetry.status import EngineStatus, ModelInfo, Stall
+from src.engine.telemetry.status import EngineStatus, Stall
 from src.http.keys import Keys
 from src.http.outbox import Outbox, SendAll
 from src.http.responses.store import ResponseStore
 from src.observability.metrics import EngineMetrics
+
+# The most adapters that an error lists.
+_MAX_NAMES: Final = 20
 
 
 class Server:
@@ -89,20 +95,29 @@ def compiled_send() -> SendAll | None:
     return None if library is None else library.send
 
 
-def served_name(info: ModelInfo, asked: str | None) -> str:
+def served_name(engine: AsyncEngine, asked: str | None) -> str:
     """The name under which an answer is given; ``None`` asks for the only model there is.
+
+    It may be an adapter's, see :func:`adapter_name`.
 
     Raises
     ------
     ModelNotFoundError
         No model of this name is served here.
     """
+    info, adapters = engine.model_info, engine.adapters.loaded
     if asked is None:
         return info.name
-    if asked not in info.served_names:
+    if asked not in info.served_names and asked not in adapters:
+        names = (*info.served_names, *itertools.islice(adapters, _MAX_NAMES))
         raise ModelNotFoundError(
             f"the model `{asked[:200]}` does not exist; served here: "
-            + ", ".join(f"`{name}`" for name in info.served_names),
+            + ", ".join(f"`{name}`" for name in names),
             param="model",
         )
     return asked
+
+
+def adapter_name(engine: AsyncEngine, name: str) -> str | None:
+    """The adapter of a served name; ``None`` for a name of the model itself."""
+    return name if name in engine.adapters.loaded else None

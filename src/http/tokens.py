@@ -45,7 +45,7 @@ async def tokenize(call: Call) -> None:
     """The token ids that a prompt or a conversation would be served as."""
     request = _decode_tokenize(call)
     engine = await call.admitted_engine()
-    served_name(engine.model_info, request.model)
+    served_name(engine, request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("one of prompt and messages is required", param="prompt")
     if request.messages is None:
@@ -69,7 +69,7 @@ async def detokenize(call: Call) -> None:
     request = _decode_detokenize(call)
     engine = await call.admitted_engine()
     info = engine.model_info
-    served_name(info, request.model)
+    served_name(engine, request.model)
     if len(request.tokens) > info.max_model_len:
         raise PromptTooLongError(
             f"tokens may have at most {info.max_model_len} entries, the model's context, got "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from src.distributed import Group
+from src.models.adapters.adapted import adapted_segments
 from src.models.layers.rope import RopeConfig, rope_table
-from src.models.program import INPUT_IDS, POSITIONS, Mixer, Program, Segment, StepTensor
+from src.models.program import (
+    ADAPTER_SLOTS,
+    INPUT_IDS,
+    POSITIONS,
+    Mixer,
+    Program,
+    Segment,
+    StepTensor,
+)
 from src.models.weights.parameters import Kind, Parameter, Placement
 
 # Name of a parameter or a table (a string): the placeholder for its tensor in a segment's weights.
@@ -117,8 +126,12 @@ class ProgramBuilder:
         """A step tensor in the model's dtype."""
         return StepTensor(name, shape, self.dtype)
 
-    def program(self) -> Program:
+    def program(self, adapted: Collection[str] = ()) -> Program:
         """The finished program.
+
+        Args:
+            adapted: names of parameters with adapters beside them; such a program has one more
+                input, `ADAPTER_SLOTS`.
 
         Raises:
             ValueError: a segment reads a step tensor that no earlier one writes, or hidden states
@@ -126,8 +139,9 @@ class ProgramBuilder:
         """
         if self._head is None:
             raise ValueError("a program needs a head")
-        inputs = [StepTensor(name, (), torch.int64) for name in (INPUT_IDS, POSITIONS)]
-        return Program(self._segments, self._head, inputs)
+        names = [INPUT_IDS, POSITIONS, *([ADAPTER_SLOTS] if adapted else [])]
+        inputs = [StepTensor(name, (), torch.int64) for name in names]
+        return Program(adapted_segments(self._segments, adapted), self._head, inputs)
 
 
 @dataclass(frozen=True)

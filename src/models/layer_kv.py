@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from src.core.blocks import Window
+from src.ops.cached_rows import row_size
+
+CODES = MappingProxyType({torch.int8: "int8", torch.float8_e4m3fn: "fp8"})
+"""Dtype of codes -> its name in the configuration and in logs."""
 
 
 class KVTensor(NamedTuple):
@@ -40,12 +45,23 @@ class LayerKVSpec:
     per
         Whether the tensors are of each token of context, and lie in blocks, or of the sequence as a
         whole, and lie in slots of their own.
+    takes_codes
+        Whether the layer's mixer can keep the rows of its tensors in 8 bits.
     """
 
     kind: str
     tensors: tuple[KVTensor, ...]
     window: Window = None
     per: Literal["token", "sequence"] = "token"
+    takes_codes: bool = False
+
+    def in_codes(self, dtype: torch.dtype) -> LayerKVSpec:
+        """The same with rows in 8 bits, see `ops.cached_rows`."""
+        tensors = tuple(
+            KVTensor(one.name, (*one.shape[:-1], row_size(one.shape[-1], dtype)), dtype)
+            for one in self.tensors
+        )
+        return replace(self, kind=f"{self.kind} in {CODES[dtype]}", tensors=tensors)
 
     def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
         """Per tensor of each token: its shape within a block of ``block_size`` tokens."""
@@ -74,9 +90,15 @@ def keys_and_values(
     """Memory of ordinary attention: a key and a value [num_kv_heads, head_dim] per token."""
     shape = (num_kv_heads, head_dim)
     tensors = tuple(KVTensor(name, shape, dtype) for name in ("keys", "values"))
-    return LayerKVSpec("keys and values", tensors, window)
+    return LayerKVSpec("keys and values", tensors, window, takes_codes=True)
 
 
-def kv_of(mixers: Sequence[Any]) -> tuple[LayerKVSpec, ...]:
-    """What each of a model's mixers keeps, in layer order."""
-    return tuple(mixer.spec.kv() for mixer in mixers)
+def kv_of(mixers: Sequence[Any], cache_dtype: torch.dtype | None = None) -> tuple[LayerKVSpec, ...]:
+    """What each of a model's mixers keeps, in layer order.
+
+    With ``cache_dtype`` those that can keep it in codes of that dtype.
+    """
+    layers = tuple(mixer.spec.kv() for mixer in mixers)
+    if cache_dtype is None:
+        return layers
+    return tuple(one.in_codes(cache_dtype) if one.takes_codes else one for one in layers)

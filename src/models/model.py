@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from src.core.errors import ModelLoadError
 from src.distributed import Group
+from src.models.adapters.memory import AdapterMemory, AdapterRoom
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec, kv_of
 from src.models.program import (
+    ADAPTER_SLOTS,
     HIDDEN,
     INPUT_IDS,
     POSITIONS,
@@ -28,6 +30,7 @@ from src.models.program import (
     run_head,
     run_program,
 )
+from src.models.weights.cache_scales import CacheScales
 from src.models.weights.methods import ByKind, Formats, LinearMethod, Weight
 from src.models.weights.parameters import Kind, Parameter, allocate
 from src.ops.linear import fits_strips, to_strips
@@ -54,6 +57,14 @@ class ModelSpec:
     device: torch.device
 
 
+class Variant(NamedTuple):
+    """A program, per call of it the weights of its functions, and its index among the variants."""
+
+    program: Program
+    bound: list[Any]
+    number: int = 0
+
+
 class Model:
     """A program with preallocated, fused parameters, which are not filled yet.
 
@@ -70,8 +81,10 @@ class Model:
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
         weights: values of parameters and computed tables, by name.
-        bound: per call of the program, the weights of its functions.
+        kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
+        adapters: slots for adapters; None: it takes none.
         mixer_weights: per mixer, its weights.
+        cache_dtype: see `served.ServedModel`.
     """
 
     def __init__(
@@ -87,6 +100,7 @@ class Model:
         formats: Formats | None = None,
         rotates_in_op: bool | None = None,
         outlines_tables: bool = False,
+        adapters: AdapterRoom | None = None,
     ) -> None:
         builder = ProgramBuilder(
             dtype=dtype,
@@ -109,6 +123,7 @@ class Model:
         self.formats = formats or ByKind()
         self.program: Program = builder.program()
         self.methods: dict[str, LinearMethod] = {}
+        self.kv_scales: dict[int, CacheScales] = {}
         self.table: dict[str, Parameter] = {
             name: self._held(parameter) for name, parameter in builder.parameters.items()
         }
@@ -128,16 +143,41 @@ class Model:
             self.weights[parameter.name] = self._room_for(parameter)
         for name, of in builder.aliases.items():
             self.weights.setdefault(name, self.weights[of])
-        self.bound = [self._resolve(call.weights) for call in self.program.calls]
+        self.adapters: AdapterMemory | None = None
+        self._variants = [Variant(self.program, [])]
+        if adapters is not None:
+            # As a checkpoint that is not quantized has them: adapters name its modules.
+            self.adapters = AdapterMemory(adapters, builder.parameters, dtype, device)
+            self.weights |= self.adapters.tensors
+            adapted = builder.program(self.adapters.targets.parts)
+            self._variants.append(Variant(adapted, [], 1))
         self.mixer_weights = [self._resolve(mixer.weights) for mixer in self.program.mixers]
-        self._users: dict[str, list[Call | Mixer]] = {}
-        users: list[Call | Mixer] = [*self.program.calls, *self.program.mixers]
-        for user in users:
-            for name in _names(user.weights):
-                self._users.setdefault(name, []).append(user)
+        self._users: dict[str, list[tuple[list[Any], int, Any]]] = {}
+        for variant in self._variants:
+            variant.bound.extend(self._resolve(call.weights) for call in variant.program.calls)
+            for call in variant.program.calls:
+                self._add_user(variant.bound, call.slot, call.weights)
+        for mixer in self.program.mixers:
+            self._add_user(self.mixer_weights, mixer.layer, mixer.weights)
 
     implementation: Literal["native", "transformers"] = "native"
     is_program = True
+    cache_dtype: torch.dtype | None = None
+
+    @property
+    def bound(self) -> list[Any]:
+        """Per call of the program, the weights of its functions."""
+        return self._variants[0].bound
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """The program, and perhaps the one with adapters."""
+        return self._variants
+
+    @property
+    def adapted(self) -> Variant | None:
+        """The program with adapters; its mixers and head are the program's own."""
+        return self._variants[1] if len(self._variants) > 1 else None
 
     @property
     def generation(self) -> GenerationDefaults:
@@ -160,12 +200,13 @@ class Model:
         A mixer's weights must be replaced before the engine builds its mixers, which keep them.
         """
         self.weights[name] = weight
-        for user in self._users[name]:
-            weights = self._resolve(user.weights)
-            if isinstance(user, Mixer):
-                self.mixer_weights[user.layer] = weights
-            else:
-                self.bound[user.slot] = weights
+        for bound, index, weights in self._users[name]:
+            bound[index] = self._resolve(weights)
+
+    def _add_user(self, bound: list[Any], index: int, weights: Any) -> None:
+        """Note that ``bound[index]`` has the weights of these names."""
+        for name in _names(weights):
+            self._users.setdefault(name, []).append((bound, index, weights))
 
     def lay_out(
         self,
@@ -197,40 +238,52 @@ class Model:
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H] in the model's dtype.
 
         Args:
-            functions: the model's own, or compiled replacements.
+            functions: the model's own, or compiled replacements; with adapter slots those of the
+                program with adapters.
             input_ids: int64 [T], below `vocab_size`.
             positions: int64 [T], each token's index in its own sequence, below `max_positions`.
             mix: computes a mixer, see `program.run_program`.
             kept: int64 [K], indices of the tokens whose hidden states are wanted. None: all.
+            adapter_slots: int64 [T], the slot of each token's adapter, -1 for none. None: no token
+                has one, and nothing is computed for adapters.
         """
         given = {INPUT_IDS: input_ids, POSITIONS: positions}
-        return run_program(self.program, functions, self.bound, given, mix, kept)
+        if adapter_slots is None:
+            return run_program(self.program, functions, self.bound, given, mix, kept)
+        assert self.adapted is not None, "it has no slots"
+        given[ADAPTER_SLOTS] = adapter_slots
+        return run_program(self.adapted.program, functions, self.adapted.bound, given, mix, kept)
 
     def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
         """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
         return run_head(self.program, functions, self.bound, hidden)
 
-    def call_arguments(self, call: Call, num_tokens: int) -> tuple[Any, ...]:
-        """Arguments of a call, on the model's device, which may be meta.
+    def call_arguments(
+        self, call: Call, num_tokens: int, variant: Variant | None = None
+    ) -> tuple[Any, ...]:
+        """Arguments of a call of a variant, by default of `program`; its device may be meta.
 
-        Token ids and positions are 0, because they must be valid; other inputs are uninitialized.
+        Token ids, positions and slots are 0, because they must be valid; other inputs are
+        uninitialized.
         """
+        bound = self.bound if variant is None else variant.bound
         device = self.spec.device
         tensors = [
             torch.zeros((num_tokens, *tensor.shape), dtype=tensor.dtype, device=device)
-            if tensor.name in (INPUT_IDS, POSITIONS)
+            if tensor.name in (INPUT_IDS, POSITIONS, ADAPTER_SLOTS)
             else allocate((num_tokens, *tensor.shape), tensor.dtype, device)
             for tensor in call.inputs
         ]
-        return (call.chain, self.bound[call.slot], *tensors)
+        return (call.chain, bound[call.slot], *tensors)
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps of a sequence, in layer order; the engine plans memory by it."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.

@@ -26,12 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 INPUT_IDS, POSITIONS, HIDDEN, LOGITS = "input_ids", "positions", "hidden", "logits"
+ADAPTER_SLOTS = "adapter_slots"
+"""The slot of each token's adapter; only programs with adapters have this step tensor."""
 
 
 class StepTensor(NamedTuple):
@@ -49,16 +51,28 @@ class Link:
     ``function(spec, weights, *reads)`` returns a tensor, or a tuple if it writes several. The
     function must be defined at a module's top level, and ``repr(spec)`` must be complete, because
     both are part of the key of compiled code in a cache.
+
+    If it ``chooses``, the last of ``reads`` is not the function's: weights that have something for
+    each token to choose (`Choosable`) are replaced by what those tokens have chosen.
     """
 
     function: Callable[..., Any]
     spec: Any
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    chooses: bool = False
 
     def __repr__(self) -> str:
         name = f"{self.function.__module__}:{self.function.__qualname__}"
-        return f"Link({name}, {self.spec!r}, {self.reads}, {self.writes})"
+        chooses = ", chooses" if self.chooses else ""
+        return f"Link({name}, {self.spec!r}, {self.reads}, {self.writes}{chooses})"
+
+
+class Choosable(Protocol):
+    """A weight of which each token chooses a variant."""
+
+    def choose(self, slots: Tensor) -> Any:
+        """The weight for tokens that have chosen these slots, int64 [T]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +96,24 @@ def run_chain(chain: Chain, weights: tuple[Any, ...], *given: Tensor) -> tuple[T
     """
     tensors = dict(zip(chain.reads, given, strict=True))
     for link, own in zip(chain.links, weights, strict=True):
-        result = link.function(link.spec, own, *[tensors[name] for name in link.reads])
+        read = [tensors[name] for name in link.reads]
+        if link.chooses:
+            own = _chosen(own, read.pop())
+        result = link.function(link.spec, own, *read)
         if len(link.writes) == 1:
             result = (result,)
         tensors.update(zip(link.writes, result, strict=True))
     return tuple([tensors[name] for name in chain.writes])
+
+
+def _chosen(weights: Any, slots: Tensor) -> Any:
+    """Nested tuples of weights for tokens that have chosen these slots."""
+    if hasattr(weights, "choose"):
+        return weights.choose(slots)
+    if not isinstance(weights, tuple):
+        return weights
+    items = [_chosen(item, slots) for item in weights]
+    return type(weights)(*items) if hasattr(weights, "_fields") else tuple(items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +124,8 @@ class Segment:
     ----------
     weights
         Nested tuples of parameters' names (or None), which stand for their tensors.
+    chooses
+        See `Link`.
     """
 
     function: Callable[..., Any]
@@ -104,6 +133,7 @@ class Segment:
     weights: Any
     reads: tuple[str, ...]
     writes: tuple[StepTensor, ...]
+    chooses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +248,8 @@ def run_program(
         program: the program to run.
         functions: per call, `run_chain` or a compiled replacement.
         weights: per call.
-        tensors: `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence.
+        tensors: `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence;
+            for a program with adapters also `ADAPTER_SLOTS` int64 [T].
         mix: computes a mixer.
         kept: int64 [K], indices of the tokens whose hidden states are wanted. ``mix`` must return
             only these for the last mixer. None: all.
@@ -320,7 +351,7 @@ def _call(
         written |= {tensor.name for tensor in each.writes}
     _refuse_unknown(run[0].function.__name__, tuple(reads), known)
     links = tuple(
-        Link(each.function, each.spec, each.reads, tuple(t.name for t in each.writes))
+        Link(each.function, each.spec, each.reads, tuple(t.name for t in each.writes), each.chooses)
         for each in run
     )
     return Call(

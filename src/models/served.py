@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
+from src.models.adapters.memory import AdapterMemory
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec
 from src.models.model import ModelSpec
@@ -17,6 +19,9 @@ ImplementationName = Literal["native", "transformers"]
 
 class ServedModel(Protocol):
     """A filled model. Its mixers are the engine's, for they need memory that outlives a step."""
+
+    cache_dtype: torch.dtype | None
+    """Codes of 8 bits in which keys and values are kept; None: in the model's dtype."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -43,6 +48,10 @@ class ServedModel(Protocol):
         """Per mixer, the weights that its kind takes."""
 
     @property
+    def adapters(self) -> AdapterMemory | None:
+        """Slots for adapters; None: it takes none."""
+
+    @property
     def functions(self) -> Sequence[Function]:
         """What runs it uncompiled, as `forward` and `logits` take it."""
 
@@ -53,6 +62,7 @@ class ServedModel(Protocol):
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H]; see `Model.forward`."""
 

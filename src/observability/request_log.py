@@ -40,6 +40,8 @@ def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_to
         "tpot_ms": _milliseconds(times.per_token),
         "e2e_ms": _milliseconds(times.whole),
     }
+    if record.lora:
+        figures["lora"] = record.lora
     if record.trace_id:
         figures["trace_id"] = record.trace_id
     logger.info(_sentence(figures), extra=figures)
@@ -61,6 +63,8 @@ def _sentence(figures: dict[str, object]) -> str:
     ]
     if figures["preemptions"]:
         parts.append(f"preempted {figures['preemptions']} times")
+    if "lora" in figures:
+        parts.append(f"adapter {figures['lora']}")
     if "trace_id" in figures:
         parts.append(f"trace {figures['trace_id']}")
     return ", ".join(parts)

@@ -4,6 +4,7 @@
 [`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
 """
 
+from src.ops.adapt import ADAPT, NO_SLOT, adapt
 from src.ops.attention_spec import AttentionSpec
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
 from src.ops.declaration import Cost, Kernel, Op
@@ -27,9 +28,11 @@ OPS: tuple[Op, ...] = (
     LATENT_ATTENTION,
     CAUSAL_CONVOLUTION,
     LINEAR_RECURRENCE,
+    ADAPT,
 )
 
 __all__ = [
+    "ADAPT",
     "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
@@ -37,6 +40,7 @@ __all__ = [
     "LATENT_ATTENTION",
     "LINEAR",
     "LINEAR_RECURRENCE",
+    "NO_SLOT",
     "OPS",
     "PAGED_ATTENTION",
     "ROTATE_AND_CACHE",
@@ -45,6 +49,7 @@ __all__ = [
     "Kernel",
     "Op",
     "Routing",
+    "adapt",
     "causal_convolution",
     "decode_schedule",
     "experts",

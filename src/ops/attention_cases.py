@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cached_rows import LARGEST_CODE, is_coded, to_rows
 from src.ops.declaration import Case, Cost
 
 MIXED_ROWS = ((1, 1), (0, 5), (7, 7), (1, 40), (5, 33), (1, 130))
@@ -34,6 +35,7 @@ def build(
     deterministic: bool = False,
     prefixes: Mapping[int, tuple[int, int]] | None = None,
     cached: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> tuple[Any, ...]:
     """Arguments of a call for rows given as (query_len, seq_len).
 
@@ -41,7 +43,7 @@ def build(
     `prefixes` maps row -> (an earlier row, number of its blocks that this row begins with); neither
     row's queries lie in the shared blocks. With `cached`, the step's own keys and values are in the
     cache already, and `key` and `value` are None. A `cap`, `sliding_window` or `chunk` of 0
-    means none.
+    means none, a `cache_dtype` of None is `dtype`.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, and the
     cache holds random history. Everything that must not be read is poisoned. NaN: unused cache
@@ -96,8 +98,7 @@ def build(
     return (
         query,
         *((None, None) if cached else (key, value)),
-        key_cache.to(device, dtype),
-        value_cache.to(device, dtype),
+        *(_kept_as(cache_dtype or dtype, cache).to(device) for cache in (key_cache, value_cache)),
         block_tables.to(device),
         lengths.cumsum(0).to(device, torch.int32),
         torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
@@ -109,6 +110,14 @@ def build(
         max((longest, *(seq_len for _, seq_len in rows))),
         deterministic,
     )
+
+
+def _kept_as(dtype: torch.dtype, numbers: Tensor) -> Tensor:
+    """A cache of this dtype from float32; where there is NaN, so does each bit of a code say."""
+    rows = to_rows(numbers, dtype)
+    if is_coded(dtype):
+        rows.view(torch.uint8)[numbers.isnan().all(-1)] = 255
+    return rows
 
 
 def _grid() -> list[Case]:
@@ -189,7 +198,30 @@ def _grid() -> list[Case]:
         for reach in ({}, {"sliding_window": 300}, {"chunk": 150})
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
-    return cases
+    return cases + [{**case, "cache_dtype": kept} for kept in LARGEST_CODE for case in _coded()]
+
+
+def _coded() -> list[Case]:
+    """Cases for caches in 8 bits: every way of reading rows, in each dtype."""
+    shapes: list[Case] = [
+        {"padding": 1},
+        {"head_dim": 72, "block_size": 5, "sliding_window": 7},
+        {"head_dim": 256, "num_heads": 8, "num_kv_heads": 1, "rows": ((1, 600), (2, 300))},
+        {"head_dim": 128, "num_heads": 6, "rows": ((150, 290), (1, 700), (1, 20)), "cap": 30.0},
+        {"has_sinks": True, "chunk": 128, "rows": ((5, 33), (40, 300), (1, 520))},
+        {
+            "rows": ((1, 1100), (1, 1040), (7, 900), (1, 300)),
+            "prefixes": {1: (0, 64), 3: (0, 16)},
+            "num_heads": 6,
+        },
+        {"rows": ((1, 1100), (3, 40), (100, 700)), "head_dim": 40, "deterministic": True},
+        {"rows": ((1, 1100), (3, 40), (100, 700)), "num_heads": 8, "deterministic": True},
+    ]
+    return [
+        {**shape, "dtype": dtype}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for shape in shapes
+    ]
 
 
 CASES = _grid()
@@ -239,7 +271,9 @@ def cost(
                 blocks = block_tables[row, : -(-seq_len // key_cache.shape[1])].tolist()
                 keys -= key_cache.shape[1] * len(read.intersection(blocks))
                 read.update(blocks)
-    per_token = key_cache.shape[2] * head_dim * 2  # key and value elements of one cached token
-    written = 0 if key is None else 2 * key.shape[0]  # read, and written into the cache
-    elements = query.numel() + out.numel() + (written + keys) * per_token
-    return Cost(bytes=elements * query.element_size(), flops=4 * pairs * num_heads * head_dim)
+    new = 0 if key is None else key.shape[0]  # read, and written into the cache
+    elements = query.numel() + out.numel() + 2 * new * key_cache.shape[2] * head_dim
+    cached = 2 * (new + keys) * key_cache[0, 0].numel() * key_cache.element_size()
+    return Cost(
+        bytes=elements * query.element_size() + cached, flops=4 * pairs * num_heads * head_dim
+    )

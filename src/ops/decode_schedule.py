@@ -22,8 +22,9 @@ from torch import Tensor
 
 from src.ops.attention_cases import build as build_attention
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cached_rows import row_size
 from src.ops.declaration import Cost, Op
-from src.ops.triton.tuning import capability_of, decode_shape, packed_rows
+from src.ops.triton.tuning import capability_of, computed_size, decode_shape, packed_rows
 
 LEAST_SHARED = 4
 """Minimal number of tiles that a pack shares: a merge costs as much as reading part of a tile."""
@@ -225,16 +226,16 @@ def step_schedule(
     """The schedule of a step for layers that see as far as this; None on the CPU.
 
     Parameters
-        key_cache: That of any of these layers, [num_blocks, block_size, num_kv_heads, head_dim].
+        key_cache: That of any of these layers, as in `paged_attention`.
         num_heads: Number of query heads.
         block_tables, query_start_loc, seq_lens, spec: As in `paged_attention`.
     """
     if key_cache.device.type != "cuda":
         return None
-    block_size, kv_heads, head_dim = key_cache.shape[1:]
-    group = num_heads // kv_heads
+    block_size, kv_heads, row = key_cache.shape[1:]
+    group, head_dim = num_heads // kv_heads, row - row_size(0, key_cache.dtype)
     capability = capability_of(key_cache.device)
-    tile = decode_shape(capability, head_dim, key_cache.element_size()).tile
+    tile = decode_shape(capability, head_dim, computed_size(key_cache)).tile
     return decode_schedule(
         block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0,
         tile, packed_rows(group) // group,

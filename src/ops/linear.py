@@ -38,6 +38,9 @@ SMALLEST_GROUP = 16
 LARGEST_UNIT = 64
 """Quantized weights in strips: at most this many inputs of a token share one scale."""
 
+FLOAT8 = torch.float8_e4m3fn
+"""The dtype of weights that are 8-bit floating point numbers."""
+
 STRIP = 64
 """Rows of a strip."""
 
@@ -141,7 +144,9 @@ def _in_rows(weight: Tensor) -> Tensor:
 
 
 def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, int]:
-    """Quantized values [N, K] (int8; uint8 for int4), and what has to be taken from them."""
+    """Quantized values [N, K] (as stored; uint8 for int4), and what has to be taken from them."""
+    if weight.dtype == FLOAT8:
+        return weight, 0
     if weight.dtype == torch.int8:
         if weight.dim() == 2:
             return weight, 0
@@ -163,10 +168,10 @@ def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) ->
     """The matrix that quantized weights represent, float32 [N, K]: `q * scale - offset`.
 
     Parameters
-        weight: [N, K] int8, or [N, K / 2] uint8 of packed int4, which stores q + 8 (see
-            `pack_int4`); or either in strips (see `to_quantized_strips`).
-        scales: float32. [N] for int8 rows; [N, G] for groups of K / G inputs, which int4 always
-            has; in strips, as `to_quantized_strips` returns them.
+        weight: [N, K] int8 or float8_e4m3fn, or [N, K / 2] uint8 of packed int4, which stores
+            q + 8 (see `pack_int4`); or integers in strips (see `to_quantized_strips`).
+        scales: float32. [N] for rows of 8 bits; [N, G] for groups of K / G inputs, which int4
+            always has; in strips, as `to_quantized_strips` returns them.
         offsets: float32 of the shape of `scales` of groups; None for zeros.
     """
     values, middle = _values_of(weight, scales)
@@ -262,7 +267,7 @@ def _build(
     has_bias: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random arguments; `weight` is `same` (as x), `int8`, or `int8` or `int4` `/<group>`.
+    """Random arguments; `weight` is `same` (as x), `int8`, `float8`, or one of int4 too `/<group>`.
 
     Groups may be `with offsets`, and are followed by them then. All of these may be `strips of`.
     """
@@ -285,8 +290,14 @@ def _build(
         bits = torch.randint(-127, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(outputs, generator=random) / 64 * inputs**-0.5
         return x, bits.to(device), scales.to(device), bias
-    kind, group = weight.removesuffix(_WITH_OFFSETS).split("/")
-    shape = (outputs, inputs // int(group))
+    if weight.startswith("float8"):
+        values = torch.randn(outputs, inputs, generator=random).mul_(16).to(FLOAT8)
+        group = int(weight.removeprefix("float8/")) if "/" in weight else inputs
+        scales = torch.rand(outputs, inputs // group, generator=random) / 16 * inputs**-0.5
+        scales = scales.squeeze(1) if weight == "float8" else scales
+        return x, values.to(device), scales.to(device), bias
+    kind, size = weight.removesuffix(_WITH_OFFSETS).split("/")
+    shape = (outputs, inputs // int(size))
     if kind == "int8":
         bits = torch.randint(-128, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(shape, generator=random) / 64 * inputs**-0.5
@@ -340,7 +351,7 @@ LINEAR = Op(
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for weight in (
             *("same", "int8", "int4/32", "int4/64", "int8/16", "int8/32"),
-            *("int4/32 with offsets", "int8/32 with offsets"),
+            *("int4/32 with offsets", "int8/32 with offsets", "float8", "float8/32"),
         )
     ]
     + [
@@ -395,7 +406,8 @@ def linear(
 
     Parameters
         x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
-        weight: [N, K] in x's dtype; [N, K] int8; or [N, K / 2] uint8 of packed int4. Contiguous.
+        weight: [N, K] in x's dtype; [N, K] int8 or float8_e4m3fn; or [N, K / 2] uint8 of packed
+            int4. Contiguous.
             Or packed in strips ([`to_strips`][src.ops.linear.to_strips],
             [`to_quantized_strips`][src.ops.linear.to_quantized_strips]).
         scales: Scales of quantized weights, see [`dequantize`][src.ops.linear.dequantize]; None if

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from src.ops.attention_cases import CASES, build, cost
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cached_rows import from_rows, is_coded, write_rows
 from src.ops.declaration import Op
 
 _REFERENCE_QUERY_TILE = 512
@@ -62,9 +63,7 @@ def reference(
 def _write_cache(new: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Put token t of `new` ([T, kv_heads, head_dim]) into slot `slot_mapping[t]`, -1 nowhere."""
     written = slot_mapping >= 0  # [T] bool, token index -> is not padding
-    slots = slot_mapping[written]
-    block_size = cache.shape[1]
-    cache[slots // block_size, slots % block_size] = new[written]
+    write_rows(new[written], cache, slot_mapping[written])
 
 
 def _attend(
@@ -86,9 +85,9 @@ def _attend(
     skipped = first_block * block_size
 
     def gather(cache: Tensor) -> Tensor:  # [kv_heads, keys, head_dim] float32
-        return (
-            cache[blocks].flatten(0, 1)[first_key - skipped : end - skipped].float().transpose(0, 1)
-        )
+        octets = cache.view(torch.uint8) if is_coded(cache.dtype) else cache
+        rows = octets[blocks].flatten(0, 1)[first_key - skipped : end - skipped].view(cache.dtype)
+        return from_rows(rows).transpose(0, 1)
 
     # [kv_heads, group, Q, head_dim] float32: query head h reads key/value head h // group
     grouped = query.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
@@ -171,7 +170,9 @@ def paged_attention(
         key: [T, num_kv_heads, head_dim]; num_heads is a multiple of num_kv_heads. None
             if the cache has this step's keys and values.
         value: [T, num_kv_heads, head_dim]; None together with `key`.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_dim], changed in place.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_dim] in the dtype of `query`, or in
+            8 bits (int8, float8_e4m3fn) [num_blocks, block_size, num_kv_heads, head_dim + 4], see
+            [`cached_rows`][src.ops.cached_rows]; changed in place.
         value_cache: Like `key_cache`.
         block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
         query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.

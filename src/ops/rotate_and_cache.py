@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from src.ops.cached_rows import LARGEST_CODE, is_coded, row_size, write_rows
 from src.ops.declaration import Case, Cost, Op
 
 _POSITIONS = 64
@@ -38,12 +39,11 @@ def reference(
 ) -> None:
     """See [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]."""
     exists = slot_mapping >= 0  # [T] bool, token index -> is not padding
-    slots, block_size = slot_mapping[exists], key_cache.shape[1]
-    where = slots // block_size, slots % block_size
+    slots = slot_mapping[exists]
     cos_sin = rope_table[positions[exists]].to(query.dtype)
     query[exists] = _rotated(query[exists], q_norm, eps, cos_sin)
-    key_cache[where] = _rotated(key[exists], k_norm, eps, cos_sin)
-    value_cache[where] = value[exists]
+    write_rows(_rotated(key[exists], k_norm, eps, cos_sin), key_cache, slots)
+    write_rows(value[exists], value_cache, slots)
     out[~exists] = 0
 
 
@@ -73,9 +73,13 @@ def _build(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     has_norms: bool = True,
+    cache_dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Slices of one fused tensor, slots in random order, NaN wherever nothing may be read."""
+    """Slices of one fused tensor, slots in random order, NaN wherever nothing may be read.
+
+    A `cache_dtype` of None is `dtype`.
+    """
     random = torch.Generator().manual_seed(seed)
     total, heads = tokens + padding, (num_heads, num_kv_heads, num_kv_heads)
     fused = torch.randn(total, sum(heads), head_dim, generator=random)
@@ -92,8 +96,12 @@ def _build(
     num_blocks = -(-tokens // block_size) + 2
     slots = torch.full((total,), -1)
     slots[:tokens] = torch.randperm(num_blocks * block_size, generator=random)[:tokens]
+    kept_as = cache_dtype or dtype
+    shape = (num_blocks, block_size, num_kv_heads, row_size(head_dim, kept_as))
     caches = [
-        torch.full((num_blocks, block_size, num_kv_heads, head_dim), torch.nan, dtype=dtype)
+        torch.full(shape, 255, dtype=torch.uint8).view(kept_as)
+        if is_coded(kept_as)
+        else torch.full(shape, torch.nan, dtype=kept_as)
         for _ in range(2)
     ]
     norms = [(1 + torch.randn(head_dim, generator=random) / 10).to(device, dtype) for _ in range(2)]
@@ -125,6 +133,16 @@ def _grid() -> list[Case]:
         for head_dim in (16, 128)
     ]
     cases += [{"tokens": 300, "block_size": 1}, {"tokens": 0}, {"tokens": 0, "padding": 3}]
+    cases += [
+        {"cache_dtype": kept_as, "dtype": dtype, "head_dim": head_dim, "padding": 1}
+        for kept_as in LARGEST_CODE
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for head_dim in (8, 64, 72, 256)
+    ]
+    cases += [
+        {"cache_dtype": kept_as, "num_heads": 71, "num_kv_heads": 1, "has_norms": False}
+        for kept_as in LARGEST_CODE
+    ]
     return cases
 
 

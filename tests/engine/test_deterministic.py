@@ -111,6 +111,20 @@ async def test_latent_attention_keeps_the_bits_too(kind: str, tmp_path: Path) ->
             assert await together(engine, [SCORED]) == expected, path
 
 
+@pytest.mark.parametrize(
+    ("kind", "cache"), [("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "fp8")]
+)
+async def test_a_cache_in_8_bits_keeps_the_bits_too(kind: str, cache: str, directory: Path) -> None:
+    changes = {**KINDS[kind], "cache__dtype": cache}
+    async with AsyncEngine.open(small_config(directory, **ALONE, **changes)) as engine:
+        expected = await one_by_one(engine, [SCORED])
+    for path in ("2 threads", "chunks of 33", "preempted"):
+        async with AsyncEngine.open(small_config(directory, **PATHS[path], **changes)) as engine:
+            assert await together(engine, [SCORED]) == expected, path
+            if path == "chunks of 33":  # what is cached has the same bits
+                assert await together(engine, [SCORED]) == expected
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_cached_prefixes_change_no_bit(kind: str, directory: Path) -> None:
     async with AsyncEngine.open(small_config(directory, **ALONE, **KINDS[kind])) as engine:

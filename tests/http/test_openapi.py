@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -16,10 +18,12 @@ from src.http.guard import DEBUG, METRICS, OPEN
 from src.http.openapi.bounds import BOUNDS
 from src.http.openapi.document import openapi_document
 from src.http.openapi.operations import OPERATIONS
+from src.http.openapi.wording import describe_fields
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 DOCUMENT = openapi_document(ENDPOINTS, keys=True, admin=True, public_metrics=False)
+NO_PAGE = OPERATIONS["/version", "GET"]
 VERBS = ("get", "post", "delete")
 
 
@@ -71,7 +75,8 @@ def test_security_is_what_the_guard_demands() -> None:
         if path.startswith(DEBUG):
             assert schemes == {"admin"}
         else:
-            assert schemes == (set() if path in OPEN else {"bearer", "header"})
+            is_open = path in OPEN or OPERATIONS.get((path, "GET"), NO_PAGE).closed == "page"
+            assert schemes == (set() if is_open else {"bearer", "header"})
     bare = openapi_document(ENDPOINTS, keys=False, admin=False, public_metrics=False)
     assert not any(path.startswith(DEBUG) for path in bare["paths"])
     assert not any("security" in o for ops in bare["paths"].values() for o in ops.values())
@@ -102,12 +107,66 @@ async def test_the_page_shows_every_endpoint_and_fetches_nothing(
     answer = await client.get("/docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     html = answer.text
-    for path in (await client.get("/openapi.json")).json()["paths"]:
-        assert f"<code>{path}</code>" in html
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    for path, methods in paths.items():
+        for method in methods:
+            # A method has a column of its own, and a space where styles are not read.
+            head = f'<span class="method {method}">{method.upper()}</span> '
+            assert f'{head}<code class="path">{path}</code> ' in html
+    text = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    assert "`" not in text
+    assert "<code>n</code> times" in text
     assert "<script" not in html
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", html)
     targets = set(re.findall(r'href="#(\w+)"', html))
     assert targets <= set(re.findall(r'id="(\w+)"', html))
+
+
+async def test_the_page_may_load_its_style_sheet_and_nothing_else(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.get("/docs")
+    (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    named = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = answer.headers["content-security-policy"]
+    assert f"style-src 'sha256-{named}';" in policy
+    assert "unsafe" not in policy
+    assert not re.findall(r"<[^>]+ (?:style|on\w+)=", answer.text)
+
+
+def test_descriptions_are_markdown() -> None:
+    said = [node["description"] for node in walk(DOCUMENT) if "description" in node]
+    said = [text for text in said if isinstance(text, str)]
+    said += [operation["summary"] for _, _, operation in operations()]
+    assert not [text for text in said if re.search(r"``|:\w+:`|^-{3,}$|^ +\S", text, re.MULTILINE)]
+    fields = DOCUMENT["components"]["schemas"]["KVReport"]["properties"]
+    expected = "Requests of `max_model_len` tokens that it holds."
+    assert fields["requests_at_once"]["description"] == expected
+
+
+DOCSTRING = """What there is; see :class:`~src.core.views.PoolView` and ``a, b``.
+
+    More of it,
+    over lines.
+
+    Attributes
+    ----------
+    first, second
+        The same ``thing``,
+        twice.
+    third
+        Another.
+    """
+
+
+def test_what_is_said_of_attributes_stands_with_the_fields() -> None:
+    fields: dict[str, dict[str, Any]] = {"first": {}, "second": {}, "third": {"description": "x"}}
+    schema = {"description": DOCSTRING, "properties": fields}
+    describe_fields(schema)
+    about = "What there is; see `PoolView` and `a, b`.\n\nMore of it, over lines."
+    assert schema["description"] == about
+    assert fields["first"] == fields["second"] == {"description": "The same `thing`, twice."}
+    assert fields["third"] == {"description": "x"}
 
 
 ASKED: list[tuple[str, str, dict[str, Any] | None]] = [

@@ -4,6 +4,7 @@ from src.core.settings import known_settings
 
 FROZEN = [
     "cache.block_size",
+    "cache.dtype",
     "cache.enable_prefix_caching",
     "cache.memory_bytes",
     "cache.memory_fraction",
@@ -35,6 +36,7 @@ FROZEN = [
     "http.max_prompts_per_request",
     "http.max_stored_response_bytes",
     "http.max_stored_responses",
+    "http.playground",
     "http.public_metrics",
     "http.ready_wait",
     "http.request_timeout",
@@ -48,6 +50,12 @@ FROZEN = [
     "limits.max_stop_string_chars",
     "limits.max_stop_strings",
     "limits.max_stop_token_ids",
+    "lora.adapters",
+    "lora.directories",
+    "lora.host_memory_bytes",
+    "lora.max_adapters",
+    "lora.max_rank",
+    "lora.slots",
     "model.deterministic",
     "model.dtype",
     "model.implementation",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from src.ops import (
+    ADAPT,
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
@@ -141,6 +142,22 @@ TESTS_OF: dict[Op, OpTests] = {
         large={"rows": (1, 1)},
         matches=states_match,
         on_cuda="reference",
+    ),
+    ADAPT: OpTests(
+        checked=(
+            {"slots": [0, -1], "inputs": 9, "parts": [5, 2], "ranks": [[2, 1]], "room": 3},
+            {
+                "slots": [1, 0, 1],
+                "inputs": 32,
+                "parts": [16],
+                "ranks": [[4], [2]],
+                "room": 4,
+                "dtype": torch.bfloat16,
+            },
+        ),
+        small={"slots": [0], "inputs": 8, "parts": [8], "ranks": [[1], [2]], "room": 2},
+        large={"slots": [1], "inputs": 8, "parts": [8], "ranks": [[1], [2]], "room": 2},
+        matches=_is_close,
     ),
     LATENT_ATTENTION: OpTests(
         checked=({"padding": 2}, {"dtype": torch.bfloat16, "heads": 3, "rows": ((1, 20),)}),

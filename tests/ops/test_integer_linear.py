@@ -30,7 +30,14 @@ from tests.ops.comparison import (
 
 KINDS = (
     *("int8", "int4/32", "int4/64", "int4/96", "int4/384"),
-    *("int8/16", "int8/32", "int8/128", "int8/384", "int8/16 with offsets", "int8/384 with offsets"),
+    *(
+        "int8/16",
+        "int8/32",
+        "int8/128",
+        "int8/384",
+        "int8/16 with offsets",
+        "int8/384 with offsets",
+    ),
     *("int4/32 with offsets", "int4/64 with offsets", "int4/384 with offsets"),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -207,9 +214,7 @@ def test_no_input_moves_further_than_half_a_step(exponent: int, outlier: bool, s
 def test_one_bad_token_stays_its_own_and_shows(libraries: dict[str, KernelLibrary]) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         for kind in ("int8", "int4/32", "int8/16 with offsets", "int4/64 with offsets"):
-            x, *rest = build(
-                kind, tokens=9, inputs=128, outputs=64, dtype=torch.bfloat16
-            )
+            x, *rest = build(kind, tokens=9, inputs=128, outputs=64, dtype=torch.bfloat16)
             for library in libraries.values():
                 expected = library.streamed_linear(x, *rest)
                 spoilt = x.clone()

@@ -11,6 +11,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from src.ops.triton import (
+    adapt,
+    codes,
     decode_schedule,
     experts,
     gumbel_argmax,
@@ -77,6 +79,8 @@ def compiled_for_hopper(kernel, dtype, constants, pointers=POINTERS, **options):
             signature[name] = "constexpr"
             continue
         given = f"*{dtype}" if name in CACHED else "i32"
+        if constants.get("SORT") and name in ("key_cache", "value_cache"):
+            given = "*i8"
         signature[name] = pointers.get(name, given)
         # As the launcher does with torch's tensors and with strides that are multiples of 16.
         if signature[name].startswith("*") or name.endswith("_stride"):
@@ -88,13 +92,23 @@ def compiled_for_hopper(kernel, dtype, constants, pointers=POINTERS, **options):
 
 
 def rotation() -> None:
-    for dtype, head_dim, normed in (("bf16", 128, True), ("fp32", 72, False), ("fp16", 64, False)):
+    for dtype, head_dim, normed, sort in (
+        ("bf16", 128, True, 0),
+        ("fp32", 72, False, 0),
+        ("fp16", 64, False, 0),
+        ("bf16", 128, True, 1),
+        ("bf16", 64, False, 2),
+    ):
         compiled = compiled_for_hopper(
             rotate_and_cache._rotate_and_cache_kernel,
             dtype,
-            rotate_and_cache.constants(head_dim, 32) | ({} if normed else UNNORMED),
+            rotate_and_cache.constants(head_dim, 32)
+            | ({} if normed else UNNORMED)
+            | {"SORT": sort},
             **rotate_and_cache.OPTIONS,
         )
+        if sort:
+            continue  # a division is made of fused products
         # Rounded products, as torch's own, are not fused with the sums that they go into.
         assert "fma" not in compiled.asm["ptx"], (dtype, head_dim)
 
@@ -107,9 +121,17 @@ def compile_attention(
     group: int,
     cap: float = 0.0,
     chunk: int = 0,
+    sort: int = 0,
     **unused: None,
 ) -> None:
-    common = {**unused, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "GROUP": group, "D": head_dim}
+    common = {
+        **unused,
+        "SORT": sort,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": 64,
+        "GROUP": group,
+        "D": head_dim,
+    }
     # Of a long prompt, and of a batch that large tiles would leave half empty.
     for tile, keys, warps, stages in {prefill_shape(90, head_dim, size, n) for n in (4096, 64)}:
         prefill = compile_for_hopper(
@@ -125,7 +147,7 @@ def compile_attention(
     )  # fmt: skip
     # All programs of the persistent grid are on their multiprocessors at the same time.
     assert shape.programs * (decode + RESERVED) <= SHARED_MEMORY, (head_dim, dtype, decode)
-    del common["BLOCK_SIZE"]
+    del common["BLOCK_SIZE"], common["SORT"]
     compile_for_hopper(
         paged_decode._merge_kernel, dtype, 1, 1, PIECES=paged_decode._MERGED, **pack, **common
     )
@@ -179,6 +201,20 @@ def compile_linears(size: int, dtype: str) -> None:
                 assert shared + RESERVED <= SHARED_MEMORY, (dtype, tile, group, bits, shared)
 
 
+def compile_adapts(dtype: str) -> None:
+    """Of a projection of queries, keys and values, whatever the rank."""
+    ranks = {"ranks": "*i32", "starts": "*i32", "slots": "*i64", "tokens": "i32"}
+    matrices = dict.fromkeys(("base", "down", "up"), f"*{dtype}")
+    for room in (8, 64, 256):
+        shape = {"parts": 3, "room": room, "padded": max(16, room), "block_t": adapt._TOKENS}
+        for kernel, size in ((adapt._project, "block_k"), (adapt._expand, "block_n")):
+            shared = compile_for_hopper(
+                kernel, dtype, 4, 3, **shape, **{size: 64},
+                pointers={**ranks, **matrices, "inner": "*fp32"},
+            )  # fmt: skip
+            assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, room, shared)
+
+
 def main() -> None:
     compile_latents(2, "bf16")
     compile_latents(4, "fp32")
@@ -189,6 +225,12 @@ def main() -> None:
     compile_attention(256, 0, 2, "bf16", 2, sinks=None)
     compile_attention(128, 0, 2, "bf16", 5, chunk=8192, sinks=None)
     compile_attention(256, 0, 4, "fp32", 1, sinks=None)
+    for sort in (1, 2):
+        compile_attention(128, 0, 2, "bf16", 4, sort=sort, sinks=None)
+        compile_attention(256, 4096, 2, "bf16", 2, cap=50.0, sort=sort)
+        compile_attention(128, 0, 2, "fp32", 4, sort=sort, sinks=None)
+        codes_shape = {"SORT": sort, "HEAD_DIM": 128, "HEADS": 8, "D": 128}
+        compile_for_hopper(codes._write_codes_kernel, "bf16", 4, 1, **codes_shape)
     compile_for_hopper(paged_attention._write_cache_kernel, "bf16", 4, 1, BLOCK=1024)
     schedule = {"MEMBERS": 4, "ROWS": decode_schedule._FEWEST_ROWS}
     compile_for_hopper(
@@ -206,6 +248,7 @@ def main() -> None:
     for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
         compile_experts(size, dtype)
         compile_linears(size, dtype)
+        compile_adapts(dtype)
     rotation()
     sys.stdout.write("ok\n")
 

@@ -18,6 +18,7 @@ import triton.runtime.interpreter as interpreter
 from benchmarks import tune_attention
 from benchmarks.record import Recorder
 from src.ops import (
+    ADAPT,
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
@@ -29,7 +30,9 @@ from src.ops import (
 )
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.cached_rows import LARGEST_CODE
 from src.ops.triton import (
+    adapt,
     decode_schedule,
     experts,
     gumbel_argmax,
@@ -84,6 +87,17 @@ ATTENTION_CASES = [
         "has_sinks": True,
     },
     *CACHED_CASES,
+    # Caches in 8 bits.
+    *(
+        {"rows": ((90, 130), (1, 1100), (1, 40)), "head_dim": 24, **some, "cache_dtype": kept_as}
+        for kept_as in LARGEST_CODE
+        for some in (
+            {"has_sinks": True, "dtype": torch.float16, "block_size": 5},
+            {"sliding_window": 100, "cap": 2.0, "padding": 1},
+            {"deterministic": True},
+            {"cached": True},
+        )
+    ),
 ]
 # Rows with one query token between others, idle rows, and padding, beside a library's rows.
 LIBRARY_CASES: list[dict[str, Any]] = [
@@ -198,6 +212,7 @@ def all_else_matches() -> None:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
+    adapts_match()
     linears_match()
     experts_match()
     latents_match()
@@ -210,6 +225,20 @@ def all_else_matches() -> None:
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
+
+
+def adapts_match() -> None:
+    """A token's bits are the same alone and in any company."""
+    for case in ADAPT.cases:
+        if case["dtype"] == torch.bfloat16:
+            continue
+        args = ADAPT.build("cpu", **case)
+        base, x, *weights, slots = args
+        expected, got = ADAPT.reference(*args), adapt.adapt(*args)
+        tolerance = TOLERANCE[case["dtype"]]
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
+        alone = adapt.adapt(base[-1:], x[-1:], *weights, slots[-1:])
+        assert torch.equal(alone, got[-1:]), case
 
 
 def linears_match() -> None:

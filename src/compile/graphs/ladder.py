@@ -22,10 +22,14 @@ _LARGEST_FIRST: Final = 8
 
 
 class GraphShape(NamedTuple):
-    """Shape of one captured step: its ``kind``, and ``num_tokens``, padding included."""
+    """Shape of one captured step.
+
+    ``num_tokens`` includes padding. ``adapts``: it is the program with adapters that is captured.
+    """
 
     kind: ShapeKind
     num_tokens: int
+    adapts: bool = False
 
 
 def rungs(limit: int) -> tuple[int, ...]:
@@ -62,9 +66,12 @@ class PaddingLadder:
         Maximal number of rows of a captured decode step; 0 captures none.
     max_mixed_tokens
         Maximal number of tokens of a captured step with prompts; 0 captures none.
+    adapts
+        Whether each shape is captured with adapters as well.
     """
 
-    def __init__(self, max_rows: int, max_mixed_tokens: int) -> None:
+    def __init__(self, max_rows: int, max_mixed_tokens: int, *, adapts: bool = False) -> None:
+        self._variants = (False, True) if adapts else (False,)
         self.max_rows = max_rows
         self.max_mixed_tokens = max_mixed_tokens
         smallest = min(_SMALLEST_MIXED, max_mixed_tokens)
@@ -76,8 +83,13 @@ class PaddingLadder:
     @property
     def shapes(self) -> list[GraphShape]:
         """All shapes, largest first: a large graph's memory is reused for the smaller ones."""
-        every = [GraphShape(kind, size) for kind, sizes in self._sizes.items() for size in sizes]
-        return sorted(every, key=lambda shape: (-shape.num_tokens, shape.kind))
+        every = [
+            GraphShape(kind, size, adapts)
+            for kind, sizes in self._sizes.items()
+            for size in sizes
+            for adapts in self._variants
+        ]
+        return sorted(every, key=lambda shape: (-shape.num_tokens, shape.kind, shape.adapts))
 
     @property
     def first(self) -> list[GraphShape]:
@@ -88,7 +100,9 @@ class PaddingLadder:
             if shape.kind == "decode" and shape.num_tokens <= _LARGEST_FIRST
         ]
 
-    def candidates(self, num_tokens: int, *, decodes: bool) -> list[GraphShape]:
+    def candidates(
+        self, num_tokens: int, *, decodes: bool, adapts: bool = False
+    ) -> list[GraphShape]:
         """The shapes that can serve a step, best first.
 
         Parameters
@@ -97,11 +111,13 @@ class PaddingLadder:
             Number of tokens of the step.
         decodes
             Whether each of its rows is one token and samples.
+        adapts
+            Whether one of its rows has an adapter.
         """
         kinds: tuple[ShapeKind, ...] = ("decode", "mixed") if decodes else ("mixed",)
         found = []
         for kind in kinds:
             size = padded(num_tokens, self._sizes[kind])
             if size is not None:
-                found.append(GraphShape(kind, size))
+                found.append(GraphShape(kind, size, adapts))
         return found

@@ -10,6 +10,7 @@ from src.core.config import DeviceSection
 from src.core.errors import ConfigError
 from src.engine.execution.mixers import MIXERS
 from src.models import ServedModel
+from src.models.layer_kv import CODES
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionBackend, AttentionKernel
 from src.ops.attention_libraries import (
@@ -52,8 +53,13 @@ def choose_attention(
     Raises
     ------
     ConfigError
-        The named library is not installed, or cannot serve this model.
+        The named library is not installed, or cannot serve this model or its KV cache.
     """
+    if model.cache_dtype is not None and section.attention not in ("auto", "triton"):
+        raise ConfigError(
+            f"device.attention = {section.attention!r}: only Triton's kernels read a KV cache in "
+            f"{CODES[model.cache_dtype]} (cache.dtype)"
+        )
     own = PAGED_ATTENTION.load_cuda()
     device_kernel = AttentionKernel(own.name, own.run)
     passed_over = []
@@ -88,6 +94,9 @@ def choose_attention(
 
 
 def _shape_of_each(model: ServedModel, block_size: int) -> list[AttentionShape | None]:
+    if model.cache_dtype is not None:
+        # Libraries have factors of a tensor or of a head, not of a token and head.
+        return [None] * len(model.mixers)
     layers = zip(model.mixers, model.mixer_weights, strict=True)
     return [
         MIXERS[mixer.kind].shape_for_libraries(mixer, weights, block_size)

@@ -31,6 +31,7 @@ from src.core.start_timeline import StartTimeline
 from src.engine.execution.forward_pass import Code
 from src.engine.execution.worker import MOST_WARM_UP_TOKENS, Worker
 from src.models import Call, Model
+from src.models.model import Variant
 from src.models.program import run_chain
 from src.ops.cpu.build import (
     ensure_built,
@@ -101,10 +102,11 @@ class ProgramCompilation:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead: Compilation | None = None
-        # The compiled functions, one per call of the program, and the seconds that it took.
-        self._just_in_time: Future[tuple[list[CompiledFunction], float]] | None = None
-        # Per call of the program: the index of its job.
-        self._jobs_of_calls: list[int] = []
+        # The compiled functions, one per variant of the program and call of it, and the seconds
+        # that it took.
+        self._just_in_time: Future[tuple[list[list[CompiledFunction]], float]] | None = None
+        # Per variant of the program, and call of it: the index of its job.
+        self._jobs_of_calls: list[list[int]] = []
         self._num_threads = num_threads
         # The layout must match the one that the code is compiled for. Where only the weights tell
         # whether the head is tied to the embedding, the head keeps its row layout.
@@ -114,15 +116,16 @@ class ProgramCompilation:
             self._begin()
             if self._in_strips:
                 deque(outline.lay_out(), maxlen=0)
-            self._jobs_of_calls = _numbers(_alike(outline))
+            kinds = _alike(outline)
+            self._jobs_of_calls = _numbers(kinds)
             jobs = [
                 Job.of(
                     run_chain,
-                    outline.call_arguments(calls[0], _NUM_TOKENS),
-                    _token_arguments(calls[0]),
-                    calls[0].chain.functions,
+                    outline.call_arguments(call, _NUM_TOKENS, variant),
+                    _token_arguments(call),
+                    call.chain.functions,
                 )
-                for calls in _alike(outline)
+                for (variant, call), *_ in kinds
             ]
             self._ahead = (
                 Compilation(jobs, root, 0)
@@ -162,7 +165,7 @@ class ProgramCompilation:
         Call it once, and never where code is compiled ahead of time. `finish` reports errors.
         """
         self._begin()
-        regions: Future[tuple[list[CompiledFunction], float]] = Future()
+        regions: Future[tuple[list[list[CompiledFunction]], float]] = Future()
 
         def run() -> None:
             try:
@@ -237,8 +240,11 @@ class ProgramCompilation:
         if self._in_strips:
             left = model.lay_out(library.lay_out, includes_head=self._lays_out_head)
             self._lay_out(worker, left)
-        functions = [loaded[number] for number in self._jobs_of_calls]
-        code = Code(functions, worker.compiled_step(caller, functions))
+        codes = []
+        for number, jobs in enumerate(self._jobs_of_calls):
+            functions = [loaded[job] for job in jobs]
+            codes.append(Code(functions, worker.compiled_step(caller, functions, number)))
+        code = Code.of_variants(codes)
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
         worker.swap_in(code, time.monotonic() - self._started)
@@ -275,10 +281,10 @@ class ProgramCompilation:
         compiled, seconds = regions.result()
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
-        worker.swap_in(Code(compiled), seconds)
+        worker.swap_in(Code.of_variants([Code(functions) for functions in compiled]), seconds)
 
-    def _compiled(self, model: Model) -> list[CompiledFunction]:
-        """The function of each call of the program; calls that are alike share one."""
+    def _compiled(self, model: Model) -> list[list[CompiledFunction]]:
+        """Per variant of the program the function of each call; calls that are alike share one."""
         # Imported here because it loads torch's compiler.
         from src.compile.just_in_time import CompiledFunction
 
@@ -288,29 +294,33 @@ class ProgramCompilation:
         most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
         alike = _alike(model)
         compiled = [
-            CompiledFunction(run_chain, _token_arguments(calls[0]), most) for calls in alike
+            CompiledFunction(run_chain, _token_arguments(calls[0][1]), most) for calls in alike
         ]
         with torch.inference_mode():
-            for function, calls in zip(compiled, alike, strict=True):
+            for function, ((variant, call), *_) in zip(compiled, alike, strict=True):
                 if self._closed.is_set():
                     break
-                function(*model.call_arguments(calls[0], _NUM_TOKENS))
-        return [compiled[number] for number in _numbers(alike)]
+                function(*model.call_arguments(call, _NUM_TOKENS, variant))
+        return [[compiled[number] for number in numbers] for numbers in _numbers(alike)]
 
 
-def _alike(model: Model) -> list[list[Call]]:
+def _alike(model: Model) -> list[list[tuple[Variant, Call]]]:
     """Groups of calls that can share code: equal chain, and equal shapes of weights."""
-    groups: dict[Any, list[Call]] = {}
-    for call in model.program.calls:
-        key = (call.chain, without_data(model.bound[call.slot]))
-        groups.setdefault(key, []).append(call)
+    groups: dict[Any, list[tuple[Variant, Call]]] = {}
+    for variant in model.variants:
+        for call in variant.program.calls:
+            key = (call.chain, without_data(variant.bound[call.slot]))
+            groups.setdefault(key, []).append((variant, call))
     return list(groups.values())
 
 
-def _numbers(alike: list[list[Call]]) -> list[int]:
-    """The group's index of each call, in the order of their slots."""
-    of_slot = {call.slot: number for number, calls in enumerate(alike) for call in calls}
-    return [of_slot[slot] for slot in range(len(of_slot))]
+def _numbers(alike: list[list[tuple[Variant, Call]]]) -> list[list[int]]:
+    """Per variant the group's index of each call, in the order of their slots."""
+    found: dict[int, dict[int, int]] = {}
+    for number, calls in enumerate(alike):
+        for variant, call in calls:
+            found.setdefault(variant.number, {})[call.slot] = number
+    return [[of_slot[slot] for slot in range(len(of_slot))] for _, of_slot in sorted(found.items())]
 
 
 def _token_arguments(call: Call) -> tuple[int, ...]:

@@ -8,33 +8,34 @@ from src.compile import LoadedFunction
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers import MIXERS
 from src.models import Call, Model
-from src.models.program import HIDDEN, INPUT_IDS, POSITIONS, Program
+from src.models.model import Variant
+from src.models.program import HIDDEN, Program
 from src.ops.cpu.compiled import Bound
 from src.ops.cpu.step import StepAttention, StepInstruction, StepProgram, takes_program
 
 
 def compiled_program(
-    model: Model, functions: Sequence[LoadedFunction], cache: KVCache
+    model: Model, variant: Variant, functions: Sequence[LoadedFunction], cache: KVCache
 ) -> StepProgram | None:
-    """The program with compiled functions; ``None`` if the interpreter does not support it.
+    """A variant with compiled functions; ``None`` if the interpreter does not support it.
 
     All attention outputs use one buffer, so each has to be read before the next attention.
     """
-    program = model.program
+    program, bound = variant.program, variant.bound
     attentions = [
         MIXERS[mixer.kind].step_attention(mixer, weights, cache)
         for mixer, weights in zip(model.mixers, model.mixer_weights, strict=True)
     ]
     if not all(attentions) or not _is_known(program):
         return None
-    numbers = {INPUT_IDS: 0, POSITIONS: 1}
+    numbers = {tensor.name: number for number, tensor in enumerate(program.inputs)}
     instructions: list[StepInstruction] = []
     for index, step in enumerate(program.steps):
         computes: Bound | StepAttention | None
         if isinstance(step, Call):
             reads, writes = step.chain.reads, step.chain.writes
             computes = functions[step.slot].bind(
-                step.chain, model.bound[step.slot], *(None for _ in reads)
+                step.chain, bound[step.slot], *(None for _ in reads)
             )
         else:
             reads, writes = step.reads, (step.writes.name,)
@@ -55,14 +56,14 @@ def compiled_program(
         instructions,
         numbers[HIDDEN],
         frozenset(numbers[name] for name in program.kept),
-        functions[head.slot].bind(head.chain, model.bound[head.slot], None),
+        functions[head.slot].bind(head.chain, bound[head.slot], None),
         model.spec.dtype,
         program.mixers[0].spec.deterministic,
     )
 
 
 def _is_known(program: Program) -> bool:
-    names = {INPUT_IDS, POSITIONS}
+    names = {tensor.name for tensor in program.inputs}
     most_reads = most_writes = 0
     left: str | None = None
     for index, step in enumerate(program.steps):

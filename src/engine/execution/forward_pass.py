@@ -30,10 +30,31 @@ class Code(NamedTuple):
         One per call of the program: compiled, or the model's own.
     step
         The whole step from rows to tokens as one call; ``None``: the step runs call by call.
+    adapted
+        The code of steps with adapters; ``None`` if there are no slots for any.
     """
 
     functions: Sequence[Function]
     step: CompiledStep | None = None
+    adapted: Code | None = None
+
+    @classmethod
+    def eager(cls, model: ServedModel) -> Code:
+        """A model's own functions."""
+        adapted = None if model.adapters is None else cls(model.functions)
+        return cls(model.functions, adapted=adapted)
+
+    @classmethod
+    def of_variants(cls, codes: Sequence[Code]) -> Code:
+        """The code of a program, and perhaps of its variant with adapters."""
+        return codes[0]._replace(adapted=codes[1] if len(codes) > 1 else None)
+
+    def serving(self, *, adapts: bool) -> Code:
+        """The code of a step, which has adapters or not."""
+        if not adapts:
+            return self
+        assert self.adapted is not None, "it has no slots for adapters"
+        return self.adapted
 
 
 class ForwardPass:
@@ -84,7 +105,8 @@ class ForwardPass:
             return out
 
         kept = None if inputs.last is None else inputs.sample_index_s
-        return self.run(functions, inputs.input_ids_t, inputs.positions_t, mix, kept)
+        given = (inputs.input_ids_t, inputs.positions_t)
+        return self.run(functions, *given, mix, kept, inputs.adapter_slots_t)
 
     def run(
         self,
@@ -93,9 +115,10 @@ class ForwardPass:
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
         """Hidden states, with ``mix`` as the mixers; arguments as of `Model.forward`."""
-        return self.model.forward(functions, input_ids, positions, mix, kept)
+        return self.model.forward(functions, input_ids, positions, mix, kept, adapter_slots)
 
     def view_of(self, mixer: Mixer, out: Tensor, given: Sequence[Tensor]) -> Tensor:
         """View a mixer's output buffer [T, *mixer.writes.shape] in the shape that `mix` takes."""

@@ -76,6 +76,8 @@ class StepInputs(AttentionRows):
         [S] int64: their rows, and the positions of the tokens to be sampled.
     rows_b
         [B] int64: the rows of the plan, which are also the slots of their recurrent states.
+    adapter_slots_t
+        [T] int64: the slot of each token's adapter, -1 for none; ``None`` if no row has one.
     last
         The sampled tokens as rows of one token each, whose KV is written already. The last layer
         then computes attention for these only. ``None``: it computes every token.
@@ -88,6 +90,7 @@ class StepInputs(AttentionRows):
     sampled_rows_s: Tensor
     sampled_positions_s: Tensor
     rows_b: Tensor
+    adapter_slots_t: Tensor | None = None
     last: AttentionRows | None = None
 
 
@@ -150,6 +153,7 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         sampled_rows_s=device_sampled_rows_s,
         sampled_positions_s=device_sampled_positions_s,
         rows_b=device_rows_b,
+        adapter_slots_t=state.adapters_of(device_rows_t) if state.uses_adapters(plan) else None,
         max_query_len=int(counts_b.max()),
         max_seq_len=max_seq_len,
     )
@@ -176,8 +180,10 @@ def only_sampled(inputs: StepInputs, state: RowState) -> StepInputs:
     return replace(inputs, last=last)
 
 
-def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
+def padding_inputs(num_tokens: int, state: RowState, *, adapts: bool = False) -> StepInputs:
     """Inputs of a step of padding: one empty row, and tokens whose KV is not written.
+
+    If it ``adapts``, it is computed as a step with adapters is, but no token has one.
 
     With the row, and with bounds of more than one query token, every attention kernel is launched
     that a request's step may launch.
@@ -198,6 +204,7 @@ def padding_inputs(num_tokens: int, state: RowState) -> StepInputs:
         sampled_positions_s=none,
         # A row without tokens touches no state.
         rows_b=zeros_t.new_zeros(1),
+        adapter_slots_t=zeros_t - 1 if adapts else None,
         max_query_len=2,
         max_seq_len=1,
     )

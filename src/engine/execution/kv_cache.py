@@ -246,7 +246,10 @@ def _allocate(
         tensor = lazy_zeros(shape, dtype)
     else:
         tensor = torch.zeros(shape, dtype=dtype, device=device)
-    return tensor.fill_(float("nan")) if poison else tensor
+    if poison:
+        # All bits set is NaN in every float type, and in the factor of a row of codes.
+        tensor.view(torch.uint8).fill_(255)
+    return tensor
 
 
 def _as(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -94,10 +94,10 @@ class PagedAttention(LayerMixer):
         self._weights: AttentionMixerWeights = weights
         self._keys, self._values = kv_cache.layers[mixer.layer].values()
         # All that the decode schedule depends on, beside the rows.
-        block_size, kv_heads, head_dim = self._keys.shape[1:]
+        block_size, kv_heads = self._keys.shape[1:3]
         self._scheduled_as = (
             *(self._group, self._spec.window, self._spec.chunk, block_size),
-            *(self._spec.num_heads // kv_heads, head_dim, self._keys.element_size()),
+            *(self._spec.num_heads // kv_heads, self._spec.head_dim, self._keys.element_size()),
         )
 
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from src.core.plan import RowInstall, StepPlan
 from src.core.step_message import DeviceRequest, StepMessage
+from src.engine.execution.held_adapters import HeldAdapters
 from src.engine.execution.row_checks import check_install
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.row_grammars import RowGrammars
@@ -23,6 +24,8 @@ class RowOwners:
     ----------
     vocab_size
         The model's; token ids are checked against it.
+    adapters
+        Brings adapters into their slots.
 
     Attributes
     ----------
@@ -31,12 +34,18 @@ class RowOwners:
     """
 
     def __init__(
-        self, rows: RowState, sampler: Sampler, grammars: RowGrammars, vocab_size: int
+        self,
+        rows: RowState,
+        sampler: Sampler,
+        grammars: RowGrammars,
+        vocab_size: int,
+        adapters: HeldAdapters,
     ) -> None:
         self._rows = rows
         self._sampler = sampler
         self._grammars = grammars
         self._vocab_size = vocab_size
+        self._adapters = adapters
         self.unscored: list[DeviceRequest | None] = [None] * rows.padding_row
         # Key -> request that was admitted and has not ended.
         self._known: dict[int, DeviceRequest] = {}
@@ -91,6 +100,7 @@ class RowOwners:
             request = self._known[install.request_key]
             self.unscored[install.row] = still_unscored(request, install)
             self._sampler.state.neutralize(install.row)
+            self._adapters.bring(install)
         self._rows.neutralize(plan)
 
     def _install(self, install: RowInstall) -> None:
@@ -99,6 +109,7 @@ class RowOwners:
         self._rows_of.setdefault(install.request_key, set()).add(install.row)
         check_install(install, request.params, self._vocab_size, self._rows.max_model_len)
         self.unscored[install.row] = still_unscored(request, install)
+        self._adapters.bring(install)
         self._rows.install(install)
         self._sampler.state.install(install.row, request, install.prompt_len)
         self._grammars.install(install.row, request, install.token_ids[install.prompt_len :])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.core.adapter import NO_SLOT
 from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine.devices import transfer
 from src.engine.devices.transfer import upload
@@ -42,6 +43,8 @@ class RowState:
     block_tables
         [groups, max_num_seqs + 1, max_blocks] int32: (group of layers, row, position //
         block_size) -> block; negative where there is none, or where a window has passed it.
+    adapter_slots
+        [max_num_seqs + 1] int32: row -> the slot of its adapter; -1 for none.
     """
 
     def __init__(
@@ -60,13 +63,15 @@ class RowState:
         max_blocks = -(-max_model_len // block_size)
         token_shape = (max_num_seqs + 1, max_model_len)
         table_shape = (len(page_blocks), max_num_seqs + 1, max_blocks)
-        num_tokens = math.prod(token_shape)
-        # Tokens and tables in one, so that one scatter writes both.
-        self._memory = torch.full(
-            (num_tokens + math.prod(table_shape),), POISON, dtype=torch.int32, device=device
-        )
-        self.tokens = self._memory[:num_tokens].view(token_shape)
-        self.block_tables = self._memory[num_tokens:].view(table_shape)
+        sizes = (math.prod(token_shape), math.prod(table_shape), max_num_seqs + 1)
+        # Everything in one, so that one scatter writes it.
+        self._memory = torch.full((sum(sizes),), POISON, dtype=torch.int32, device=device)
+        tokens, tables, slots = self._memory.split(sizes)
+        self.tokens: Tensor = tokens.view(token_shape)
+        self.block_tables: Tensor = tables.view(table_shape)
+        self.adapter_slots: Tensor = slots
+        # The same on the host, which so knows which steps need adapters.
+        self._adapter_slots = [NO_SLOT] * (max_num_seqs + 1)
         self.tokens[self.padding_row].zero_()
         self._page_blocks = tuple(page_blocks)
         self._host = transfer.host_view(self._memory)
@@ -96,6 +101,13 @@ class RowState:
         for group, block_ids in enumerate(install.block_ids):
             numbers = self._numbers(group, block_ids)
             self._write(row, self._table_index(group, row), numbers, self._max_blocks)
+        self._adapter_slots[row] = install.adapter_slot
+        index = self.tokens.numel() + self.block_tables.numel() + row
+        self._write(row, index, [install.adapter_slot], 1)
+
+    def uses_adapters(self, plan: StepPlan) -> bool:
+        """Whether a row of the plan, which has been applied, has an adapter."""
+        return any(self._adapter_slots[step.row] != NO_SLOT for step in plan.rows)
 
     def append_blocks(self, append: BlockAppend) -> None:
         """Append blocks to one of the row's block tables."""
@@ -160,6 +172,10 @@ class RowState:
         # The result is int64, while block * block_size in int32 could overflow.
         slots_t = torch.add(positions_t % self.block_size, blocks_t, alpha=self.block_size)
         return input_ids_t, slots_t
+
+    def adapters_of(self, rows_t: Tensor) -> Tensor:
+        """The slots of rows' adapters, int64 [T]."""
+        return self.adapter_slots[rows_t].to(torch.int64)
 
     def tables_of(self, rows_b: Tensor, num_blocks: int | None = None) -> tuple[Tensor, ...]:
         """Per group of layers: the first ``num_blocks`` entries of the rows' tables, [B, N]."""

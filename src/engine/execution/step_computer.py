@@ -120,7 +120,7 @@ class StepComputer:
         if isinstance(graph, DecodeGraph):
             return self._replay(plan, graph, computes)
         # Read once, because the compiler's thread may swap it at any time.
-        code = self.code
+        code = self.code.serving(adapts=self._rows.uses_adapters(plan))
         if graph is None and code.step is not None:
             return self._in_one_call(plan, code.step, code.functions)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
@@ -138,14 +138,20 @@ class StepComputer:
 
     def try_out(self, code: Code, num_tokens: int) -> None:
         """Run padding through code that is not in use yet; no KV and no row is written."""
-        if code.step is not None:
-            hidden = code.step.try_out(num_tokens)
-        else:
-            hidden = self._forward(padding_inputs(num_tokens, self._rows), code)
-        self._model.logits(code.functions, hidden)
+        for adapts, variant in ((False, code), (True, code.adapted)):
+            if variant is None:
+                continue
+            if variant.step is not None:
+                hidden = variant.step.try_out(num_tokens)
+            else:
+                padding = padding_inputs(num_tokens, self._rows, adapts=adapts)
+                hidden = self._forward(padding, variant)
+            self._model.logits(variant.functions, hidden)
 
     def warm_up(self, num_tokens: int) -> None:
         """Run padding and a draw with the code in use, so that Triton compiles its kernels."""
+        if self.code.adapted is not None:
+            self._forward(padding_inputs(num_tokens, self._rows, adapts=True), self.code.adapted)
         hidden = self._forward(padding_inputs(num_tokens, self._rows), self.code)
         logits = self._model.logits(self.code.functions, hidden[:1])
         row = torch.full((1,), self._rows.padding_row, device=self._rows.device)
@@ -153,7 +159,7 @@ class StepComputer:
         self._sampler.draw(logits, row, torch.zeros_like(row))
 
     def compiled_step(
-        self, caller: Caller, functions: Sequence[LoadedFunction]
+        self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0
     ) -> CompiledStep | None:
         """Build a step in one call from functions that were compiled ahead of time.
 
@@ -169,8 +175,9 @@ class StepComputer:
             floats[:, TEMPERATURE],
             ints[:, SEED],
             model.spec.vocab_size,
+            rows.adapter_slots if variant else None,
         )
-        program = compiled_program(model, functions, cache)
+        program = compiled_program(model, model.variants[variant], functions, cache)
         return None if program is None else CompiledStep(caller, program, where)
 
     def _in_one_call(

@@ -28,6 +28,7 @@ from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
 from src.engine.execution.forward_pass import Code, ForwardPass, WorkerClosedError
 from src.engine.execution.graphs import GraphPool, GraphStats
+from src.engine.execution.held_adapters import HeldAdapters
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
@@ -40,7 +41,7 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
 from src.models import ServedModel
-from src.models.program import Function
+from src.models.adapters.reader import AdapterWeights
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
 from src.ops.cpu.calls import use_threads
 from src.ops.cpu.compiled import Caller
@@ -70,8 +71,8 @@ class Worker:
 
     Parameters
     ----------
-    functions
-        The functions of the program's calls, compiled or not.
+    code
+        The code to begin with.
     device
         Closed with the worker.
     num_threads
@@ -84,7 +85,7 @@ class Worker:
         self,
         device: Device,
         model: ServedModel,
-        functions: Sequence[Function],
+        code: Code,
         kv_cache: KVCache,
         rows: RowState,
         sampler: Sampler,
@@ -99,10 +100,11 @@ class Worker:
         self._sampler = sampler
         vocab_size = model.spec.vocab_size
         self._grammars = RowGrammars(rows.padding_row, vocab_size, on_cpu=device.is_host)
-        self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size)
+        self._adapters = HeldAdapters(model.adapters)
+        self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size, self._adapters)
         unscored = self._row_owners.unscored
         self._computer = StepComputer(
-            self._forward_pass, Code(functions), rows, sampler, self._grammars, unscored
+            self._forward_pass, code, rows, sampler, self._grammars, unscored
         )
         self._num_threads = num_threads
         # Whether CPU kernels may still be building. Used by the device thread only.
@@ -148,6 +150,16 @@ class Worker:
     def hold_thinking(self, handle: int, guide: ThinkingGuide) -> None:
         """The same of what ends the request's thinking."""
         self._grammars.hold_thinking(handle, guide)
+
+    def hold_adapter(self, key: int, weights: AdapterWeights) -> None:
+        """Keep an adapter that plans may name from now on. Any thread may call this."""
+        self._adapters.hold(key, weights)
+
+    def drop_adapter(self, key: int) -> None:
+        """Forget an adapter that no later plan names, behind the launched steps."""
+        # A worker that is closed at this moment releases everything anyway.
+        with contextlib.suppress(RuntimeError):
+            self._device_thread.post(partial(self._adapters.drop, key))
 
     def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
         """Queue a step behind the launched ones; returns at once.
@@ -217,10 +229,10 @@ class Worker:
         self._device_thread.call(run).result()
 
     def compiled_step(
-        self, caller: Caller, functions: Sequence[LoadedFunction]
+        self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0
     ) -> CompiledStep | None:
         """A step in one call; ``None`` if the kernel library does not support the program."""
-        return self._computer.compiled_step(caller, functions)
+        return self._computer.compiled_step(caller, functions, variant)
 
     def _use_threads(self) -> None:
         """Set the calling thread's number of compute threads to that of a step.
@@ -343,7 +355,7 @@ class Worker:
                 self._computer.graphs = None
                 thaw_collector()
             del self._computer, self._forward_pass, self._memory
-            del self._row_owners, self._rows, self._sampler
+            del self._row_owners, self._rows, self._sampler, self._adapters
 
     def _run(self, in_flight: InFlight, message: StepMessage) -> None:
         try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from src.core.adapter import Adapter
 from src.core.outputs import FinishReason
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
@@ -26,6 +27,8 @@ class Preparation:
     ----------
     params, options
         Of the request; already checked.
+    adapter
+        The adapter that it is computed with, if any.
 
     Attributes
     ----------
@@ -41,7 +44,9 @@ class Preparation:
         scheduler: Scheduler,
         params: SamplingParams,
         options: RequestOptions,
+        adapter: Adapter | None = None,
     ) -> None:
+        self._adapter = adapter
         self.arrival = self.tokenized = time.monotonic()
         self.ended: FinishReason | None = None
         self._builder = builder
@@ -105,6 +110,7 @@ class Preparation:
             priority=options.get("priority", 0),
             timeout=options.get("timeout"),
             cache_salt=options.get("cache_salt", ""),
+            adapter=self._adapter,
         )
 
 

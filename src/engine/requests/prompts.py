@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import msgspec
 
+from src.core.adapter import Adapter
 from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
@@ -69,6 +70,8 @@ class RequestOptions(TypedDict, total=False):
         Seconds after its arrival at which it ends with the output so far.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
+    lora
+        Name of the adapter that it is computed with; ``None`` is the model alone.
     chat
         How messages become a prompt.
     trace
@@ -80,6 +83,7 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     timeout: float | None
     cache_salt: str
+    lora: str | None
     chat: ChatOptions | None
     trace: RequestTrace | None
 
@@ -89,6 +93,7 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "priority": Integral,
     "timeout": Real,
     "cache_salt": str,
+    "lora": str,
     "chat": ChatOptions,
     "trace": RequestTrace,
 }
@@ -163,6 +168,7 @@ class RequestBuilder:
         priority: int,
         timeout: float | None,
         cache_salt: str,
+        adapter: Adapter | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
 
@@ -211,6 +217,7 @@ class RequestBuilder:
                 arrival=arrival,
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
+                adapter=adapter,
                 grammar=grammar,
                 thinking=thinking,
                 grammar_times=grammar_times,

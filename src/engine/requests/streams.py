@@ -168,6 +168,7 @@ class Choice:
             arrival=request.arrival,
             queued=time.monotonic(),
             grammar_times=request.grammar_times,
+            lora="" if request.adapter is None else request.adapter.name,
         )
         # Its trace, and the pieces of its text if the trace records them.
         self.trace: RequestTrace | None = None

@@ -13,6 +13,7 @@ from src.core.blocks import Window, blocks_held, most_seen
 from src.core.config import Config
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.core.request import Request
+from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.request_state import Phase, Rank, RequestState
 
 # The most waiting requests that admission passes over in one step: those that do not fit, and those
@@ -48,6 +49,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     num_snapshots, snapshot_interval
         Slots for copies of recurrent states, and blocks between two copies (``snapshots.py``).
         ``None``: the model has no such states.
+    num_adapter_slots
+        Adapters that rows may use at the same time.
     content_key
         Identifies the model. Prefix cache entries of different models never match.
     max_model_len
@@ -77,6 +80,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[Window, ...] = (None,)
     num_snapshots: int | None = None
     snapshot_interval: int = 32
+    num_adapter_slots: int = 0
     content_key: str = ""
     max_model_len: int
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -131,6 +135,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: int,
         max_num_seqs: int | None = None,
         num_snapshots: int | None = None,
+        num_adapter_slots: int = 0,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
 
@@ -148,6 +153,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             windows=windows,
             num_snapshots=num_snapshots,
             snapshot_interval=max(1, SNAPSHOT_TOKENS // block_size),
+            num_adapter_slots=num_adapter_slots,
             content_key=content_key,
             max_model_len=max_model_len,
             policy=section.policy,
@@ -199,9 +205,15 @@ class WaitingQueue:
     heap. A request that ends in the heap stays there as a dead entry, until it reaches the top or
     until the heap is rebuilt because most entries are dead. Every operation is O(log n) amortized;
     looking at the first few is O(1).
+
+    Requests whose adapter can have no slot now wait aside, where nobody looks at them. They are
+    brought back when a slot may be theirs.
     """
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
+    def __init__(
+        self, max_requests: int, max_tokens: int, slots: AdapterSlots | None = None
+    ) -> None:
+        self._slots = slots or AdapterSlots(0, 0)
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_tokens = 0
@@ -209,9 +221,12 @@ class WaitingQueue:
         self._front: list[RequestState] = []
         self._heap: list[tuple[Rank, RequestState]] = []
         self._num_dead = 0
+        # Key of an adapter -> its requests, sorted by rank.
+        self._aside: dict[int, list[RequestState]] = {}
+        self._num_aside = 0
 
     def __len__(self) -> int:
-        return len(self._front) + len(self._heap) - self._num_dead
+        return len(self._front) + len(self._heap) - self._num_dead + self._num_aside
 
     def check_room(self, num_tokens: int, num_requests: int = 1) -> None:
         """Refuse new requests, of ``num_tokens`` together, unless the queue has room for them all.
@@ -249,6 +264,9 @@ class WaitingQueue:
     def push(self, state: RequestState) -> None:
         """Insert a request by its rank."""
         self.num_tokens += len(state.token_ids)
+        self._insert(state)
+
+    def _insert(self, state: RequestState) -> None:
         if self._front and state.rank < self._front[-1].rank:
             insort(self._front, state, key=attrgetter("rank"))
             if len(self._front) > _FRONT_SIZE:
@@ -274,9 +292,66 @@ class WaitingQueue:
         self._forget_dead()
         return state
 
+    def set_aside(self, index: int) -> None:
+        """Put aside the request that ``peek(index)`` returned: its adapter can have no slot now."""
+        state = self._front.pop(index)
+        adapter = state.request.adapter
+        assert adapter is not None
+        insort(self._aside.setdefault(adapter.key, []), state, key=attrgetter("rank"))
+        self._num_aside += 1
+        self._slots.wait(adapter)
+
+    def bring_back(self) -> None:
+        """Bring back requests that may be admitted now, since slots have changed.
+
+        These are all of adapters that have a slot, and the first one of as many other adapters as
+        could get one, by rank. The others of such an adapter follow once it has its slot.
+        """
+        slots = self._slots
+        slots.close_for_the_patient()
+        if not slots.changed:
+            return
+        slots.changed = False
+        for key in [key for key in self._aside if slots.is_open(key)]:
+            for state in self._aside[key][:]:
+                self._take_back(state, key)
+        # Not those of a closed one: it has a slot, and may not use it.
+        heads = [
+            (states[0].rank, key)
+            for key, states in self._aside.items()
+            if not slots.is_resident(key)
+        ]
+        for _, key in heapq.nsmallest(slots.num_openings, heads):
+            self._take_back(self._aside[key][0], key)
+
+    def _take_back(self, state: RequestState, key: int) -> None:
+        self._remove_aside(state, key)
+        self._insert(state)
+
+    def _remove_aside(self, state: RequestState, key: int) -> bool:
+        """Remove a request from those aside; returns whether it was there."""
+        states = self._aside.get(key, [])
+        index = bisect_left(states, state.rank, key=attrgetter("rank"))
+        if index == len(states) or states[index] is not state:
+            return False
+        del states[index]
+        self._num_aside -= 1
+        if not states:
+            del self._aside[key]
+        return True
+
     def discard(self, state: RequestState) -> None:
         """Drop a request that has just ended while waiting."""
         self.num_tokens -= len(state.token_ids)
+        adapter = state.request.adapter
+        if adapter is not None:
+            was_aside = self._remove_aside(state, adapter.key)
+            if adapter.key not in self._aside:
+                self._slots.give_up(adapter.key)
+            # It may have been brought back for a slot, which another one can have now.
+            self._slots.changed = True
+            if was_aside:
+                return
         if self._front and state.rank <= self._front[-1].rank:
             del self._front[bisect_left(self._front, state.rank, key=attrgetter("rank"))]
         else:

@@ -3,10 +3,11 @@
 Lines are in the order of the calls. Each is an array that begins with the kind of call::
 
     ["limits", version, {...}]                          the scheduler was built
-    ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...]]
+    ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
+            adapter]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
-    ["plan", step_id, installs, block_appends, rows, state_loads, state_saves]
+    ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
                                                         a step was planned
     ["nothing"]                                         there was nothing to launch
     ["commit", step_id, [[token, ...], ...]]            a result came back, tokens of each row
@@ -16,6 +17,8 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
 block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
 ``[row, generation, start, num_tokens, samples]``. Copies of recurrent states are ``[row, slot]``.
+A request's adapter is ``[key, number of its content]`` or null, and a plan has
+``[row, key, slot]`` for each install with one.
 
 A token need not be the real token id. It is an integer for which equal prefixes stay equal, and
 :data:`END_TOKEN` stands for a token that ended its request. The log has no times: a deadline is a
@@ -29,6 +32,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from src.core.adapter import NO_ADAPTER, Adapter
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
@@ -63,6 +67,7 @@ class AddLine(_Line, frozen=True, tag="add"):
     prompt_logprobs: int | None
     salt: int
     token_ids: list[int]
+    adapter: tuple[int, int] | None = None
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -87,6 +92,7 @@ class PlanLine(_Line, frozen=True, tag="plan"):
     rows: list[tuple[int, int, int, int, int]]
     state_loads: list[tuple[int, int]] = []
     state_saves: list[tuple[int, int]] = []
+    adapters: list[tuple[int, int, int]] = []
 
 
 class NothingLine(_Line, frozen=True, tag="nothing"):
@@ -170,6 +176,7 @@ def plan_line(plan: StepPlan) -> PlanLine:
         [(r.row, r.generation, r.start, r.num_tokens, int(r.samples)) for r in plan.rows],
         [(copy.row, copy.slot) for copy in plan.state_loads],
         [(copy.row, copy.slot) for copy in plan.state_saves],
+        [(i.row, i.adapter, i.adapter_slot) for i in plan.installs if i.adapter != NO_ADAPTER],
     )
 
 
@@ -279,6 +286,11 @@ class _Replay:
         )
 
 
+def _adapter(named: tuple[int, int] | None) -> Adapter | None:
+    """An adapter. Its digest is not in a log; equal ones have equal numbers there."""
+    return None if named is None else Adapter(named[0], str(named[0]), named[1].to_bytes(8))
+
+
 def _request(line: AddLine) -> Request:
     params: dict[str, Any] = {}
     if line.prompt_logprobs is not None:
@@ -291,4 +303,5 @@ def _request(line: AddLine) -> Request:
         end_token_ids=frozenset({END_TOKEN}),
         priority=line.priority,
         cache_salt=str(line.salt) if line.salt else "",
+        adapter=_adapter(line.adapter),
     )

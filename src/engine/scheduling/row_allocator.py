@@ -17,10 +17,12 @@ from bisect import insort
 from collections.abc import Sequence
 from operator import attrgetter
 
+from src.core.adapter import NO_ADAPTER
 from src.core.blocks import Chunk, blocks_for, blocks_held, first_seen, most_seen
 from src.core.plan import NO_BLOCK, BlockAppend, RowInstall, RowStep, StateCopy
 from src.engine.kv.block_pool import InvariantError
 from src.engine.kv.prefix_cache import Match, PrefixCache
+from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.rows import RowTable
@@ -38,6 +40,8 @@ class RowAllocator:
         Requests in phase RUNNING, sorted by rank.
     leaving
         Requests that ended or are being preempted, until the fence has passed.
+    adapters
+        The slots of adapters.
     snapshots
         When recurrent states are copied; ``None`` if they never are.
     """
@@ -56,6 +60,7 @@ class RowAllocator:
             self.snapshots = Snapshots(self.cache, limits.block_size, limits.snapshot_interval)
         self.pool = self.cache.pool
         self.rows = RowTable(limits.max_num_seqs)
+        self.adapters = AdapterSlots(limits.num_adapter_slots, limits.max_bypasses)
         self.running: list[RequestState] = []
         self.leaving: list[RequestState] = []
         # Per group of layers: the most blocks that one row needs at a time, however long it is.
@@ -169,7 +174,12 @@ class RowAllocator:
         insort(self.running, state, key=_by_rank)
         self._advance(state)
         copies = [list(table) for table in tables]
-        return RowInstall(row, generation, state.key, list(tokens), state.prompt_len, copies)
+        adapter = state.request.adapter
+        return RowInstall(
+            *(row, generation, state.key, list(tokens), state.prompt_len, copies),
+            NO_ADAPTER if adapter is None else adapter.key,
+            self.adapters.take(adapter),
+        )
 
     def extend(self, state: RequestState, num_tokens: int) -> list[BlockAppend]:
         """Give a running request blocks for up to ``num_tokens`` more known tokens.
@@ -317,6 +327,7 @@ class RowAllocator:
         for blocks in state.held_blocks():
             self.pool.release(blocks)
         self.rows.release(state.row, state.generation)
+        self.adapters.release(state.request.adapter)
         state.leave_row()
 
     # Checks of invariants.
@@ -340,6 +351,8 @@ class RowAllocator:
         states = self.cache.states
         if states is not None and (states.pool.num_held or not states.pool.is_whole):
             raise InvariantError(f"idle, but {states.pool.num_held} snapshot slots are held")
+        if self.adapters.num_users:
+            raise InvariantError(f"idle, but {self.adapters.num_users} rows use adapters")
         if self.rows.num_free != self.rows.num_rows:
             raise InvariantError(
                 f"idle, but {self.rows.num_free} rows are free of {self.rows.num_rows}"
@@ -363,6 +376,8 @@ class RowAllocator:
         self.pool.check([blocks for state in holders for blocks in state.held_blocks()])
         if self.cache.states is not None:
             self.cache.states.check([save.slot for save in saves])
+        adapters = [state.request.adapter for state in holders]
+        self.adapters.check([each.key for each in adapters if each is not None])
         for state in holders:
             self._check_tables(state)
         if len(holders) + self.rows.num_free != self.rows.num_rows:

@@ -19,13 +19,12 @@ more running rows than tokens in the budget, and no decoding row waits for budge
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.kv.block_pool import BlockPool, InvariantError
-from src.engine.kv.hash_chain import HashChain, chain_root
 from src.engine.kv.prefix_cache import Match
 from src.engine.scheduling import stop_rules as stop
 from src.engine.scheduling.admission import (
@@ -36,6 +35,7 @@ from src.engine.scheduling.admission import (
     WaitingQueue,
     check_request,
 )
+from src.engine.scheduling.content_names import ContentNames
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator
@@ -54,8 +54,10 @@ class Scheduler:
         self.limits = limits
         self.stats = SchedulerStats()
         self._allocator = RowAllocator(limits)
-        self._layout = limits.layout
-        self._waiting = WaitingQueue(limits.max_waiting_requests, limits.max_waiting_tokens)
+        self._names = ContentNames(limits)
+        self._waiting = WaitingQueue(
+            limits.max_waiting_requests, limits.max_waiting_tokens, self._allocator.adapters
+        )
         self._deadlines = Deadlines()
         self._num_arrived = 0
         # Unfinished requests, key -> state.
@@ -73,8 +75,13 @@ class Scheduler:
 
     @property
     def has_free_row(self) -> bool:
-        """Whether a row is free, so that a new request need not wait for another one to end."""
+        """Whether a row is free, so that a request need not wait for another's end."""
         return self._allocator.rows.num_free > 0
+
+    @property
+    def states(self) -> Collection[RequestState]:
+        """States of all unfinished requests, for reading only."""
+        return self._requests.values()
 
     @property
     def num_running(self) -> int:
@@ -180,11 +187,11 @@ class Scheduler:
         """
         self._waiting.check_room(num_tokens, num_requests)
 
-    def add(self, request: Request, sibling: int | None = None) -> None:
+    def add(self, request: Request, sibling: int = -1) -> None:
         """Put a request into the waiting queue.
 
         ``sibling`` is the key of an earlier completion of the same request. If both have the same
-        prompt list object, cache salt and media, they share the prompt's block hashes.
+        prompt list object, cache salt, adapter and media, they share the prompt's block hashes.
 
         Raises
         ------
@@ -206,7 +213,7 @@ class Scheduler:
             request=request,
             key=request.key,
             rank=(priority, self._num_arrived),
-            chain=self._chain_of(request, None if sibling is None else self._requests.get(sibling)),
+            chain=self._names.chain_of(request, self._requests.get(sibling)),
             token_ids=list(prompt),
             prompt_len=len(prompt),
             limit=len(prompt) + request.max_tokens,
@@ -215,17 +222,6 @@ class Scheduler:
         self._requests[request.key] = state
         self._waiting.push(state)
         self._deadlines.push(state)
-
-    def _chain_of(self, request: Request, sibling: RequestState | None) -> HashChain:
-        if (
-            sibling is not None
-            and sibling.request.prompt_token_ids is request.prompt_token_ids
-            and sibling.request.cache_salt == request.cache_salt
-            and sibling.request.media_keys == request.media_keys
-        ):
-            return sibling.chain.branch(len(request.prompt_token_ids))
-        root = chain_root(self.limits.content_key, self._layout, request.cache_salt)
-        return HashChain(self.limits.block_size, root, request.media_keys)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
         """End a request from outside and return its last event; ``None`` if it has ended before.
@@ -329,6 +325,7 @@ class Scheduler:
         # Every admission needs a row and at least one block: a prefix hit never covers everything.
         if not (len(self._waiting) and allocator.rows.num_free and allocator.pool.num_free):
             return
+        self._waiting.bring_back()
         reserve = sum(map(allocator.lookahead, allocator.running))
         first: RequestState | None = None
         misfits = waits = 0
@@ -341,6 +338,9 @@ class Scheduler:
             state = self._waiting.peek(misfits + waits)
             if state is None:
                 return
+            if not allocator.adapters.admits(state.request.adapter):
+                self._waiting.set_aside(misfits + waits)
+                continue
             match = allocator.cached_prefix(state)
             if state.bypasses < self.limits.max_bypasses and allocator.waits_for_prefix(
                 state, match, builder.prefill_limit

@@ -13,11 +13,13 @@ from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import MemoryReport, size
 from src.distributed import Group
+from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of
 from src.engine.execution.kv_groups import lay_out
 from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.start import MemoryPlan, Reckoned, reckon_memory
 from src.models import Implementation, ModelConfig, ServedModel, load_config, outline_model
+from src.models.adapters.memory import AdapterRoom
 from src.ops.cpu.levels import cpu_flags, fastest_level
 
 
@@ -82,6 +84,8 @@ class Setup:
         ------
         ModelLoadError
             Its configuration cannot be served.
+        ConfigError
+            It cannot be divided among so many ranks, or its KV be kept as ``cache.dtype`` says.
         """
         model = self.config.model
         if not self.implementation.is_program:
@@ -95,7 +99,7 @@ class Setup:
             rounds_inputs = False
         group = OutlineGroup(0, self.tensor_parallel)
         try:
-            return outline_model(
+            outline = outline_model(
                 self.path,
                 dtype=model.dtype,
                 max_model_len=model.max_model_len,
@@ -103,6 +107,7 @@ class Setup:
                 group_size=model.quantization_group_size,
                 rounds_inputs=rounds_inputs,
                 deterministic=model.deterministic,
+                adapters=AdapterRoom.of(self.config.lora),
                 group=group if self.tensor_parallel > 1 else None,
                 outlines_tables=True,
             )
@@ -114,6 +119,8 @@ class Setup:
                 f"--tensor-parallel {self.tensor_parallel}: {error}; this model can be divided "
                 f"among {possible}"
             ) from None
+        set_cache_dtype(self.config.cache, outline)
+        return outline
 
     def attempt(self, device: DeviceDescription) -> Attempt:
         """Try to fit it.

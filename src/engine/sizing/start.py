@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -14,8 +15,10 @@ from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.blocks import most_seen
 from src.core.config import MIB, Config, ModelSection
 from src.core.errors import ConfigError
+from src.core.gguf import is_gguf
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
 from src.engine.devices import Device
+from src.engine.execution.cache_dtype import cache_dtype_of, log_cache_dtype
 from src.engine.execution.graphs import GraphPlan, plan_graphs
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of, free_memory, plan_kv_cache
 from src.engine.execution.kv_groups import KVLayout, lay_out
@@ -70,8 +73,11 @@ def refuse_for_device(section: ModelSection, device_type: str) -> None:
             f"model.quantization = {section.quantization!r} is for the CPU, "
             f"the device is {device_type}"
         )
-    if section.quantize_activations and section.quantization is None:
-        raise ConfigError("model.quantize_activations = true goes with model.quantization")
+    is_quantized = section.quantization is not None or is_gguf(Path(section.path))
+    if section.quantize_activations and not is_quantized:
+        raise ConfigError(
+            "model.quantize_activations = true goes with model.quantization or a GGUF file"
+        )
 
 
 def measure_memory(
@@ -186,7 +192,11 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
         step = _WORKSPACES + _step_of_shapes(sized, outline)
         if config.compile.captures:
             most_rows = config.scheduler.max_num_seqs
-            ladder = PaddingLadder(most_rows, config.compile.cuda_graph_max_tokens)
+            ladder = PaddingLadder(
+                most_rows,
+                config.compile.cuda_graph_max_tokens,
+                adapts=outline.adapters is not None,
+            )
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
             if largest:
                 captured = _with(sized, "scheduler", max_num_batched_tokens=largest)
@@ -195,9 +205,10 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
 
 
 def weight_bytes(model: ServedModel) -> int:
-    """Bytes of all parameters; those that share values count once."""
+    """Bytes of all parameters, and of slots for adapters; those that share values count once."""
     if isinstance(model, Model):
-        return sum(model.weights[name].nbytes for name in model.table)
+        adapters = 0 if model.adapters is None else model.adapters.nbytes
+        return adapters + sum(model.weights[name].nbytes for name in model.table)
     return sum(tensor.nbytes for tensor in model.parameters().values())
 
 
@@ -218,6 +229,7 @@ def _size(
 ) -> tuple[KVCachePlan, int, MemoryReport]:
     """KV memory, the context length, and the report. ``free`` is beside weights and tables."""
     layers = model.kv_cache_spec()
+    log_cache_dtype(model)
     kv, max_model_len = plan_kv_cache(
         layers,
         config.cache,
@@ -234,15 +246,18 @@ def _size(
         table_bytes(model),
         step,
         graphs,
-        _kv_report(layers, kv, max_model_len),
+        _kv_report(layers, kv, max_model_len, cache_dtype_of(model)),
         free - step - graphs - kv.total_bytes,
     )
     return kv, max_model_len, report
 
 
-def _kv_report(layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int) -> KVReport:
+def _kv_report(
+    layers: Sequence[LayerKVSpec], plan: KVCachePlan, max_model_len: int, dtype: str
+) -> KVReport:
     at_once = plan.num_blocks / plan.blocks_held(max_model_len)
     return KVReport(
+        dtype=dtype,
         groups=_group_reports(lay_out(layers, plan.block_size), layers),
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
@@ -286,7 +301,7 @@ def _shortened(outline: Model) -> Model:
         if kept.count(layer) < _LAYERS_OF_A_KIND:
             kept.append(layer)
     config = replace(outline.config, layers=tuple(kept))
-    return Model(
+    short = Model(
         config,
         family_of(config.architecture).write,
         dtype=outline.spec.dtype,
@@ -296,6 +311,8 @@ def _shortened(outline: Model) -> Model:
         formats=outline.formats,
         outlines_tables=True,
     )
+    short.cache_dtype = outline.cache_dtype
+    return short
 
 
 def _with(config: Config, section: str, **values: object) -> Config:

@@ -18,7 +18,8 @@ EXPERTS: Final = "experts"
 NORMS: Final = "norms"
 HEAD: Final = "head"
 OTHERS: Final = "others"
-_ORDER: Final = (EMBEDDING, ATTENTION, MLP, EXPERTS, NORMS, HEAD, OTHERS)
+ADAPTERS: Final = "adapters"
+_ORDER: Final = (EMBEDDING, ATTENTION, MLP, EXPERTS, NORMS, HEAD, OTHERS, ADAPTERS)
 
 # Words in the names of a model's modules, where it is not a program: the first that occurs counts.
 _WORDS: Final = (
@@ -50,6 +51,9 @@ def weight_parts(model: ServedModel) -> tuple[WeightPart, ...]:
         for name, parameter in model.table.items():
             parameters[parts[name]] += math.prod(parameter.shape)
             taken[parts[name]] += model.weights[name].nbytes
+        if model.adapters is not None:
+            parameters[ADAPTERS] = sum(each.numel() for each in model.adapters.tensors.values())
+            taken[ADAPTERS] = model.adapters.nbytes
     else:
         for name, tensor in model.parameters().items():
             part = part_of_name(name)

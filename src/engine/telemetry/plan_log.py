@@ -20,6 +20,7 @@ from typing import IO, Final
 
 import msgspec
 
+from src.core.adapter import Adapter
 from src.core.errors import ConfigError
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import StepPlan, StepResult
@@ -66,7 +67,7 @@ class RecordingScheduler(Scheduler):
         self._log = log
         log.put(LimitsLine(VERSION, limits))
 
-    def add(self, request: Request, sibling: int | None = None) -> None:
+    def add(self, request: Request, sibling: int = -1) -> None:
         """As the scheduler's own."""
         super().add(request, sibling)
         self._log.put(request)
@@ -198,6 +199,7 @@ class _Writer:
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
         self._salts: dict[str, int] = {"": 0}
+        self._digests: dict[bytes, int] = {}
         self._prefixes: dict[int, bytes] = {}
         # Keys of the rows of each step in flight.
         self._steps: dict[int, list[int]] = {}
@@ -231,7 +233,14 @@ class _Writer:
             request.params.prompt_logprobs,
             salt,
             [self._pseudonym(request.key, token) for token in request.prompt_token_ids],
+            self._named(request.adapter),
         )
+
+    def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:
+        """An adapter's key and the number of its digest: adapters of equal digests share KV."""
+        if adapter is None:
+            return None
+        return adapter.key, self._digests.setdefault(adapter.digest, len(self._digests))
 
     def _commit(self, committed: _Committed) -> CommitLine:
         result = committed.result

@@ -9,6 +9,7 @@ from src.observability.metrics import KVBytes, ModelFacts, Readings
 from src.ops.cpu.build import kernel_builds, kernel_status
 
 if TYPE_CHECKING:
+    from src.engine.scheduling.scheduler import Scheduler
     from src.engine.startup import EngineParts
 
 # One pool serves all groups of layers.
@@ -23,7 +24,7 @@ def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         num_groups=len(plan.windows),
-        cache_dtype=parts.info.dtype,
+        cache_dtype=parts.info.dtype if parts.memory.kv is None else parts.memory.kv.dtype,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         kv_bytes=plan.total_bytes,
     )
@@ -57,5 +58,22 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
         graph_bytes=graphs.bytes,
         kernels=kernel_status() if worker.is_on_cpu else "",
         kernel_builds=kernel_builds(),
+        max_adapters=scheduler.limits.num_adapter_slots,
+        running_adapters=_adapters(scheduler, runs=True),
+        waiting_adapters=_adapters(scheduler, runs=False),
         stalled_seconds=stalled_seconds,
+    )
+
+
+def _adapters(scheduler: Scheduler, *, runs: bool) -> list[str]:
+    """Names of the adapters of requests that have a row, or of those that have none."""
+    if not scheduler.limits.num_adapter_slots:
+        return []
+    # A copy, since other threads may ask.
+    return sorted(
+        {
+            state.request.adapter.name
+            for state in list(scheduler.states)
+            if state.request.adapter is not None and (state.row >= 0) is runs
+        }
     )

@@ -15,6 +15,7 @@ from src.core.version import VERSION
 from src.http.call import Handler
 from src.http.openapi.bounds import bound, describe_use
 from src.http.openapi.operations import JSON, OPERATIONS, Operation
+from src.http.openapi.wording import describe_fields, markdown
 from src.http.protocol.errors import ErrorBody
 from src.http.spelling import AnthropicErrorBody
 
@@ -26,25 +27,28 @@ _REQUEST_ID: Final = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}
 
 
 def openapi_document(
-    endpoints: Iterable[Endpoint], *, keys: bool, admin: bool, public_metrics: bool
+    endpoints: Iterable[Endpoint],
+    *,
+    keys: bool,
+    admin: bool,
+    public_metrics: bool,
+    page: bool = True,
 ) -> Schema:
     """Everything about the endpoints that a program can know beforehand.
 
     ``keys`` says that there are API keys, ``admin`` that there is an admin key: without one nothing
-    of ``/debug`` exists, and nothing is said of it.
+    of ``/debug`` exists, and nothing is said of it. ``page`` says that there is a page at ``/``.
     """
     schemas, components = _schemas()
     paths: dict[str, Schema] = {}
     for path, method, handler in endpoints:
         operation = OPERATIONS[path, method]
-        if operation.closed == "admin" and not admin:
+        if not {"admin": admin, "page": page}.get(operation.closed, True):
             continue
         described = _described(path, method, handler, operation, schemas)
         if operation.closed == "admin":
             described["security"] = [{"admin": []}]
-        elif keys and not (
-            operation.closed == "open" or (operation.closed == "metrics" and public_metrics)
-        ):
+        elif keys and operation.closed not in ("open", "page", "metrics" if public_metrics else ""):
             described["security"] = [{"bearer": []}, {"header": []}]
         paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = described
     return {
@@ -81,6 +85,8 @@ def _schemas() -> tuple[dict[Any, Schema], dict[str, Schema]]:
     for operation in OPERATIONS.values():
         types += [kind for kind in operation.answers.values() if kind not in (None, *types)]
     references, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
+    for component in components.values():
+        describe_fields(component)
     for kind in requests:
         for name, schema in components[kind.__name__]["properties"].items():
             bound(name, schema)
@@ -91,7 +97,7 @@ def _schemas() -> tuple[dict[Any, Schema], dict[str, Schema]]:
 def _described(
     path: str, method: str, handler: Handler, operation: Operation, schemas: dict[Any, Schema]
 ) -> Schema:
-    summary = (inspect.getdoc(handler) or "").partition("\n")[0]
+    summary = markdown((inspect.getdoc(handler) or "").partition("\n")[0])
     described: Schema = {
         "tags": [operation.tag],
         "summary": summary,

@@ -9,12 +9,17 @@ import msgspec
 
 from src.http.call import Call
 from src.http.openapi.document import Schema, openapi_document
-from src.http.openapi.page import page
+from src.http.openapi.page import STYLE_HASH, page
 
-# The page has no script, and nothing of it comes from elsewhere.
+# The page has no script, one style sheet, and nothing of it comes from elsewhere.
+_POLICY: Final = (
+    f"default-src 'none'; style-src '{STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 _PAGE_HEADERS: Final = (
-    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'"),
+    (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
 )
 
 
@@ -37,4 +42,5 @@ def _document(call: Call) -> Schema:
         keys=server.keys is not None and len(server.keys.api) > 0,
         admin=server.keys is not None and len(server.keys.admin) > 0,
         public_metrics=server.config.http.public_metrics,
+        page=server.config.http.playground,
     )

@@ -7,6 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from src.http.health import HealthBody
+from src.http.protocol.adapters import (
+    AdapterBody,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+)
 from src.http.protocol.chat import ChatBody, ChatRequest
 from src.http.protocol.completions import CompletionBody, CompletionRequest
 from src.http.protocol.errors import ErrorBody
@@ -66,7 +71,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     refusals
         With which statuses it refuses.
     closed
-        Whether it needs an API key where there are any, or (``admin``) the admin key.
+        Whether it needs an API key where there are any, or (``admin``) the admin key, or is one of
+        the page's files (``page``), which need none.
     error
         What a refusal looks like.
     """
@@ -85,6 +91,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 _GENERATE: Final = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 _TOKENS: Final = (400, 401, 404, 408, 413, 415, 500, 503)
 _READ: Final = (401, 500, 503)
+_ADAPTERS: Final = (400, 401, 403, 404, 408, 409, 413, 415, 500, 503)
 _DEBUG: Final = (400, 401, 403, 404, 500, 503)
 
 
@@ -158,6 +165,14 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
         tag="Tokens", request=CountTokensRequest, answers={200: TokenCount}, refusals=_TOKENS,
         error=AnthropicErrorBody,
     ),
+    ("/v1/load_lora_adapter", "POST"): Operation(
+        tag="Models", request=LoadAdapterRequest, answers={200: AdapterBody},
+        refusals=_ADAPTERS, closed="admin",
+    ),
+    ("/v1/unload_lora_adapter", "POST"): Operation(
+        tag="Models", request=UnloadAdapterRequest, answers={200: AdapterBody},
+        refusals=_ADAPTERS, closed="admin",
+    ),
     ("/v1/models", "GET"): Operation(tag="Models", answers={200: ModelList}, refusals=_READ),
     ("/v1/models/{model:path}", "GET"): Operation(
         tag="Models", answers={200: ModelCard}, refusals=(404, *_READ),
@@ -187,6 +202,14 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
     ("/openapi.json", "GET"): Operation(tag="Description", answers={200: None}, refusals=_READ),
     ("/docs", "GET"): Operation(
         tag="Description", answers={200: None}, kind="text/html", refusals=_READ
+    ),
+    ("/", "GET"): Operation(
+        tag="Page", answers={200: None}, kind="text/html", refusals=(401, 404, 500, 503),
+        closed="page",
+    ),
+    ("/playground/{name}", "GET"): Operation(
+        tag="Page", answers={200: None}, kind="*/*", refusals=(401, 404, 500, 503), closed="page",
+        parameters=(Parameter("name", {"type": "string", "minLength": 1}, "path"),),
     ),
     ("/debug/timeline", "GET"): _debug(
         JSON,

@@ -6,7 +6,7 @@ import msgspec
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One served name."""
+    """One served name: of the model, or of an adapter, whose ``parent`` is the model."""
 
     id: str
     object: str = "model"
@@ -15,7 +15,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int
     implementation: str
     owned_by: str = "slipstream"
-    parent: None = None
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):

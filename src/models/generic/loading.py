@@ -25,6 +25,7 @@ from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, 
 from src.models.weights.loader import LoadFormat, Progress
 from src.models.weights.methods import Method
 from src.models.weights.parameters import allocate
+from src.models.weights.quantization_config import method_of, section_of
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +161,11 @@ def _read_config(path: Path, raw: Mapping[str, Any]) -> Any:
         raise ModelLoadError(unknown)
     if raw.get("transformers_weights"):
         raise ModelLoadError("transformers_weights is not supported")
-    if raw.get("quantization_config"):
-        raise ModelLoadError("quantization_config is not supported; use the unquantized checkpoint")
+    if found := section_of(raw, path):
+        raise ModelLoadError(
+            f"{found[0]} ({method_of(found[1])}) is for native families; use the unquantized "
+            "checkpoint"
+        )
     return AutoConfig.from_pretrained(
         str(path),
         local_files_only=True,

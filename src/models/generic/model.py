@@ -35,6 +35,8 @@ class TransformersModel:
 
     implementation: ImplementationName = "transformers"
     is_program = False
+    cache_dtype: torch.dtype | None = None
+    adapters = None
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -58,8 +60,9 @@ class TransformersModel:
         positions: Tensor,
         mix: Mix,
         kept: Tensor | None = None,
+        adapter_slots: Tensor | None = None,
     ) -> Tensor:
-        """See `served.ServedModel`; ``functions`` are none.
+        """See `served.ServedModel`; ``functions`` are none, and there are no adapters.
 
         Layers behind the last attention compute every token, those that are not ``kept`` too.
         """
@@ -97,7 +100,7 @@ class TransformersModel:
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """See `served.ServedModel`."""
-        return kv_of(self.mixers)
+        return kv_of(self.mixers, self.cache_dtype)
 
     def parameters(self) -> dict[str, Tensor]:
         """See `served.ServedModel`."""

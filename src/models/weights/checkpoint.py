@@ -31,8 +31,12 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
-    # Of packed weights, see `weights.packing`.
+    # Of packed weights, see `weights.packing` and `weights.schemes`.
     "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
 
 
@@ -114,7 +118,11 @@ def first_dtype(directory: Path) -> torch.dtype | None:
             return None
         file = directory / Path(min(str(each) for each in weight_map.values())).name
     tensors = read_header(file)
-    numbers = [name for name, stored in tensors.items() if stored.dtype.is_floating_point]
+    numbers = [
+        name
+        for name, stored in tensors.items()
+        if stored.dtype.is_floating_point and stored.dtype.itemsize > 1
+    ]
     return tensors[min(numbers or tensors)].dtype if tensors else None
 
 
@@ -122,8 +130,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file.
 
     Raises:
-        ModelLoadError: the file is unreadable, not safetensors, truncated, or holds a dtype that is
-            neither floating point nor bytes.
+        ModelLoadError: the file is unreadable, not safetensors, truncated, or holds a dtype that no
+            format has.
     """
     try:
         size = path.stat().st_size

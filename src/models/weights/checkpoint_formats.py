@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
-
 from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import Held, LinearMethod
 from src.models.weights.parameters import NUMBERS, Parameter, Placement, RowPacking
@@ -33,13 +31,17 @@ class Scheme(Protocol):
     def packing(self) -> RowPacking:
         """Its tensors, and how they are read."""
 
-    def method(self, shape: tuple[int, ...], shards: int | None, count: int) -> LinearMethod | None:
-        """What holds a matrix [N, K] as it is stored; None: it has to be decoded.
+    def method(self, parameter: Parameter, shards: int | None) -> LinearMethod | None:
+        """What holds a parameter as it is stored; None: it has to be decoded.
+
+        Its placements all have this scheme.
 
         Args:
-            shape: of one rank's matrix.
+            parameter: a matrix [N, K], of one rank.
             shards: the dimension of which this is one of several ranks' parts; None: none.
-            count: how many matrices of a checkpoint it is made of, one below the other.
+
+        Raises:
+            ValueError: the scheme cannot be cut like this.
         """
 
 
@@ -73,6 +75,10 @@ class CheckpointFormats:
             self, plain=frozenset(n for n, one in stored.items() if one.dtype in NUMBERS)
         )
 
+    def rounding(self, *, inputs: bool) -> CheckpointFormats:
+        """The same: whether inputs are rounded is the checkpoint's affair."""
+        return self
+
     def hold(self, parameter: Parameter, world_size: int) -> Held:
         """See `methods.Formats`."""
         schemes = [self._scheme(parameter, each) for each in parameter.placements]
@@ -89,7 +95,7 @@ class CheckpointFormats:
             return Held(packed, None)
         assert first is not None
         shards = placements[0].shard if world_size > 1 else None
-        return Held(packed, first.method(parameter.shape, shards, len(placements)))
+        return Held(packed, first.method(packed, shards))
 
     def _scheme(self, parameter: Parameter, placement: Placement) -> Scheme | None:
         name = placement.tensor
@@ -102,8 +108,3 @@ class CheckpointFormats:
 
 def _keeps_rows(placement: Placement) -> bool:
     return placement.transform is None or isinstance(placement.transform, _OF_ROWS)
-
-
-def is_float8(dtype: torch.dtype) -> bool:
-    """Whether a dtype is one of 8-bit floating point numbers."""
-    return dtype.is_floating_point and dtype.itemsize == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import threading
@@ -13,15 +14,21 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from src.core.config import GIB
 from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
 from src.distributed import Group
+from src.models.adapters.memory import AdapterRoom
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
+from src.models.weights.cache_scales import read_scales, scale_names
 from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
 from src.models.weights.methods import Formats, Method, formats_of
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
@@ -40,13 +47,14 @@ def load_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    adapters: AdapterRoom | None = None,
     before_each_matrix: Callable[[], None] = lambda: None,
     when_allocated: Callable[[Model], None] = lambda model: None,
 ) -> Model:
     """Build the model of a directory and fill its parameters.
 
     Args:
-        path: a local directory in Hugging Face layout (see `hub.resolve_model`).
+        path: a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where parameters live; None: the CPU.
         load_format: `dummy` fills parameters from `seed` and reads no file but `config.json`.
@@ -59,6 +67,7 @@ def load_model(
         rounds_inputs: whether quantized projections also round their inputs; None: if the model is
             bfloat16.
         deterministic: whether a token's result must be the same bits in every batch.
+        adapters: slots for adapters; None: there are none.
         before_each_matrix: called before each matrix is quantized.
         when_allocated: called when all parameters are allocated, before any is filled.
 
@@ -68,7 +77,7 @@ def load_model(
     config = load_config(path)
     device = device or torch.device("cpu")
     family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
-    stored = _named(open_checkpoint(path), config) if load_format != "dummy" else {}
+    stored = _named(_open(path), config) if load_format != "dummy" else {}
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -84,6 +93,7 @@ def load_model(
         device=device,
         max_positions=resolve_max_positions(max_model_len, config),
         deterministic=deterministic,
+        adapters=adapters,
         formats=_formats(config, stored, quantization, group_size, rounds),
     )
     when_allocated(model)
@@ -91,11 +101,14 @@ def load_model(
         fill_dummy(model, seed, before_each_matrix)
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
-    passed_over |= {name for name in stored if _is_unread(name, config)}
+    passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
     check_tensors(path, stored, model, passed_over)
+    model.kv_scales = read_scales(stored)
     wanted = {name for each in model.table.values() for name in stored_names(model, each)}
-    with _Reporter(sum(stored[name].size for name in wanted), progress) as report:
+    with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
+    if config.formats is not None:
+        _tell_formats(model, config.formats.name)
     return model
 
 
@@ -108,6 +121,7 @@ def outline_model(
     group_size: int = 32,
     rounds_inputs: bool | None = False,
     deterministic: bool = False,
+    adapters: AdapterRoom | None = None,
     group: Group | None = None,
     outlines_tables: bool = False,
 ) -> Model:
@@ -131,8 +145,28 @@ def outline_model(
         group=group,
         outlines_tables=outlines_tables,
         deterministic=deterministic,
+        adapters=adapters,
         formats=_formats(config, {}, quantization, group_size, rounds),
     )
+
+
+def _tell_formats(model: Model, name: str) -> None:
+    packed = [p.name for p in model.table.values() if any(one.packing for one in p.placements)]
+    decoded = [each for each in packed if isinstance(model.weights[each], torch.Tensor)]
+    logger.info(
+        "weights of the checkpoint: %s, %d matrices as they are stored",
+        name,
+        len(packed) - len(decoded),
+    )
+    if decoded:
+        logger.warning(
+            "%d parameters (%s) are decoded to %s, since nothing multiplies them as they are "
+            "stored: %.2f GiB",
+            len(decoded),
+            ", ".join(decoded[:2]) + (", ..." if len(decoded) > 2 else ""),
+            str(model.spec.dtype).removeprefix("torch."),
+            sum(model.weights[each].nbytes for each in decoded) / GIB,
+        )
 
 
 def _formats(
@@ -151,6 +185,7 @@ def _formats(
             f"model.quantization = {quantization!r}: the checkpoint is quantized already "
             f"({own.name}) and is served as it is; leave the setting out"
         )
+    own = own.rounding(inputs=rounds_inputs)
     return own.opened(stored) if stored else own
 
 
@@ -188,6 +223,15 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
             f"rope type {config.rope.rope_type}), got {max_model_len}"
         )
     return max_model_len
+
+
+def _open(path: Path) -> dict[str, StoredTensor]:
+    if is_gguf(path):
+        # Imported here because few checkpoints need it.
+        from src.models.gguf.checkpoint import open_checkpoint as open_gguf_checkpoint
+
+        return open_gguf_checkpoint(path)
+    return open_checkpoint(path)
 
 
 def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

@@ -12,14 +12,15 @@ spaced values needs no calibration data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from src import ops
+from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
@@ -103,6 +104,18 @@ class QuantizedWeight(NamedTuple):
                 scales = scales.squeeze(1)
         return cls(values, scales.contiguous(), shift)._laid_out(in_strips=in_strips)
 
+    @classmethod
+    def packed(
+        cls,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        offsets: torch.Tensor | None,
+        *,
+        in_strips: bool = False,
+    ) -> QuantizedWeight:
+        """Take tensors that are packed as the class has them; ``in_strips`` as of `grouped`."""
+        return cls(values, scales, offsets)._laid_out(in_strips=in_strips)
+
     def _laid_out(self, *, in_strips: bool) -> QuantizedWeight:
         """In strips if that is asked for and possible."""
         values, scales, offsets = self
@@ -126,7 +139,27 @@ class QuantizedWeight(NamedTuple):
         return ops.linear(x, self.values, self.scales, bias, self.offsets)
 
 
-Weight: TypeAlias = torch.Tensor | QuantizedWeight
+class PackedWeight(Protocol):
+    """A named tuple of tensors, or None, that stand for a matrix [N, K]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Its fields."""
+
+    def _asdict(self) -> dict[str, Any]:
+        """Its fields by name."""
+
+    def dequantized(self) -> Tensor:
+        """The matrix in float32, [N, K]."""
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
+
+
+Weight: TypeAlias = torch.Tensor | PackedWeight
 
 
 class LinearMethod(Protocol):
@@ -225,6 +258,20 @@ class Formats(Protocol):
         """
 
 
+class StoredFormats(Formats, Protocol):
+    """Formats that a checkpoint has by itself."""
+
+    @property
+    def name(self) -> str:
+        """See `Formats`."""
+
+    def opened(self, stored: Mapping[str, StoredTensor]) -> StoredFormats:
+        """The same with knowledge of the checkpoint's tensors."""
+
+    def rounding(self, *, inputs: bool) -> StoredFormats:
+        """The same, with inputs rounded to 8 bits where weights are few bits, or as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class ByKind:
     """The method per kind of parameter; None: a plain tensor of the parameter's dtype."""
@@ -262,7 +309,7 @@ def plain(weight: Weight) -> torch.Tensor:
     Raises:
         TypeError: it is quantized.
     """
-    if isinstance(weight, QuantizedWeight):
+    if not isinstance(weight, Tensor):
         raise TypeError("expected a weight in the model's dtype, got a quantized one")
     return weight
 

@@ -9,12 +9,20 @@ from typing import Any, TypeAlias
 from src.core.errors import ModelLoadError
 from src.models.fields import read_json
 from src.models.weights.checkpoint_formats import CheckpointFormats
+from src.models.weights.schemes.compressed_tensors import read_compressed_tensors
+from src.models.weights.schemes.of_methods import read_awq, read_fbgemm, read_fp8, read_gptq
 
 Section: TypeAlias = Mapping[str, Any]
 Reader: TypeAlias = Callable[[Section], CheckpointFormats]
 
 # `quant_method` -> what reads the section. A reader raises ValueError for what it cannot honour.
-READERS: dict[str, Reader] = {}
+READERS: dict[str, Reader] = {
+    "fp8": read_fp8,
+    "fbgemm_fp8": read_fbgemm,
+    "compressed-tensors": read_compressed_tensors,
+    "awq": read_awq,
+    "gptq": read_gptq,
+}
 
 # Fields of `config.json`, and files of older tools beside it, that describe a quantization.
 _FIELDS = ("quantization_config", "compression_config")
@@ -61,5 +69,11 @@ def read_formats(name: str, section: Any, source: str) -> CheckpointFormats:
 
 
 def method_of(section: Any) -> str:
-    """The `quant_method` of a section, as older tools' files imply it too."""
-    return str(section.get("quant_method", section) if isinstance(section, Mapping) else section)
+    """The `quant_method` of a section. Older tools' files have none, but fields of their own."""
+    if not isinstance(section, Mapping):
+        return str(section)
+    if section.get("quant_method") is not None:
+        return str(section["quant_method"])
+    if "w_bit" in section:
+        return "awq"
+    return "gptq" if "bits" in section and "desc_act" in section else str(dict(section))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -49,6 +49,10 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
         Time and memory that captures took.
     kernels, kernel_builds
         The kernels that serve CPU operations, and how often this process compiled them.
+    max_adapters
+        Slots for adapters.
+    running_adapters, waiting_adapters
+        Names of adapters of requests that have a row, and of those that wait for one.
     stalled_seconds
         How long work has been pending without a step completing.
     """
@@ -74,6 +78,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     graph_bytes: int = 0
     kernels: str = ""
     kernel_builds: int = 0
+    max_adapters: int = 0
+    running_adapters: Sequence[str] = ()
+    waiting_adapters: Sequence[str] = ()
     stalled_seconds: float = 0.0
 
 

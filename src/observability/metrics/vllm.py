@@ -64,7 +64,12 @@ class VllmMetrics:
         self.prefix_cache_queries.value = readings.prefix_queries
         self.prefix_cache_hits.value = readings.prefix_hits
         # The metric's value is a time; its readers use the sample with the largest one.
-        self._lora.value = time.time()
+        self._lora.clear()
+        self._lora.child(
+            str(readings.max_adapters),
+            ",".join(readings.running_adapters),
+            ",".join(readings.waiting_adapters),
+        ).set(time.time())
         if self._legacy_hit_rate is not None:
             queries = readings.prefix_queries
             self._legacy_hit_rate.value = readings.prefix_hits / queries if queries else 0.0
@@ -179,10 +184,11 @@ class VllmMetrics:
         )
         self._lora = self.families.gauge(
             "lora_requests_info",
-            "Adapters in use, of which there are none; the value is the time.",
+            "Slots for adapters, and the adapters of requests; the value is the time.",
             *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
             without=["model_name", "engine"],
-        ).child("0", "", "")
+        )
+        self._lora.child("0", "", "")
 
     def _legacy(self) -> Gauge:
         gauge, counter, renamed = self.families.gauge, self.families.counter, "Renamed: see vllm:"

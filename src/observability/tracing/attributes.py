@@ -60,6 +60,8 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
         "gen_ai.request.n": trace.prompts[0].params.n,
         "gen_ai.latency.e2e": trace.ended - trace.received,
     }
+    if records and records[0].lora:
+        found["slipstream.request.adapter"] = records[0].lora
     firsts = [record.first_token for record in records if record.first_token is not None]
     if firsts:
         found["gen_ai.latency.time_to_first_token"] = min(firsts) - trace.received

@@ -1,13 +1,18 @@
 // The plain C interface that Python calls through ctypes. Field order and widths are repeated in
-// kernel_library.py, projection_calls.py and state_calls.py (struct.pack formats); SLIPSTREAM_ABI changes with them.
+// kernel_library.py, projection_calls.py, adapt_calls.py and state_calls.py (struct.pack formats);
+// SLIPSTREAM_ABI changes with them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 22
+#define SLIPSTREAM_ABI 23
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// What a cache of keys and values has: numbers in the dtype of queries, or codes of 8 bits, each row of
+// which ends with a float32 factor (cached_rows.h).
+enum CacheKind : int64_t { kAsQueries = 0, kInt8Codes = 1, kFloat8Codes = 2 };
 
 enum Status : int {
   kOk = 0,
@@ -36,7 +41,8 @@ struct AttentionArgs {
   const void* query;               // [tokens, num_heads, head_dim]
   const void* key;                 // [tokens, num_kv_heads, head_dim]
   const void* value;               // [tokens, num_kv_heads, head_dim]
-  void* key_cache;                 // [num_blocks, block_size, num_kv_heads, head_dim] contiguous
+  // [num_blocks, block_size, num_kv_heads, head_dim] contiguous; of codes, head_dim + 4 bytes
+  void* key_cache;
   void* value_cache;               // same
   const int32_t* block_tables;     // [rows, block_table_stride]
   const int32_t* query_start_loc;  // [rows + 1]
@@ -49,6 +55,7 @@ struct AttentionArgs {
   int64_t num_blocks, block_size, max_blocks;
   int64_t dtype, threads;
   int64_t deterministic;  // whether results must not depend on how a row's tokens are cut into calls
+  int64_t cache_kind;     // a CacheKind
 };
 
 // The cache has one vector per token: `rank` numbers from which the projections `up` make a key of `nope`
@@ -87,6 +94,7 @@ enum WeightKind : int64_t {
   kInt4Strips = 5,
   kInt8 = 8,
   kInt8Strips = 9,
+  kFloat8 = 12,  // e4m3
   kBFloat16Strips = 17
 };
 constexpr int kStripOutputs = 64;
@@ -128,6 +136,19 @@ struct ExpertsArgs {
   const void* down_bias;     // [experts, hidden] of x's dtype, or null
   double alpha, limit;       // of kClampedSwiglu
   int64_t weighs_inputs;     // whether `weights` are factors of x instead of the results
+};
+
+// Updates of a projection's results; see `ops.adapt`. All matrices have one dtype.
+struct AdaptArgs {
+  const void* base;       // [tokens, outputs] contiguous
+  const void* x;          // [tokens, inputs], rows x_stride apart
+  const void* down;       // [slots, parts * room, inputs] contiguous
+  const void* up;         // [slots, room, outputs] contiguous
+  const int32_t* ranks;   // [slots, parts]
+  const int32_t* starts;  // [parts + 1]
+  const int64_t* chosen;  // [tokens], slots; negative for none
+  void* out;              // [tokens, outputs] contiguous
+  int64_t tokens, inputs, outputs, x_stride, slots, parts, room, dtype, threads;
 };
 
 struct QuantizeArgs {
@@ -174,12 +195,14 @@ typedef int LatentFunction(const LatentArgs*);
 typedef int GumbelFunction(const GumbelArgs*);
 typedef int LinearFunction(const LinearArgs*);
 typedef int ExpertsFunction(const ExpertsArgs*);
+typedef int AdaptFunction(const AdaptArgs*);
 
 SLIPSTREAM_EXPORT AttentionFunction slipstream_paged_attention;
 SLIPSTREAM_EXPORT LatentFunction slipstream_latent_attention;
 SLIPSTREAM_EXPORT GumbelFunction slipstream_gumbel_argmax;
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
+SLIPSTREAM_EXPORT AdaptFunction slipstream_adapt;
 SLIPSTREAM_EXPORT ConvolutionFunction slipstream_convolution;
 SLIPSTREAM_EXPORT RecurrenceFunction slipstream_recurrence;
 // Rounds weights to int8 by row, or to int4 by group.
@@ -211,7 +234,7 @@ struct DTypePair {
   int64_t ours;
 };
 constexpr DTypePair kTorchDTypes[] = {
-    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}};
+    {6, kFloat32}, {15, kBFloat16}, {5, kFloat16}, {1, kInt8}, {0, kInt4}, {24, kFloat8}};
 
 constexpr int kMaxDims = 3;
 constexpr int kMaxTokenInputs = 8;
@@ -231,13 +254,14 @@ struct Bound;  // a compiled function and its weights
 
 // Constants of one layer's attention, and its part of the KV cache.
 struct AttentionLayer {
-  void* key_cache;    // [num_blocks, block_size, num_kv_heads, head_dim]; `cache` of LatentArgs
+  void* key_cache;    // as in AttentionArgs; `cache` of LatentArgs
   void* value_cache;  // same; null for latent attention
   const AttentionSpec* spec;
   const void* up;     // `up` of LatentArgs; null for ordinary attention
   int64_t num_heads, num_kv_heads, head_dim, num_blocks, block_size;
   int64_t group;      // index of the group of layers whose block tables it uses
   int64_t nope, rank, value;  // as in LatentArgs, where head_dim is nope + rope
+  int64_t cache_kind;         // a CacheKind
 };
 
 constexpr int kMaxStepTensors = 16;
@@ -253,12 +277,14 @@ struct Instruction {
 
 // Shared by all steps of an engine: its program, its KV cache and its rows.
 struct StepContext {
-  const Instruction* program;  // [length]: from token ids (tensor 0) and positions (1)
+  // [length]: from token ids (tensor 0), positions (1) and slots of adapters (2)
+  const Instruction* program;
   const Bound* head;           // hidden states to logits
   int32_t* tokens;                 // [rows, token_stride]: (row, position) -> token id
   const int32_t* block_tables;     // [groups, rows, block_table_stride], groups group_stride apart
   const double* temperatures;      // per row, temperature_stride apart
   const int64_t* seeds;            // per row, seed_stride apart
+  const int32_t* adapter_slots;    // per row; or null, and tensor 2 is not given
   int64_t length, last_attention;  // of the program; index of its last attention
   int64_t kept;    // bit i: tensor i is read after the last attention, which does not write it
   int64_t hidden;  // number of the hidden states' tensor

@@ -2,32 +2,32 @@
 #pragma once
 #include <memory>
 
+#include "code_tables.h"
 #include "pair_rows.h"
 #include "read_ahead.h"
-#include "work.h"
+#include "results.h"
 
 namespace {
 
-template <class T>
-class Attention {
+// T: element of queries and of the output. C: element of the caches, T or Code.
+template <class T, class C>
+class Attention : Results<T> {
  public:
   Attention(const AttentionArgs& args, Plan& plan)
-      : a(args),
-        plan(plan),
-        head_dim(int(args.head_dim)),
-        width(padded(head_dim)),
-        heads(args.num_heads / args.num_kv_heads),
-        token_stride(args.num_kv_heads * args.head_dim) {}
+      : Results<T>(args, plan),
+        cached(args, head_dim),
+        keys_of_cache(static_cast<const C*>(args.key_cache)),
+        values_of_cache(static_cast<const C*>(args.value_cache)),
+        token_stride(args.num_kv_heads * cached.size) {}
 
   void write_cache(int64_t begin, int64_t end) const {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t slot = a.slot_mapping[token];
       if (slot < 0) continue;
-      const size_t bytes = size_t(token_stride) * sizeof(T);
-      std::memcpy(static_cast<T*>(a.key_cache) + slot * token_stride,
-                  static_cast<const T*>(a.key) + token * a.key_stride, bytes);
-      std::memcpy(static_cast<T*>(a.value_cache) + slot * token_stride,
-                  static_cast<const T*>(a.value) + token * a.value_stride, bytes);
+      cached.put(static_cast<const T*>(a.key) + token * a.key_stride, a.num_kv_heads,
+                 static_cast<C*>(a.key_cache) + slot * token_stride);
+      cached.put(static_cast<const T*>(a.value) + token * a.value_stride, a.num_kv_heads,
+                 static_cast<C*>(a.value_cache) + slot * token_stride);
     }
   }
 
@@ -47,18 +47,20 @@ class Attention {
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       if (tile > item.begin && tile % path.fold == 0) fold(item, item.count, s, folded);
       turn_to(item, tile, kKeys, next, s);
-      ReadAhead<T> ahead = path.dot ? next_tile(item, 1, s) : ReadAhead<T>();
+      ReadAhead<C> ahead = path.dot ? next_tile(item, 1, s) : ReadAhead<C>();
       const int64_t* offsets = s.now->offsets;
       const int first = s.now->first, last = s.now->last;
       copy_values(s, first, last);
       if (path.dot) {
         for (int key = first / W * W; key < last; key += W) {
           const float* rows[W];
-          widen(static_cast<const T*>(a.key_cache), key, key + W, s, s.keys, rows);
+          widen(keys_of_cache, key, key + W, s, s.keys, rows);
           dot_scores(s, rows, 0, item.count, width, key, [](int) {});
         }
       } else {
-        pack_keys(s.keys, static_cast<const T*>(a.key_cache), offsets, head_dim, first, last);
+        pack_keys(s.keys, head_dim, first, last, [&](int key, float* row) {
+          cached.widen(keys_of_cache + offsets[key], row);
+        });
         multiply<false>(s.query, width, s.keys, kKeys, s.scores, kKeys, item.count, kKeys, head_dim,
                         s.rescale);
       }
@@ -84,12 +86,12 @@ class Attention {
     for (int64_t tile = item.begin / kKeys * kKeys; tile < item.end; tile += kKeys) {
       turn_to(item, tile, kKeys, next, s);
       const int first = s.now->first, last = s.now->last;
-      ReadAhead<T> ahead(*s.now, *s.ahead, a.key_cache, a.value_cache, head_dim, item.kv_heads,
+      ReadAhead<C> ahead(*s.now, *s.ahead, a.key_cache, a.value_cache, cached.size, item.kv_heads,
                          blocks_of(item.count));
       const auto each = [&](int visits) { ahead.visit(visits); };
       for (int key = first / Scored * Scored; key < last; key += Scored) {
         for (int head = 0; head < item.kv_heads; ++head) {
-          score(head * item.count, head * head_dim, key, each);
+          score(head * item.count, head * cached.size, key, each);
         }
       }
       for (int head = 0; head < item.kv_heads; ++head) softmax(item, tile, head * item.count, s);
@@ -99,7 +101,7 @@ class Attention {
       for (int key = first / Beside * Beside, end; key < stop; key = end) {
         end = std::min(stop, key + Weighed);
         for (int head = 0; head < item.kv_heads; ++head) {
-          weigh(head * item.count, head * head_dim, key, end, each);
+          weigh(head * item.count, head * cached.size, key, end, each);
         }
       }
       ahead.rest();
@@ -118,26 +120,27 @@ class Attention {
         });
     // An item of few query rows is one split, so nothing was folded.
     for (int row = 0; row < item.count * item.kv_heads; ++row) {
-      put_in_order<T>(s.out + row * width, head_dim);
+      put_in_order<C>(s.out + row * width, head_dim);
     }
     finish(item, item.count, s, false);
   }
 
   void run_dots(const Item& item, const Item* next, Scratch& s) const {
     start(item, true, s);
-    const T* const keys = static_cast<const T*>(a.key_cache);
-    const T* const values = static_cast<const T*>(a.value_cache);
-    // Few query rows widen keys and values at each use; many widen them once, into a buffer.
-    if (head_dim == width && (std::is_same_v<T, float> || item.count <= kWidening)) {
-      const auto score = [&](int row, int offset, int key, const auto& each) {
-        const T* rows[W];
-        point_to_rows(keys + offset, key, key + W, s, rows);
-        dot_scores(s, rows, row, item.count, width, key, each);
-      };
-      const T* rows[kWeighed];
-      return run_dots<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
-        return point_to_rows(values + offset, key, end, s, rows);
-      });
+    const C *const keys = keys_of_cache, *const values = values_of_cache;
+    if constexpr (!kIsCoded<C>) {
+      // Few query rows widen keys and values at each use; many widen them once, into a buffer.
+      if (head_dim == width && (std::is_same_v<T, float> || item.count <= kWidening)) {
+        const auto score = [&](int row, int offset, int key, const auto& each) {
+          const C* rows[W];
+          point_to_rows(keys + offset, key, key + W, s, rows);
+          dot_scores(s, rows, row, item.count, width, key, each);
+        };
+        const C* rows[kWeighed];
+        return run_dots<kWeighed>(item, next, s, score, [&](int offset, int key, int end) {
+          return point_to_rows(values + offset, key, end, s, rows);
+        });
+      }
     }
     const auto score = [&](int row, int offset, int key, const auto& each) {
       const float* rows[W];
@@ -160,8 +163,6 @@ class Attention {
   // Computes R query rows of a kv head at a time; the larger R, the fewer keys at a time.
   template <int R>
   void run_pairs(const Item& item, const Item* next, Scratch& s) const {
-    const auto* keys = static_cast<const bf16*>(a.key_cache);
-    const auto* values = static_cast<const bf16*>(a.value_cache);
     alignas(64) bf16 queries[kGemmRows * kMaxHeadDim];
     alignas(64) bf16 weights[kGemmRows * kKeys];
     const int rows = item.count * item.kv_heads;
@@ -170,18 +171,34 @@ class Attention {
                   size_t(head_dim) * sizeof(bf16));
     }
     const int groups = (item.count + R - 1) / R;
+    // Codes are taken for more keys at a time.
+    constexpr int kTogether = W / R, kScored = kIsCoded<C> ? W : kTogether;
+    constexpr int kSummed = kIsCoded<C> ? 2 * kWeighed : kWeighed;
     const auto score = [&](int row, int offset, int key, const auto& each) {
-      each_rows<R>(row, item.count, [&](int row, auto rows) {
-        each(W / R * blocks_of(item.count) / groups);
-        dot_pairs<R, rows>(s, queries, keys + offset, row, head_dim, a.spec->scale, key);
-      });
+      const bf16* keys[kScored];
+      float factors[kScored];
+      point_to_pairs(keys_of_cache + offset, key, key + kScored, s, s.keys, keys, factors);
+      for (int i = 0; i < kScored; i += kTogether) {
+        vf scale = splat(a.spec->scale);
+        if constexpr (kIsCoded<C>) scale *= repeated<kTogether>(factors + i);
+        each_rows<R>(row, item.count, [&](int row, auto rows) {
+          each(kTogether * blocks_of(item.count) / groups);
+          dot_pairs<R, rows>(s, queries, keys + i, row, head_dim, scale, key + i);
+        });
+      }
     };
-    const auto begin = [&](int rows) { round_weights(s, rows, weights); };
+    const auto begin = [&](int rows) {
+      if (!kIsCoded<C>) round_weights(s, rows, weights);
+    };
     const bf16* rows_of_values[kWidened];
     // One product covers two neighbouring keys; zeros replace a key outside of the item.
     static constexpr bf16 kZeros[kMaxHeadDim] = {};
-    const auto find = [&](int offset, int key, int end) {
-      for (int i = key; i < end; ++i) rows_of_values[i - key] = values + s.now->offsets[i] + offset;
+    const auto find = [&](int row, int offset, int key, int end) {
+      float factors[kWidened];
+      point_to_pairs(values_of_cache + offset, key, end, s, s.values, rows_of_values, factors);
+      if constexpr (kIsCoded<C>) {
+        scale_weights(s, row, item.count, key, end, factors, weights);
+      }
       if (key < s.now->first) rows_of_values[0] = kZeros;
       if (end > s.now->last) rows_of_values[end - 1 - key] = kZeros;
     };
@@ -193,18 +210,18 @@ class Attention {
     };
     if (item.count <= kWidening) {
       const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
-        find(offset, key, end);
+        find(row, offset, key, end);
         add(row, key, end, ValueRows{rows_of_values}, each);
       };
-      run_few<W / R, kWeighed, 2>(item, next, s, score, begin, weigh);
+      run_few<kScored, kSummed, 2>(item, next, s, score, begin, weigh);
     } else {
       alignas(64) bf16 packed[kWidened * kMaxHeadDim];
       const auto weigh = [&](int row, int offset, int key, int end, const auto& each) {
-        find(offset, key, end);
+        find(row, offset, key, end);
         interleave(packed, rows_of_values, end - key, head_dim);
         add(row, key, end, PackedValues{packed, head_dim}, each);
       };
-      run_few<W / R, kWidened, 2>(item, next, s, score, begin, weigh);
+      run_few<kScored, kWidened, 2>(item, next, s, score, begin, weigh);
     }
     for (int row = 0; row < rows; ++row) put_pairs_in_order(s.out + row * width, width);
     finish(item, item.count, s, false);
@@ -236,14 +253,14 @@ class Attention {
     for (int64_t step = item.begin / kStep * kStep; step < item.end; step += kStep) {
       if (step > item.begin && step % path.fold == 0) fold(item, stride, s, folded);
       turn_to(item, step, kStep, next, s);
-      ReadAhead<T> ahead = path.few ? next_tile(item, 2, s) : ReadAhead<T>();
+      ReadAhead<C> ahead = path.few ? next_tile(item, 2, s) : ReadAhead<C>();
       const auto each = [&](int visits) { ahead.visit(visits); };
       const int first = s.now->first, last = s.now->last;
       t.offsets = s.now->offsets;
       for (int head = 0; head < item.kv_heads; ++head) {
-        const int offset = head * head_dim, row = head * stride;
-        pack_keys(t, static_cast<const bf16*>(a.key_cache) + offset, head_dim, first, last, each);
-        pack_values(t, static_cast<const bf16*>(a.value_cache) + offset, head_dim, first, last, each);
+        const int offset = head * cached.size, row = head * stride;
+        pack_keys(t, cached, keys_of_cache + offset, first, last, each);
+        pack_values(t, cached, values_of_cache + offset, first, last, each);
         products.run(step, first, last, row, row + item.count);
       }
       ahead.rest();
@@ -268,40 +285,13 @@ class Attention {
     return choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
   }
 
-  int64_t query_len(int64_t row) const {
-    return a.query_start_loc[row + 1] - a.query_start_loc[row];
-  }
-
-  int64_t query_position(const Item& item, int row) const {
-    if (item.members) return a.seq_lens[member(item, row)] - 1;
-    return a.seq_lens[item.row] - query_len(item.row) + (item.first + row) / heads;
-  }
-
-  // The batch row of a packed query row of a shared item.
-  int32_t member(const Item& item, int row) const {
-    return plan.members[size_t(item.member + row / heads)];
-  }
-
-  // The token and the query head of a packed query row of an item's kv head.
-  void locate(const Item& item, int head, int row, int64_t* token, int64_t* query_head) const {
-    *token = item.members ? a.query_start_loc[member(item, row)]
-                          : a.query_start_loc[item.row] + (item.first + row) / heads;
-    *query_head = (item.kv_head + head) * heads + (item.first + row) % heads;
-  }
-
-  const T* query_row(const Item& item, int head, int row) const {
-    int64_t token, query_head;
-    locate(item, head, row, &token, &query_head);
-    return static_cast<const T*>(a.query) + token * a.query_stride + query_head * head_dim;
-  }
-
   // Finds the offsets of keys [first, last) of a tile in the caches.
   void locate_keys(const Item& item, int64_t tile, int first, int last, int64_t* offsets) const {
     int64_t block = (tile + first) / a.block_size, slot = (tile + first) % a.block_size;
     const int32_t* table = a.block_tables + item.row * a.block_table_stride;
     for (int key = first; key < last; ++block, slot = 0) {
       const int end = int(std::min<int64_t>(last, key + a.block_size - slot));
-      int64_t offset = (table[block] * a.block_size + slot) * token_stride + item.kv_head * head_dim;
+      int64_t offset = (table[block] * a.block_size + slot) * token_stride + item.kv_head * cached.size;
       for (; key < end; ++key, offset += token_stride) offsets[key] = offset;
     }
   }
@@ -330,14 +320,15 @@ class Attention {
   }
 
   // Prefetches the next tile while this one is computed, in `visits` visits per key.
-  ReadAhead<T> next_tile(const Item& item, int visits, const Scratch& s) const {
+  ReadAhead<C> next_tile(const Item& item, int visits, const Scratch& s) const {
     if (s.ahead->item == nullptr) return {};
-    return {*s.ahead, a.key_cache, a.value_cache, head_dim, s.ahead->item->kv_heads,
+    return {*s.ahead, a.key_cache, a.value_cache, cached.size, s.ahead->item->kv_heads,
             int64_t(s.now->last - s.now->first) * item.kv_heads * visits};
   }
 
-  // Widens query rows to floats; for dot products (`lanes`), in the order of load_two().
+  // Widens query rows to floats; for dot products (`lanes`), in the order of load_two() for the caches.
   void start(const Item& item, bool lanes, Scratch& s) const {
+    lanes = lanes && !kIsCoded<C>;
     for (int row = 0; row < item.count * item.kv_heads; ++row) {
       const T* from = query_row(item, row / item.count, row % item.count);
       float* to = s.query + row * width;
@@ -355,144 +346,65 @@ class Attention {
     }
   }
 
-  void begin_sums(int begin, int end, Scratch& s) const {
-    std::fill(s.maximum + begin, s.maximum + end, -kInfinity);
-    std::fill(s.sum + begin, s.sum + end, 0.0f);
-    std::fill(s.out + begin * width, s.out + end * width, 0.0f);
-  }
-
   // Pointers to rows of keys or values of the tile in a cache.
-  const T* const* point_to_rows(const T* cache, int begin, int end, const Scratch& s,
-                                const T** rows) const {
+  const C* const* point_to_rows(const C* cache, int begin, int end, const Scratch& s,
+                                const C** rows) const {
     for (int key = begin; key < end; ++key) rows[key - begin] = cache + s.now->offsets[key];
     return rows;
   }
 
   // Widens rows to floats in `room`, in the order of load_two(), and returns pointers to them.
-  const float* const* widen(const T* cache, int begin, int end, const Scratch& s, float* room,
+  const float* const* widen(const C* cache, int begin, int end, const Scratch& s, float* room,
                             const float** rows) const {
     for (int key = begin; key < end; ++key, room += width) {
-      convert_lanes(cache + s.now->offsets[key], room, head_dim);
+      cached.widen_lanes(cache + s.now->offsets[key], room);
       rows[key - begin] = room;
     }
     return rows;
   }
 
+#if defined(SLIPSTREAM_PAIRS)
+  // Pointers to rows of bfloat16: those of a cache, or codes as such, in `room`, and their factors.
+  void point_to_pairs(const C* cache, int begin, int end, const Scratch& s, [[maybe_unused]] float* room,
+                      const bf16** rows, [[maybe_unused]] float* factors) const {
+    if constexpr (std::is_same_v<C, bf16>) {
+      point_to_rows(cache, begin, end, s, rows);
+    } else if constexpr (kIsCoded<C>) {
+      const C* from[kWidened];
+      point_to_rows(cache, begin, end, s, from);
+      bf16* to = reinterpret_cast<bf16*>(room);
+      for (int i = 0; i < end - begin; ++i) {
+        rows[i] = to + i * head_dim;
+        factors[i] = cached.factor(from[i]);
+      }
+#if defined(SLIPSTREAM_CODE_TABLES)
+      if (has_code_tables()) {
+        return cached.is_int8 ? look_up_codes<true>(from, end - begin, head_dim, to)
+                              : look_up_codes<false>(from, end - begin, head_dim, to);
+      }
+#endif
+      for (int i = 0; i < end - begin; ++i) cached.take(from[i], to + i * head_dim);
+    }
+  }
+#endif
+
   void copy_values(Scratch& s, int first, int last) const {
     for (int key = 0; key < kKeys; ++key) {
       float* row = s.values + key * width;
       if (key >= first && key < last) {
-        convert_row(static_cast<const T*>(a.value_cache) + s.now->offsets[key], row, head_dim);
+        cached.widen(values_of_cache + s.now->offsets[key], row);
       } else {
         std::fill(row, row + width, 0.0f);
       }
     }
   }
 
-  // Normalises and writes one row; `sum` is the sum of weights relative to `maximum`.
-  void write_out(const Item& item, int head, int row, const float* from, float maximum, float sum) const {
-    int64_t token, query_head;
-    locate(item, head, row, &token, &query_head);
-    if (a.spec->sinks != nullptr && sum > 0.0f) sum += std::exp(a.spec->sinks[query_head] - maximum);
-    T* to = static_cast<T*>(a.out) + (token * a.num_heads + query_head) * head_dim;
-    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
-    // A NaN sum must show in the output, not turn into zeros.
-    const float safe = sum != sum ? sum : factor;
-    // Adding 0 turns -0 into 0: whether -0 survives products with weights of 0 depends on the path.
-    for (int d = 0; d < head_dim; ++d) from_float(from[d] * safe + 0.0f, to + d);
-  }
-
-  // Joins the sums of an item's rows (kv heads `stride` rows apart) with those of the splits before it,
-  // and resets them.
-  void fold(const Item& item, int stride, Scratch& s, bool& folded) const {
-    const int end = stride * item.kv_heads;
-    if (!folded) {
-      std::fill(s.folded_maximum, s.folded_maximum + end, -kInfinity);
-      std::fill(s.folded_sum, s.folded_sum + end, 0.0f);
-      std::fill(s.folded, s.folded + end * width, 0.0f);
-    }
-    for (int first = 0; first < end; first += stride) {
-      for (int row = first; row < first + item.count; ++row) {
-        join_splits(s.folded + row * width, s.folded_maximum[row], s.folded_sum[row],
-                    s.out + row * width, s.maximum[row], s.sum[row], width);
-      }
-    }
-    begin_sums(0, end, s);
-    folded = true;
-  }
-
-  void finish(const Item& item, int stride, Scratch& s, bool folded) const {
-    if (folded) fold(item, stride, s, folded);
-    if (item.members || item.group >= 0) {
-      const int parts = std::max(1, item.members), rows = item.count / parts;
-      // In two passes: settle() overwrites scratch rows that leave() still needs.
-      each_own(item, [&](const Item& own, int head, int i) { leave(own, head * stride + i * rows, s); });
-      each_own(item, [&](const Item& own, int, int) { settle(own, s); });
-      return;
-    }
-    const float *out = folded ? s.folded : s.out, *sum = folded ? s.folded_sum : s.sum;
-    const float* maximum = folded ? s.folded_maximum : s.maximum;
-    for (int head = 0; head < item.kv_heads; ++head) {
-      for (int row = 0; row < item.count; ++row) {
-        const int at = head * stride + row;
-        write_out(item, head, row, out + at * width, maximum[at], sum[at]);
-      }
-    }
-  }
-
-  // Calls function(item, head, member) with the unshared item of each kv head and, if the item is shared,
-  // of each of its members.
-  template <class F>
-  void each_own(const Item& item, const F& function) const {
-    for (int head = 0; head < item.kv_heads; ++head) {
-      Item own = item;
-      own.kv_head += head, own.kv_heads = 1;
-      if (!item.members) {
-        own.group += head;
-        function(own, head, 0);
-        continue;
-      }
-      own.count = int32_t(heads), own.members = 0;
-      for (int i = 0; i < item.members; ++i) {
-        own.row = plan.members[size_t(item.member + i)];
-        own.group = plan.row_groups[size_t(own.row)] + own.kv_head;
-        function(own, head, i);
-      }
-    }
-  }
-
-  // Stores the sums from scratch row `first` on as this split's partial results of the merge group.
-  void leave(const Item& item, int first, const Scratch& s) const {
-    float* mine = plan.partials.data() + plan.groups[size_t(item.group)].partial +
-                  int64_t(item.split) * item.count * (width + 2);
-    for (int row = first; row < first + item.count; ++row, mine += width + 2) {
-      std::memcpy(mine, s.out + row * width, size_t(width) * sizeof(float));
-      mine[width] = s.maximum[row];
-      mine[width + 1] = s.sum[row];
-    }
-  }
-
-  // Joins the splits of the merge group in order, if this split was the last to finish.
-  void settle(const Item& item, Scratch& s) const {
-    Group& group = plan.groups[size_t(item.group)];
-    if (group.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    const float* base = plan.partials.data() + group.partial;
-    const int64_t stride = int64_t(item.count) * (width + 2);
-    for (int row = 0; row < item.count; ++row) {
-      const float* partial = base + row * (width + 2);
-      float maximum = -kInfinity, sum = 0.0f;
-      std::fill(s.out, s.out + width, 0.0f);
-      for (int i = 0; i < group.splits; ++i, partial += stride) {
-        join_splits(s.out, maximum, sum, partial, partial[width], partial[width + 1], width);
-      }
-      write_out(item, 0, row, s.out, maximum, sum);
-    }
-  }
-
-  const AttentionArgs& a;
-  Plan& plan;
-  const int head_dim, width;
-  const int64_t heads, token_stride;
+  using Results<T>::a, Results<T>::head_dim, Results<T>::width, Results<T>::heads;
+  using Results<T>::query_len, Results<T>::query_position, Results<T>::query_row;
+  using Results<T>::begin_sums, Results<T>::fold, Results<T>::finish;
+  const CachedRows<C> cached;
+  const C *const keys_of_cache, *const values_of_cache;
+  const int64_t token_stride;
 };
 
 }  // namespace

@@ -28,9 +28,9 @@ namespace {
 constexpr double kCostPerMicrosecond = 3e4;
 constexpr double kCopiedPerMicrosecond = 6e3;  // elements
 
-template <class T>
+template <class T, class C>
 void execute(const AttentionArgs& a, Plan& plan) {
-  const Attention<T> attention(a, plan);
+  const Attention<T, C> attention(a, plan);
   const double copied = double(a.tokens * a.num_kv_heads * a.head_dim);
   const int64_t writers = worthwhile_parts(a.threads, copied / kCopiedPerMicrosecond, a.tokens);
   parallel(a.threads, writers, [&](int64_t part) {
@@ -86,6 +86,12 @@ Status plan_work(const AttentionArgs& a, Plan& plan) {
     if (Status status = plan_row(a, row, plan)) return status;
   }
   return kOk;
+}
+
+template <class T>
+void execute(const AttentionArgs& a, Plan& plan) {
+  if (a.cache_kind == kAsQueries) return execute<T, T>(a, plan);
+  execute<T, Code>(a, plan);
 }
 
 Status attend(const AttentionArgs& a) {

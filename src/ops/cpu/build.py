@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from src.core.process_end import at_process_end
+from src.ops.adapt import ADAPT
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION
 from src.ops.cpu.compilers import BuildError, compilers, was_killed
 from src.ops.cpu.cpp_compiler import cpp_compiler
@@ -50,6 +51,7 @@ _COMPILE_TIMEOUT = 300.0  # seconds
 
 _SOURCES = Path(__file__).parent
 _UNITS = (
+    "adapt.cpp",
     "attention.cpp",
     "compiled.cpp",
     "experts.cpp",
@@ -448,6 +450,7 @@ def _install(level: str, library: KernelLibrary) -> None:
     LATENT_ATTENTION.install_cpu(Kernel(name, library.latent_attention))
     CAUSAL_CONVOLUTION.install_cpu(Kernel(name, library.causal_convolution))
     LINEAR_RECURRENCE.install_cpu(Kernel(name, library.linear_recurrence))
+    ADAPT.install_cpu(Kernel(name, library.adapt))
     _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)

@@ -95,6 +95,26 @@ struct Held {
   }
 };
 
+// What generated code gives the op `adapt` besides the base. T: Tensor*, or torch's Handle.
+template <class T>
+struct AdaptGiven {
+  T x, down, up, ranks, starts, slots;
+};
+
+template <class T>
+AdaptArgs adapt_args(const Seen& base, const AdaptGiven<T>& given) {
+  const Seen x(given.x), down(given.down), up(given.up), ranks(given.ranks);
+  AdaptArgs args{};
+  args.base = base.data, args.x = x.data, args.down = down.data, args.up = up.data;
+  args.ranks = static_cast<const int32_t*>(ranks.data);
+  args.starts = static_cast<const int32_t*>(Seen(given.starts).data);
+  args.chosen = static_cast<const int64_t*>(Seen(given.slots).data);
+  args.tokens = base.sizes[0], args.outputs = base.sizes[1], args.inputs = x.sizes[1];
+  args.x_stride = x.strides[0], args.slots = ranks.sizes[0], args.parts = ranks.sizes[1];
+  args.room = up.sizes[1], args.dtype = base.dtype(), args.threads = slipstream_threads;
+  return args;
+}
+
 // What generated code gives the op `experts` besides the hidden states. T: Tensor*, or torch's Handle.
 template <class T>
 struct ExpertsGiven {
@@ -328,6 +348,39 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(
   } else {
     slipstream_torch.delete_tensor(out);
   }
+  return status;
+}
+
+// The same for the op `adapt`.
+SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_adapt(Handle base, Handle x, Handle down, Handle up,
+                                               Handle ranks, Handle starts, Handle slots,
+                                               Handle* result) {
+  const Seen given(base);
+  AdaptArgs args = adapt_args<Handle>(given, {x, down, up, ranks, starts, slots});
+  Handle out = nullptr;
+  if (slipstream_torch.empty_strided(2, given.sizes, given.strides, given.torch_dtype, kCpu,
+                                     kNoIndex, &out)) {
+    return kOutOfMemory;
+  }
+  args.out = Seen(out).data;
+  const int status = slipstream_adapt(&args);
+  if (status == kOk) {
+    *result = out;
+  } else {
+    slipstream_torch.delete_tensor(out);
+  }
+  return status;
+}
+
+SLIPSTREAM_EXPORT int32_t slipstream_cpu_adapt(Tensor* base, Tensor* x, Tensor* down, Tensor* up,
+                                               Tensor* ranks, Tensor* starts, Tensor* slots,
+                                               Tensor** result) {
+  AdaptArgs args = adapt_args<Tensor*>(Seen(base), {x, down, up, ranks, starts, slots});
+  Owned out(slipstream_allocate(2, base->sizes, base->strides, base->dtype));
+  if (!out) return kOutOfMemory;
+  args.out = out->data;
+  const int status = slipstream_adapt(&args);
+  if (status == kOk) *result = out.give();
   return status;
 }
 

@@ -18,21 +18,23 @@ import torch
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cached_rows import is_coded, row_size
+from src.ops.cpu.adapt_calls import bind_adapt
 from src.ops.cpu.attention_specs import packed_specs
+from src.ops.cpu.calls import CACHE_KINDS, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
-from src.ops.cpu.calls import kernel_threads, raise_status
 from src.ops.cpu.latent_calls import bind_latent
 from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
 from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 22
+ABI = 23
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
 
-_ATTENTION = struct.Struct("@11P15q").pack  # AttentionArgs
+_ATTENTION = struct.Struct("@11P16q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
 _QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
@@ -58,8 +60,9 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution` and `linear_recurrence`. Other compiled functions are `send`,
-    which sends to many sockets without the GIL, and the results of `bind_masks` and `bind_moves`.
+    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
+    `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
+    `bind_moves`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,6 +86,7 @@ class KernelLibrary:
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = bind_linear(self._library)
         self.experts = bind_experts(self._library)
+        self.adapt = bind_adapt(self._library)
         self.causal_convolution = bind_convolution(self._library)
         self.linear_recurrence = bind_recurrence(self._library)
         self.send = _bind_send(self._library)
@@ -283,7 +287,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         if key is None or value is None:
             raise ValueError("expected key and value: the kernel itself writes them to the cache")
         tokens, num_heads, head_dim = query.shape
-        num_blocks, block_size, num_kv_heads, _ = key_cache.shape
+        num_blocks, block_size, num_kv_heads, row = key_cache.shape
         rows, max_blocks = block_tables.shape
         query_stride, key_stride, value_stride = query.stride(), key.stride(), value.stride()
         table_stride = block_tables.stride()
@@ -295,15 +299,17 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
             and value_stride[1:] == packed
             and (table_stride[1] == 1 or max_blocks <= 1)
             and key.shape == value.shape == (tokens, num_kv_heads, head_dim)
+            and row == row_size(head_dim, key_cache.dtype)
             and key_cache.is_contiguous()
             and value_cache.is_contiguous()
             and out.is_contiguous()
-            and dtype == key_cache.dtype == value_cache.dtype == key.dtype == value.dtype
-            and dtype == out.dtype
+            and dtype == key.dtype == value.dtype == out.dtype
+            and key_cache.dtype == value_cache.dtype
+            and (key_cache.dtype == dtype or is_coded(key_cache.dtype))
         ):
             raise ValueError(
                 "expected query, key and value with heads head_dim apart and contiguous last "
-                "dimension, contiguous caches and out, all of one dtype; got "
+                "dimension, contiguous caches and out, all of one dtype, or caches in 8 bits; got "
                 f"query {tuple(query.shape)} {query_stride} {dtype}, "
                 f"key {tuple(key.shape)} {key_stride} {key.dtype}, "
                 f"value {tuple(value.shape)} {value_stride} {value.dtype}, "
@@ -341,6 +347,7 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
                 DTYPES[dtype],
                 kernel_threads(),
                 deterministic,
+                CACHE_KINDS.get(key_cache.dtype, 0),
             )
         )
         if status:

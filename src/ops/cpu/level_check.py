@@ -34,6 +34,7 @@ if portable.slipstream_self_check(
     address(level.slipstream_lay_out),
     address(level.slipstream_convolution),
     address(level.slipstream_recurrence),
+    address(level.slipstream_adapt),
 ):
     sys.exit("results differ from the portable level")
 """

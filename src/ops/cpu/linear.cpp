@@ -247,11 +247,11 @@ Status run_pairs_of_strips(const LinearArgs& a) {
   return kOk;
 }
 
-// int8 with one scale per row, or per group of inputs, which may have an offset.
-template <class T>
-Status run_int8(const LinearArgs& a) {
-  if (a.group != 0) return has_groups_of(a, kSmallestGroup) ? run<Int8Groups, T>(a) : kBadShape;
-  return a.inputs % kPackedGroup || a.offsets != nullptr ? kBadShape : run<Int8, T>(a);
+// Levels of 8 bits with one scale per row, or per group of inputs, which may have an offset.
+template <class Level, class T>
+Status run_bytes(const LinearArgs& a) {
+  if (a.group != 0) return has_groups_of(a, kSmallestGroup) ? run<ByGroup<Level>, T>(a) : kBadShape;
+  return a.inputs % kPackedGroup || a.offsets != nullptr ? kBadShape : run<ByRow<Level>, T>(a);
 }
 
 template <class T>
@@ -273,7 +273,8 @@ Status run_kind(const LinearArgs& a) {
       return has_groups_of(a, kPackedGroup) && a.outputs % kStripOutputs == 0
                  ? run_rounded<Int4Slices, T>(a)
                  : kBadShape;
-    case kInt8: return run_int8<T>(a);
+    case kInt8: return run_bytes<int8_t, T>(a);
+    case kFloat8: return run_bytes<float8, T>(a);
     case kInt4: return has_groups_of(a, kPackedGroup) ? run<Int4, T>(a) : kBadShape;
     default: return a.kind == a.dtype ? run<Dense<T>, T>(a) : kBadShape;
   }

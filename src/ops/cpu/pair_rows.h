@@ -12,15 +12,13 @@
 
 namespace {
 
-// scores[row, key] = scale * query[row] . key, for W / R keys (in place) of a tile of kKeys from j on,
-// and for Rows rows from `row` on, at most R. Queries are [rows, head_dim], each a whole number of
-// vectors.
+// scores[row, key] = scale * query[row] . key, where lane r * W / R + i of `scale` belongs to row r and to
+// key i, for W / R keys of a tile of kKeys from j on, and for Rows
+// rows from `row` on, at most R. Queries are [rows, head_dim], each a whole number of vectors.
 template <int R, int Rows = R>
-inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* cache, int row, int head_dim,
-                      float scale, int j) {
+inline void dot_pairs(Scratch& s, const bf16* queries, const bf16* const* keys, int row,
+                      int head_dim, vf scale, int j) {
   constexpr int kTogether = W / R;
-  const bf16* keys[kTogether];
-  for (int i = 0; i < kTogether; ++i) keys[i] = cache + s.now->offsets[j + i];
   vf acc[W] = {};
   for (int d = 0; d < head_dim; d += kDepth) {
     vb query[Rows];
@@ -56,6 +54,38 @@ inline void round_weights(Scratch& s, int rows, bf16* to) {
     }
     s.sum[row] += reduce(more, add);
   }
+}
+
+// Rounds weights [rows, kKeys] of keys [key, end), each times the factor of its value, for values that are
+// codes. Sums of weights need no adjustment then: the rounding is that of products.
+inline void scale_weights(const Scratch& s, int row, int rows, int key, int end, const float* factors,
+                          bf16* to) {
+  for (const int last = row + rows; row < last; ++row) {
+    const float* from = s.scores + row * kKeys;
+    bf16* at = to + row * kKeys;
+    int i = key;
+    for (; i + 2 * W <= end; i += 2 * W) {
+      const vf low = load(from + i) * load(factors + i - key);
+      const vf high = load(from + i + W) * load(factors + i + W - key);
+      const vb both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+      std::memcpy(at + i, &both, sizeof both);
+    }
+    if (i + W <= end) {
+      const vf some = load(from + i) * load(factors + i - key);
+      const vb low = _mm512_cvtne2ps_pbh((__m512)vf{}, (__m512)some);
+      std::memcpy(at + i, &low, sizeof low / 2);
+      i += W;
+    }
+    for (; i < end; ++i) from_float(from[i] * factors[i - key], at + i);
+  }
+}
+
+// `N` numbers, again and again.
+template <int N>
+inline vf repeated(const float* numbers) {
+  float lanes[W];
+  for (int i = 0; i < W; i += N) std::memcpy(lanes + i, numbers, N * sizeof(float));
+  return load(lanes);
 }
 
 // Elements of two keys interleaved: of every eight elements, the first four, and the other four.

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
 from src.ops.experts import reference as reference_experts
-from src.ops.linear import INT4_RUN, STRIP, num_outputs
+from src.ops.linear import FLOAT8, INT4_RUN, STRIP, num_outputs
 from src.ops.linear import reference as reference_linear
 
 _LINEAR = struct.Struct("@6P8q").pack  # LinearArgs
 _EXPERTS = struct.Struct("@8P13q2P2dq").pack  # ExpertsArgs
-KINDS = {torch.int8: 8, torch.uint8: 4} | DTYPES
+KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
 _VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
 
@@ -49,8 +49,8 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         ):
             raise ValueError(
-                "expected x with contiguous last dimension, contiguous weights, scales, offsets and "
-                f"bias, and what is not quantized in x's dtype; got x "
+                "expected x with contiguous last dimension, contiguous weights, scales, offsets "
+                f"and bias, and what is not quantized in x's dtype; got x "
                 f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
                 f"{weight.dtype}"
             )

@@ -29,11 +29,11 @@ class ReadAhead {
   ReadAhead() = default;
 
   // Prefetches the whole tile `next`, for `kv_heads` heads from that of its offsets on, spread over
-  // `visits` calls of visit().
-  ReadAhead(const KeyTile& next, const void* keys, const void* values, int head_dim, int kv_heads,
+  // `visits` calls of visit(). A head's row has `size` elements.
+  ReadAhead(const KeyTile& next, const void* keys, const void* values, int size, int kv_heads,
             int64_t visits)
       : runs{{&next, static_cast<const T*>(keys)}, {&next, static_cast<const T*>(values)}},
-        row_bytes(int64_t(head_dim) * kv_heads * int64_t(sizeof(T))),
+        row_bytes(int64_t(size) * kv_heads * int64_t(sizeof(T))),
         left(2 * count(next) * row_bytes),
         pace((left / 64 + visits - 1) / visits * 64),
         key(next.first) {
@@ -42,13 +42,13 @@ class ReadAhead {
 
   // Prefetches kLead keys ahead of the computation: the keys of tile `now`, its values, and the first
   // keys of `next`, if there is one. There are `visits` visits for each key and each value of every head.
-  ReadAhead(const KeyTile& now, KeyTile& next, const void* keys, const void* values, int head_dim,
+  ReadAhead(const KeyTile& now, KeyTile& next, const void* keys, const void* values, int size,
             int kv_heads, int visits)
       : runs{{&now, static_cast<const T*>(keys)},
              {&now, static_cast<const T*>(values)},
              {&next, static_cast<const T*>(keys)}},
-        row_bytes(int64_t(head_dim) * kv_heads * int64_t(sizeof(T))),
-        pace((int64_t(head_dim) * int64_t(sizeof(T)) / visits + 63) / 64 * 64),
+        row_bytes(int64_t(size) * kv_heads * int64_t(sizeof(T))),
+        pace((int64_t(size) * int64_t(sizeof(T)) / visits + 63) / 64 * 64),
         key(now.first + now.fetched) {
     next.fetched = next.item == nullptr ? 0 : std::min(kLead, count(next));
     left = (2 * count(now) - now.fetched + next.fetched) * row_bytes;

@@ -35,9 +35,30 @@ std::vector<T> draw(Random& random, size_t n) {
   return values;
 }
 
+// The bytes of so many rows of a cache.
+template <class T>
+std::vector<char> draw_rows(Random& random, size_t rows, size_t head_dim, CacheKind kind) {
+  std::vector<char> bytes;
+  const auto put = [&](const auto& some) {
+    const char* from = reinterpret_cast<const char*>(some.data());
+    bytes.insert(bytes.end(), from, from + some.size() * sizeof some[0]);
+  };
+  if (kind == kAsQueries) {
+    put(draw<T>(random, rows * head_dim));
+    return bytes;
+  }
+  const float largest = kind == kInt8Codes ? 127.0f : 448.0f;
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < head_dim; ++i) bytes.push_back(char(int(random.next() * 63.0f)));
+    put(std::vector<float>{random.next() / largest});
+  }
+  return bytes;
+}
+
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
-                    int64_t chunk, bool modified, int64_t deterministic, int64_t kv_heads) {
+                    int64_t chunk, bool modified, int64_t deterministic, int64_t kv_heads,
+                    CacheKind cache_kind) {
   constexpr int64_t kHeads = 6, kBlock = 16, kRows = 6, kMaxBlocks = 45;
   // A prefill, a decode, two tokens, a prompt longer than a step and an item, a decode after few keys,
   // and a decode that shares the keys of the second row.
@@ -48,8 +69,9 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   const auto query = draw<T>(random, size_t(tokens * kHeads * head_dim));
   const auto key = draw<T>(random, size_t(tokens * kv_heads * head_dim));
   const auto value = draw<T>(random, size_t(tokens * kv_heads * head_dim));
-  auto keys = draw<T>(random, size_t(blocks * kBlock * kv_heads * head_dim));
-  auto values = draw<T>(random, keys.size());
+  const size_t cached_rows = size_t(blocks * kBlock * kv_heads);
+  auto keys = draw_rows<T>(random, cached_rows, size_t(head_dim), cache_kind);
+  auto values = draw_rows<T>(random, cached_rows, size_t(head_dim), cache_kind);
   auto other_keys = keys, other_values = values;
   std::vector<T> out(query.size()), other_out(query.size());
   std::vector<int32_t> tables;
@@ -71,17 +93,13 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
                      tables.data(), starts, lengths, slots.data(), out.data(), &spec,
                      kHeads * head_dim, kv_heads * head_dim, kv_heads * head_dim, kMaxBlocks,
                      tokens, kRows, kHeads, kv_heads, head_dim, blocks, kBlock, kMaxBlocks,
-                     dtype, 2, deterministic};
+                     dtype, 2, deterministic, cache_kind};
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
   args.value_cache = other_values.data();
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
-  const size_t bytes = keys.size() * sizeof(T);
-  if (std::memcmp(keys.data(), other_keys.data(), bytes) != 0 ||
-      std::memcmp(values.data(), other_values.data(), bytes) != 0) {
-    return false;
-  }
+  if (keys != other_keys || values != other_values) return false;
   const float tolerance = dtype == kFloat32 ? 1e-5f : dtype == kFloat16 ? 2e-3f : 2e-2f;
   for (size_t i = 0; i < out.size(); ++i) {
     const float a = as_float(&out[i]), b = as_float(&other_out[i]);
@@ -146,8 +164,13 @@ bool same_attentions(AttentionFunction* other, DType dtype) {
         for (const int64_t kv_heads : {2, 6}) {
           for (const bool modified : {false, true}) {
             const int64_t window = std::max<int64_t>(reach, 0), chunk = std::max<int64_t>(-reach, 0);
-            if (!same_attention<T>(other, dtype, head_dim, window, chunk, modified, fixed, kv_heads)) {
-              return false;
+            for (const CacheKind kind : {kAsQueries, kInt8Codes, kFloat8Codes}) {
+              // The check must stay short.
+              if (kind != kAsQueries && (head_dim != 64 || kv_heads == 6 || !modified)) continue;
+              if (!same_attention<T>(other, dtype, head_dim, window, chunk, modified, fixed, kv_heads,
+                                     kind)) {
+                return false;
+              }
             }
           }
         }
@@ -162,9 +185,9 @@ template <class T>
 bool same_groups(LinearFunction* other, DType dtype, int64_t tokens, int64_t inputs) {
   for (const int64_t group : {16, 32, 64, 128}) {
     for (const bool has_offsets : {false, true}) {
-      for (const int64_t kind : {kInt8, kInt8Strips, kInt4, kInt4Strips}) {
+      for (const int64_t kind : {kInt8, kFloat8, kInt8Strips, kInt4, kInt4Strips}) {
         if (group < 32 && (kind == kInt4 || kind == kInt4Strips)) continue;
-        const int64_t outputs = kind == kInt8 || kind == kInt4 ? 57 : 128;
+        const int64_t outputs = kind == kInt8Strips || kind == kInt4Strips ? 128 : 57;
         if (!same_linear<T>(other, dtype, kind, tokens, outputs, inputs, group, has_offsets)) {
           return false;
         }
@@ -179,10 +202,11 @@ bool same_linears(LinearFunction* other, DType dtype) {
   // Every number of tokens that a tile may have, and more than fit into a core's cache.
   for (const int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 30, 300}) {
     if (!same_linear<T>(other, dtype, dtype, tokens, 37, 201)) return false;
-    for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt4)}) {
+    for (const int64_t kind :
+         {int64_t(dtype), int64_t(kInt8), int64_t(kFloat8), int64_t(kInt4)}) {
       // Numbers of outputs that leave several kinds of partial tiles.
       for (const int64_t outputs : {37, 48, 57}) {
-        const int64_t group = kind == kInt8 ? 0 : 64;
+        const int64_t group = kind == kInt8 || kind == kFloat8 ? 0 : 64;
         if (!same_linear<T>(other, dtype, kind, tokens, outputs, 192, group)) return false;
       }
     }
@@ -236,6 +260,33 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
   // A last bit of the intermediate result is one of many summands of the second product.
+  float largest = 0;
+  for (const T& value : out) largest = std::max(largest, std::fabs(as_float(&value)));
+  const float tolerance = (dtype == kFloat32 ? 1e-4f : 2e-2f) * (1.0f + largest);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (!(std::fabs(as_float(&out[i]) - as_float(&other_out[i])) <= tolerance)) return false;
+  }
+  return true;
+}
+
+// Two parts, of which the second has no whole vector; a slot without a second part.
+template <class T>
+bool same_adapt(AdaptFunction* other, DType dtype) {
+  constexpr int64_t kTokens = 23, kInputs = 83, kSlots = 3, kRoom = 5, kOutputs = 91;
+  Random random;
+  const auto base = draw<T>(random, size_t(kTokens * kOutputs));
+  const auto x = draw<T>(random, size_t(kTokens * kInputs));
+  const auto down = draw<T>(random, size_t(kSlots * 2 * kRoom * kInputs));
+  const auto up = draw<T>(random, size_t(kSlots * kRoom * kOutputs));
+  const int32_t ranks[] = {5, 3, 4, 0, 1, 2}, starts[] = {0, 80, kOutputs};
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < kTokens; ++i) chosen.push_back(i * i % 5 - 2);  // -2 to 2
+  std::vector<T> out(base.size()), other_out(base.size());
+  AdaptArgs args{base.data(), x.data(), down.data(), up.data(), ranks, starts, chosen.data(),
+                 out.data(), kTokens, kInputs, kOutputs, kInputs, kSlots, 2, kRoom, dtype, 2};
+  if (slipstream_adapt(&args) != kOk) return false;
+  args.out = other_out.data();
+  if (other(&args) != kOk) return false;
   float largest = 0;
   for (const T& value : out) largest = std::max(largest, std::fabs(as_float(&value)));
   const float tolerance = (dtype == kFloat32 ? 1e-4f : 2e-2f) * (1.0f + largest);
@@ -403,7 +454,8 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
                                             LinearFunction* linear, ExpertsFunction* experts,
                                             QuantizeFunction* quantize, LayOutFunction* lay_out,
                                             ConvolutionFunction* convolution,
-                                            RecurrenceFunction* recurrence) {
+                                            RecurrenceFunction* recurrence,
+                                            AdaptFunction* adapt) {
   if (!same_attentions<float>(attention, kFloat32) ||
       !same_attentions<bf16>(attention, kBFloat16) || !same_attentions<f16>(attention, kFloat16)) {
     return kDiffers;
@@ -423,6 +475,10 @@ SLIPSTREAM_EXPORT int slipstream_self_check(AttentionFunction* attention, Gumbel
   if (!same_states<float>(convolution, recurrence, kFloat32) ||
       !same_states<bf16>(convolution, recurrence, kBFloat16) ||
       !same_states<f16>(convolution, recurrence, kFloat16)) {
+    return kDiffers;
+  }
+  if (!same_adapt<float>(adapt, kFloat32) || !same_adapt<bf16>(adapt, kBFloat16) ||
+      !same_adapt<f16>(adapt, kFloat16)) {
     return kDiffers;
   }
   return same_gumbel(gumbel) ? 0 : kDiffers;

@@ -52,7 +52,7 @@ struct Batch {
 
 // What a step computes with, gathered from the rows. Reused between steps to avoid allocations.
 struct Inputs {
-  std::vector<int64_t> ids, positions;         // [T]
+  std::vector<int64_t> ids, positions, adapters;  // [T]
   std::vector<std::vector<int64_t>> slots;     // per group of layers, [T]
   Batch all, last;                             // all tokens; only the last token of each sampling row
   std::vector<int64_t> sampled, seeds, next;   // [S]: token index; seed; position of the drawn token
@@ -64,7 +64,7 @@ struct Inputs {
   int64_t max_blocks = 0;
 
   void clear(int64_t groups) {
-    for (auto* each : {&ids, &positions, &sampled, &seeds, &next, &rows}) each->clear();
+    for (auto* each : {&ids, &positions, &adapters, &sampled, &seeds, &next, &rows}) each->clear();
     slots.resize(size_t(groups));
     for (auto& each : slots) each.clear();
     all.clear(groups), last.clear(groups);
@@ -123,6 +123,9 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
       in->ids.push_back(tokens[position]);
       in->positions.push_back(position);
     }
+    if (c.adapter_slots != nullptr) {
+      in->adapters.insert(in->adapters.end(), size_t(step.tokens), c.adapter_slots[step.row]);
+    }
     for (int64_t group = 0; group < c.groups; ++group) {
       const int32_t* its = table + group * c.group_stride;
       for (int64_t position = step.start; position < end; ++position) {
@@ -139,6 +142,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
   }
   in->ids.insert(in->ids.end(), size_t(padding), 0);
   in->positions.insert(in->positions.end(), size_t(padding), 0);
+  in->adapters.insert(in->adapters.end(), size_t(padding), -1);
   for (auto& slots : in->slots) slots.insert(slots.end(), size_t(padding), -1);
   return kOk;
 }
@@ -167,6 +171,7 @@ void tell(const AttentionLayer& layer, const Inputs& in, const Tensor& query, co
   attention->num_heads = layer.num_heads, attention->num_kv_heads = layer.num_kv_heads;
   attention->head_dim = layer.head_dim, attention->num_blocks = layer.num_blocks;
   attention->block_size = layer.block_size, attention->spec = layer.spec;
+  attention->cache_kind = layer.cache_kind;
 }
 
 // Elements per token of a layer's output.
@@ -205,6 +210,7 @@ class Interpreter {
   // Leaves it null if no token is sampled.
   int run(Tensor** hidden) {
     if (!put(0, in_.ids.data()) || !put(1, in_.positions.data())) return kOutOfMemory;
+    if (c_.adapter_slots != nullptr && !put(2, in_.adapters.data())) return kOutOfMemory;
     for (int64_t i = 0; i < c_.length; ++i) {
       const Instruction& step = c_.program[i];
       if (step.call == nullptr) {

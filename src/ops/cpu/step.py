@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cached_rows import row_size
 from src.ops.cpu.attention_specs import packed_specs
-from src.ops.cpu.calls import DTYPES, raise_status
+from src.ops.cpu.calls import CACHE_KINDS, DTYPES, raise_status
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
-_CONTEXT: Final = struct.Struct("@6P19q").pack  # StepContext
-_LAYER: Final = struct.Struct("@4P9q").pack  # AttentionLayer
-_LAYER_SIZE: Final = struct.calcsize("@4P9q")
+_CONTEXT: Final = struct.Struct("@7P19q").pack  # StepContext
+_LAYER: Final = struct.Struct("@4P10q").pack  # AttentionLayer
+_LAYER_SIZE: Final = struct.calcsize("@4P10q")
 MAX_STEP_TENSORS: Final = 16
 _MAX_READS: Final = 8
 _MAX_WRITES: Final = 8
@@ -42,6 +43,7 @@ class StepRows:
         temperatures: float64 [R], any stride; see `gumbel_argmax`.
         seeds: int64 [R], any stride.
         vocab_size: Token ids are below it.
+        adapter_slots: int32 [R], contiguous: the slot of each row's adapter; None for no adapters.
     """
 
     tokens: Tensor
@@ -49,14 +51,16 @@ class StepRows:
     temperatures: Tensor
     seeds: Tensor
     vocab_size: int
+    adapter_slots: Tensor | None = None
 
 
 class StepAttention(NamedTuple):
     """Constants of one layer's attention, and its part of the KV cache.
 
     Attributes:
-        keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous. For latent
-            attention `keys` is its cache [num_blocks, block_size, rank + rope], without values.
+        keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, or rows in 8
+            bits (`ops.cached_rows`). For latent attention `keys` is its cache
+            [num_blocks, block_size, rank + rope], without values.
         spec: Scale and modifiers of the scores.
         num_heads: Number of query heads.
         group: Index of the group of layers whose block tables it uses.
@@ -103,7 +107,7 @@ class StepInstruction(NamedTuple):
 
 @dataclass(frozen=True)
 class StepProgram:
-    """From token ids (tensor 0) and positions (tensor 1), int64 [T], to logits.
+    """From token ids (tensor 0), positions (1) and slots of adapters (2), int64 [T], to logits.
 
     Attributes:
         instructions: In order; at least one is an attention.
@@ -244,6 +248,7 @@ class CompiledStep:
             rows.block_tables.data_ptr(),
             rows.temperatures.data_ptr(),
             rows.seeds.data_ptr(),
+            0 if rows.adapter_slots is None else rows.adapter_slots.data_ptr(),
             len(program.instructions),
             last,
             _bits(program.kept),
@@ -336,7 +341,8 @@ def _bits(numbers: Iterable[int]) -> int:
 def _packed_layer(layer: StepAttention, spec: int) -> bytes:
     num_blocks, block_size = layer.keys.shape[:2]
     if layer.up is None:
-        num_kv_heads, head_dim = layer.keys.shape[2:]
+        num_kv_heads, row = layer.keys.shape[2:]
+        head_dim = row - row_size(0, layer.keys.dtype)
         nope = rank = 0
     else:
         num_kv_heads, rank = 1, layer.up.shape[2]
@@ -348,7 +354,7 @@ def _packed_layer(layer: StepAttention, spec: int) -> bytes:
         spec,
         0 if layer.up is None else layer.up.data_ptr(),
         *(layer.num_heads, num_kv_heads, head_dim, num_blocks, block_size, layer.group),
-        *(nope, rank, layer.value_dim),
+        *(nope, rank, layer.value_dim, CACHE_KINDS.get(layer.keys.dtype, 0)),
     )
 
 

@@ -320,17 +320,17 @@ inline void weigh_values(Scratch& s, const T* const* values, int row, int rows, 
   for (; row < end; ++row) weigh_rows<1>(out(), weights(), values, width, count, each);
 }
 
-// packed[d * kKeys + key] = cache[offsets[key] + d]; keys outside of [first, last) become 0.
-template <class T>
-inline void pack_keys(float* packed, const T* cache, const int64_t* offsets, int head_dim,
-                      int first, int last) {
+// packed[d * kKeys + key] = the d-th of a key's numbers, as widen(key, row) widens them to floats; keys
+// outside of [first, last) become 0.
+template <class Widen>
+inline void pack_keys(float* packed, int head_dim, int first, int last, const Widen& widen) {
   alignas(64) float rows[W * kMaxHeadDim];
   const int width = padded(head_dim);
   for (int j = 0; j < kKeys; j += W) {
     for (int i = 0; i < W; ++i) {
       float* row = rows + i * width;
       if (j + i >= first && j + i < last) {
-        convert_row(cache + offsets[j + i], row, head_dim);
+        widen(j + i, row);
       } else {
         std::fill(row, row + width, 0.0f);
       }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "float8.h"
 #include "pairs.h"
 #include "vector.h"
 
@@ -93,12 +94,13 @@ struct Dense {
   float scale(int64_t) const { return 1.0f; }
 };
 
-struct Int8 {  // one scale per row, applied to the sum
-  const int8_t* weights;
+template <class Level>  // of 8 bits
+struct ByRow {  // one scale per row, applied to the sum
+  const Level* weights;
   const float* scales;
   int64_t inputs;
-  Int8(const LinearArgs& a)
-      : weights(static_cast<const int8_t*>(a.weight)), scales(a.scales), inputs(a.inputs) {}
+  ByRow(const LinearArgs& a)
+      : weights(static_cast<const Level*>(a.weight)), scales(a.scales), inputs(a.inputs) {}
   static constexpr int64_t kStep = W, kBytes = W;
   int64_t row_bytes() const { return inputs; }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
@@ -108,9 +110,9 @@ struct Int8 {  // one scale per row, applied to the sum
   static constexpr int64_t kRunBytes = kRun, kFetchedAhead = 4096;
   static constexpr int kFewTokens = 8, kTogether = 1;
   struct Runs {
-    const int8_t* p;
+    const Level* p;
     vb next() {
-      // The upper halves suffice: floats of such small integers have empty lower halves.
+      // The upper halves suffice: floats of levels, which have few bits, have empty lower halves.
       const vb v = upper_halves(widen(p), widen(p + W));
       p += kRun;
       return v;
@@ -148,12 +150,16 @@ struct AlongGroups {
   }
 };
 
-struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple of kSmallestGroup weights
-  const int8_t* weights;
+using Int8 = ByRow<int8_t>;
+using Float8 = ByRow<float8>;
+
+template <class Level>  // of 8 bits
+struct ByGroup {  // a scale, and perhaps an offset, per group of a multiple of kSmallestGroup weights
+  const Level* weights;
   const Groups groups;
   int64_t inputs;
-  Int8Groups(const LinearArgs& a)
-      : weights(static_cast<const int8_t*>(a.weight)), groups(a), inputs(a.inputs) {}
+  ByGroup(const LinearArgs& a)
+      : weights(static_cast<const Level*>(a.weight)), groups(a), inputs(a.inputs) {}
   static constexpr int64_t kStep = W, kBytes = W;
   int64_t row_bytes() const { return inputs; }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
@@ -166,7 +172,7 @@ struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple 
   static constexpr int kFewTokens = 8, kTogether = 2;
   // Each half of a run lies in one group. Weights are rounded to bfloat16.
   struct Runs {
-    const int8_t* p;
+    const Level* p;
     AlongGroups along;
     int64_t halves;  // of a group
     int64_t left = 0;
@@ -196,6 +202,9 @@ struct Int8Groups {  // a scale, and perhaps an offset, per group of a multiple 
 #endif
   float scale(int64_t) const { return 1.0f; }
 };
+
+using Int8Groups = ByGroup<int8_t>;
+using Float8Groups = ByGroup<float8>;
 
 struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a level is q - 8
   const uint8_t* weights;

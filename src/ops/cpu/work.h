@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "cached_rows.h"
 #include "reach.h"
 #include "strips.h"
 #include "tiles.h"
@@ -128,7 +129,8 @@ inline int64_t kv_heads_together(const AttentionArgs& a, const Path& path, int64
 #if defined(SLIPSTREAM_PAIRS)
   if (path.strips) rows = kTileRows / strip_rows(count);
 #endif
-  const int64_t key_bytes = 2 * a.head_dim * (a.dtype == kFloat32 ? 4 : 2);
+  const int64_t coded = a.head_dim + kFactorBytes, plain = a.head_dim * (a.dtype == kFloat32 ? 4 : 2);
+  const int64_t key_bytes = 2 * (a.cache_kind == kAsQueries ? plain : coded);
   const int64_t room = std::min(rows, kTileBytes / (tile_keys(path) * key_bytes));
   return std::clamp<int64_t>(room, 1, a.num_kv_heads);
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from src.ops.triton.codes import load_factors, numbers_of
+
 LOG2_E = 1.4426950408889634
 
 
@@ -75,6 +77,7 @@ def attend(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     CAP: tl.constexpr,
+    SORT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     N: tl.constexpr,
@@ -83,9 +86,11 @@ def attend(
     """Add keys [begin, end) to the softmax state.
 
     Scores are in base 2. So is CAP, the soft cap times log2(e); 0 for none. Without BOUNDED, begin
-    and end must be multiples of N. Without CAUSAL, every row sees all of the keys.
+    and end must be multiples of N. Without CAUSAL, every row sees all of the keys. SORT is the
+    CODES of the caches, see `codes`; their factors multiply scores and weights.
     """
     d = tl.arange(0, D)
+    ROW: tl.constexpr = HEAD_DIM + (4 if SORT > 0 else 0)
     for start in range(begin // N * N, end, N):
         keys = start + tl.arange(0, N)
         in_range = (keys >= begin) & (keys < end)
@@ -93,10 +98,12 @@ def attend(
             # The tile lies in one block: look up one block number; its rows are consecutive.
             block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
             first = block * BLOCK_SIZE + start % BLOCK_SIZE
-            rows = (first + tl.arange(0, N)) * token_stride + kv_head * HEAD_DIM
+            rows = (first + tl.arange(0, N)) * token_stride + kv_head * ROW
         else:
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
-            rows = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE) * token_stride + kv_head * HEAD_DIM
+            rows = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE) * token_stride + kv_head * ROW
+        if SORT > 0:
+            rows = tl.multiple_of(rows, 4)
         if BOUNDED:
             stored = in_range[None, :] & (d < HEAD_DIM)[:, None]
             k = tl.load(key_cache + rows[None, :] + d[:, None], mask=stored, other=0.0)
@@ -105,7 +112,12 @@ def attend(
         else:
             stored = (d < HEAD_DIM)[:, None]
             k = tl.load(key_cache + rows[None, :] + d[:, None], mask=stored, other=0.0)
-        scores = tl.dot(q, k, input_precision="tf32x3") * scale_log2  # [M, N]
+        if SORT > 0:
+            factors = load_factors(key_cache, rows, in_range, SORT, HEAD_DIM)
+            k = numbers_of(k, q, SORT)
+            scores = tl.dot(q, k, input_precision="tf32x3") * (factors * scale_log2)[None, :]
+        else:
+            scores = tl.dot(q, k, input_precision="tf32x3") * scale_log2  # [M, N]
         if CAP > 0:
             scores = soft_cap(scores, CAP)
         if CAUSAL:
@@ -130,7 +142,12 @@ def attend(
             stored = (d < HEAD_DIM)[None, :]
             v = tl.load(value_cache + rows[:, None] + d[None, :], mask=stored, other=0.0)
         acc = acc * rescale[:, None]
-        acc += tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+        if SORT > 0:
+            v = numbers_of(v, q, SORT)
+            scaled = weights * load_factors(value_cache, rows, in_range, SORT, HEAD_DIM)[None, :]
+            acc += tl.dot(scaled.to(v.dtype), v, input_precision="tf32x3")
+        else:
+            acc += tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
         total = total * rescale + tl.sum(weights, 1)
         highest = now
     return acc, highest, total

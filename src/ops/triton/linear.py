@@ -11,6 +11,7 @@ of its inputs, and nothing is interleaved.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.linear import INT4_RUN, reference
+from src.ops.linear import FLOAT8, INT4_RUN, reference
 
 
 class Tile(NamedTuple):
@@ -34,6 +35,7 @@ class Tile(NamedTuple):
 _FEW = Tile(16, 32, 4, 5)
 _MANY = Tile(64, 64, 4, 4)
 _FEW_TOKENS = 32
+_FLOAT8_CAPABILITY = (8, 9)
 _STEP_BYTES = 256  # of a token's inputs that a step reads, at most
 
 
@@ -50,7 +52,7 @@ def step_of(group: int, element_size: int) -> int:
 @triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     x,  # [tokens, inputs], rows x_stride apart
-    weight,  # [outputs, inputs] int8, or [outputs, inputs / 2] uint8
+    weight,  # [outputs, inputs] int8 or float8_e4m3fn, or [outputs, inputs / 2] uint8
     scales,  # [outputs, groups] float32
     offsets,  # [outputs, groups] float32, or None
     bias,  # [outputs], or None
@@ -106,6 +108,12 @@ def _linear_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token[:, None] & held)
 
 
+@functools.cache
+def _has_float8(device: torch.device) -> bool:
+    """Whether the device converts 8-bit floating point numbers."""
+    return torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY
+
+
 def run(
     x: Tensor,
     weight: Tensor,
@@ -118,7 +126,8 @@ def run(
     There is a kernel for quantized weights in rows. Others are torch's, or have the reference.
     """
     tokens, inputs = x.shape
-    if scales is None or weight.dim() == 3 or inputs % INT4_RUN or x.stride(1) != 1:
+    is_known = weight.dtype != FLOAT8 or _has_float8(x.device)
+    if scales is None or weight.dim() == 3 or inputs % INT4_RUN or x.stride(1) != 1 or not is_known:
         return reference(x, weight, scales, bias, offsets)
     outputs = len(weight)
     out = x.new_empty((tokens, outputs))

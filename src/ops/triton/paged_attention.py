@@ -20,9 +20,11 @@ from src.ops.attention_spec import AttentionSpec
 from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
 from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
+from src.ops.triton.codes import as_stored, write_codes
 from src.ops.triton.tuning import (
     PrefillShape,
     capability_of,
+    computed_size,
     decode_shape,
     packed_rows,
     prefill_shape,
@@ -87,6 +89,7 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     CAP: tl.constexpr,
+    SORT: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
@@ -138,12 +141,13 @@ def _prefill_kernel(
         masked_begin = (first_position + 1) // N * N
         acc, highest, total = attend(
             acc, highest, total, q, positions, 0, masked_begin, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, False, False, 0, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+            kv_head, token_stride, scale_log2, False, False, 0, 0, CAP, SORT, HEAD_DIM, BLOCK_SIZE,
+            N, D,
         )  # fmt: skip
     acc, highest, total = attend(
         acc, highest, total, q, positions, masked_begin, seq_len - query_len + last_offset + 1,
         table, key_cache, value_cache, kv_head, token_stride, scale_log2, True, True, WINDOW,
-        CHUNK, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+        CHUNK, CAP, SORT, HEAD_DIM, BLOCK_SIZE, N, D,
     )  # fmt: skip
     if sinks is not None:
         total = with_sink(total, highest, sinks, head, exists)
@@ -182,17 +186,22 @@ def run(
     block_size, kv_heads = key_cache.shape[1:3]
     if tokens == 0:
         return
+    (key_cache, sort), (value_cache, _) = as_stored(key_cache), as_stored(value_cache)
     if key is not None and value is not None:
+        if sort:
+            write_codes(key, value, key_cache, value_cache, slot_mapping, sort)
+            # Nothing but the output of padding is left to be written.
+            key, value = key[:, :0], value[:, :0]
         _write_cache(key, value, key_cache, value_cache, slot_mapping, out, query_start_loc)
     if block_tables.shape[0] == 0 or max_seq_len == 0:
         return
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     spec = AttentionSpec.of(sinks, scalars)
-    device = capability_of(query.device), padded, query.element_size()
+    device = capability_of(query.device), padded, computed_size(key_cache)
     rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
     if deterministic:
         shape = prefill_shape(*device, None)
-        _prefill(*rows, out, spec, padded, shape, fewest=1)
+        _prefill(*rows, out, spec, padded, sort, shape, fewest=1)
         return
     if max_query_len > 1 and prefill is not None:
         # Before the decode kernels, because it may write anything into rows with one query token.
@@ -203,10 +212,10 @@ def run(
             block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0,
             decode.tile, packed_rows(group) // group,
         )  # fmt: skip
-    paged_decode.run(*rows, schedule, out, spec, padded, decode)
+    paged_decode.run(*rows, schedule, out, spec, padded, sort, decode)
     if max_query_len > 1 and prefill is None:
         shape = prefill_shape(*device, tokens * group)
-        _prefill(*rows, out, spec, padded, shape, fewest=2)
+        _prefill(*rows, out, spec, padded, sort, shape, fewest=2)
 
 
 def _write_cache(
@@ -219,8 +228,7 @@ def _write_cache(
     query_start_loc: Tensor,
 ) -> None:
     """Write keys and values into their slots, and zeros into `out` for padding."""
-    tokens, kv_heads, head_dim = key.shape
-    kv_width, out_width = kv_heads * head_dim, out.shape[1] * head_dim
+    tokens, kv_width, out_width = len(key), key[0].numel(), out[0].numel()
     copy = 1024
     _write_cache_kernel[(tokens, triton.cdiv(max(kv_width, out_width), copy))](
         key, value, key_cache, value_cache, slot_mapping, out, query_start_loc,
@@ -238,6 +246,7 @@ def _prefill(
     out: Tensor,
     spec: AttentionSpec,
     padded: int,
+    sort: int,
     shape: PrefillShape,
     *,
     fewest: int,
@@ -248,9 +257,10 @@ def _prefill(
     group = heads // kv_heads
     _prefill_kernel[(tokens * group // shape.packed + rows, kv_heads)](
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
-        query.stride(0), block_tables.stride(0), kv_heads * head_dim, rows, heads,
+        query.stride(0), block_tables.stride(0), kv_heads * key_cache.shape[3], rows, heads,
         spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, CAP=(spec.cap or 0.0) * LOG2_E,
-        M=shape.packed, N=shape.keys, D=padded, num_warps=shape.warps, num_stages=shape.stages,
+        SORT=sort, M=shape.packed, N=shape.keys, D=padded, num_warps=shape.warps,
+        num_stages=shape.stages,
     )  # fmt: skip

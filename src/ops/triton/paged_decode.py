@@ -55,7 +55,7 @@ def _segment_of(starts, segments, tile):
 @triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
 def _decode_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
-    key_cache,  # [blocks, block_size, kv_heads, head_dim]
+    key_cache,  # [blocks, block_size, kv_heads, head_dim], or rows of codes
     value_cache,
     block_tables,  # [rows, table_stride] int32
     query_start_loc,  # [rows + 1] int32
@@ -78,6 +78,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     CAP: tl.constexpr,
+    SORT: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
@@ -140,11 +141,12 @@ def _decode_kernel(
             acc, highest, total = attend(
                 acc, highest, total, q, packed, begin, whole_end, table, key_cache,
                 value_cache, kv_head, token_stride, scale_log2, False, False, 0, 0,
-                CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+                CAP, SORT, HEAD_DIM, BLOCK_SIZE, N, D,
             )  # fmt: skip
         acc, highest, total = attend(
             acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, True, False, 0, 0, CAP, HEAD_DIM, BLOCK_SIZE, N, D,
+            kv_head, token_stride, scale_log2, True, False, 0, 0, CAP, SORT, HEAD_DIM, BLOCK_SIZE,
+            N, D,
         )  # fmt: skip
         acc = acc / total[:, None]
         if (with_pack == 0) & (count == last - first):
@@ -277,6 +279,7 @@ def run(
     out: Tensor,
     spec: AttentionSpec,
     padded: int,
+    sort: int,
     shape: DecodeShape,
 ) -> None:
     """Attend for the rows with one query token; arguments as in `paged_attention`.
@@ -285,6 +288,7 @@ def run(
         schedule: The schedule of these rows with this window or chunk, in tiles of `shape.tile`.
         spec: Scale and modifiers of the scores.
         padded: head_dim rounded up to a power of two.
+        sort: CODES of the caches, which are as `codes.as_stored` gives them.
         shape: Size of the programs.
     """
     heads, head_dim = query.shape[1:]
@@ -305,9 +309,9 @@ def run(
     _decode_kernel[(programs,)](
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, schedule,
         partial_out, partial_lse, out, query.stride(0), block_tables.stride(0),
-        kv_heads * head_dim, rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
+        kv_heads * key_cache.shape[3], rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
         BLOCK_SIZE=block_size, WINDOW=spec.window or 0, CHUNK=spec.chunk or 0,
-        CAP=(spec.cap or 0.0) * LOG2_E, N=shape.tile, num_warps=shape.warps,
+        CAP=(spec.cap or 0.0) * LOG2_E, SORT=sort, N=shape.tile, num_warps=shape.warps,
         num_stages=shape.stages,
     )  # fmt: skip
     _merge_kernel[(rows, heads)](

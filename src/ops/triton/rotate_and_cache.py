@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.triton.codes import as_stored, codes_of, factors_of, store_factors
+
 TILE = 1024
 """Elements of the heads that one program handles; at least one head."""
 
@@ -47,6 +49,32 @@ def _rotated(heads, at, mask, norm, eps, table, HALF: tl.constexpr, PADDED: tl.c
     )
 
 
+@triton.jit
+def _store_codes(
+    cache,
+    slot,
+    head,  # [HEADS, 1]
+    kv_heads,
+    first,  # [HEADS, PADDED] float32
+    second,
+    mask,
+    SORT: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Store halves of rows as codes."""
+    one = tl.reshape(head, [HEADS])
+    rows = (slot * kv_heads + one) * (2 * HALF + 4)
+    largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
+    nans = tl.sum(((first != first) | (second != second)).to(tl.int32), 1)
+    factors = factors_of(largest, nans, SORT)
+    at = cache + rows[:, None] + tl.arange(0, PADDED)[None, :]
+    tl.store(at, codes_of(first, factors, SORT), mask=mask)
+    tl.store(at + HALF, codes_of(second, factors, SORT), mask=mask)
+    store_factors(cache, rows, factors, one < kv_heads, 2 * HALF)
+
+
 # `positions` may be a slice of a step's inputs: its alignment must not select another variant.
 @triton.jit(do_not_specialize=["positions"])
 def _rotate_and_cache_kernel(
@@ -58,7 +86,7 @@ def _rotate_and_cache_kernel(
     rope_table,  # [positions, 2 * HALF] float32
     positions,  # [tokens] int64, token -> row of rope_table
     slot_mapping,  # [tokens] int64, token -> slot, -1 = none
-    key_cache,  # [slots, kv_heads, 2 * HALF]
+    key_cache,  # [slots, kv_heads, 2 * HALF], or rows of codes
     value_cache,
     out,  # [tokens, heads, 2 * HALF]
     query_stride,
@@ -70,6 +98,7 @@ def _rotate_and_cache_kernel(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
+    SORT: tl.constexpr,
 ):
     """Handle HEADS heads of a token: the first tiles are queries, then keys, then values."""
     token = tl.program_id(0).to(tl.int64)
@@ -105,16 +134,39 @@ def _rotate_and_cache_kernel(
             table = rope_table + tl.load(positions + token) * (2 * HALF)
             key += token * key_stride
             first, second = _rotated(key, at, mask, k_norm, eps, table, HALF, PADDED)
-            tl.store(key_cache + to + at, first.to(key.dtype.element_ty), mask=mask)
-            tl.store(key_cache + to + at + HALF, second.to(key.dtype.element_ty), mask=mask)
+            if SORT > 0:
+                first, second = _rounded(first, key), _rounded(second, key)
+                _store_codes(
+                    key_cache, slot, head, kv_heads, first, second, mask, SORT, HALF, HEADS, PADDED
+                )
+            else:
+                tl.store(key_cache + to + at, first.to(key.dtype.element_ty), mask=mask)
+                tl.store(key_cache + to + at + HALF, second.to(key.dtype.element_ty), mask=mask)
         else:
             head += (tile - query_tiles - kv_tiles) * HEADS
             at = head * (2 * HALF) + i
             mask = (head < kv_heads) & (i < HALF)
             value += token * value_stride
-            value_cache += to
-            tl.store(value_cache + at, tl.load(value + at, mask=mask), mask=mask)
-            tl.store(value_cache + at + HALF, tl.load(value + at + HALF, mask=mask), mask=mask)
+            if SORT > 0:
+                first = tl.load(value + at, mask=mask, other=0.0).to(tl.float32)
+                second = tl.load(value + at + HALF, mask=mask, other=0.0).to(tl.float32)
+                _store_codes(
+                    value_cache,
+                    slot,
+                    head,
+                    kv_heads,
+                    first,
+                    second,
+                    mask,
+                    SORT,
+                    HALF,
+                    HEADS,
+                    PADDED,
+                )
+            else:
+                value_cache += to
+                tl.store(value_cache + at, tl.load(value + at, mask=mask), mask=mask)
+                tl.store(value_cache + at + HALF, tl.load(value + at + HALF, mask=mask), mask=mask)
 
 
 def constants(head_dim: int, heads: int) -> dict[str, int]:
@@ -148,9 +200,10 @@ def run(
     if tokens == 0:
         return
     fixed = constants(head_dim, max(heads, kv_heads))
+    (key_cache, sort), (value_cache, _) = as_stored(key_cache), as_stored(value_cache)
     tiles = triton.cdiv(heads, fixed["HEADS"]) + 2 * triton.cdiv(kv_heads, fixed["HEADS"])
     _rotate_and_cache_kernel[(tokens, tiles)](
         query, key, value, q_norm, k_norm, rope_table, positions, slot_mapping, key_cache,
         value_cache, out, query.stride(0), key.stride(0), value.stride(0), heads, kv_heads, eps,
-        **fixed, **OPTIONS,
+        **fixed, **OPTIONS, SORT=sort,
     )  # fmt: skip

@@ -82,6 +82,11 @@ def decode_shape(capability: int, padded: int, element_size: int) -> DecodeShape
     return _find(_DECODE, capability, padded, element_size)
 
 
+def computed_size(key_cache: torch.Tensor) -> int:
+    """Bytes of an element of keys and values in products; codes become 16 bits there."""
+    return max(2, key_cache.element_size())
+
+
 def packed_rows(group: int) -> int:
     """Rows of the decode kernel's matrix product; tensor cores need at least 16.
 

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "experts": ("mixtral", {}, {"cache__num_blocks": 100}),
     "int8": ("llama", {}, {"model__quantization": "int8"}),
     "int4, tied": ("llama", {"tie": True}, {"model__quantization": "int4"}),
+    "a cache in int8": ("gemma2", SHORT_SIGHTED["gemma2"], {"cache__dtype": "int8"}),
     "a fixed context": ("llama", {}, {"model__max_model_len": 77}),
 }
 
@@ -88,6 +89,7 @@ async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None
     assert started.kv is not None
     assert started.kv.bytes == kv
     assert started.kv.groups == memory.kv.groups
+    assert started.kv.dtype == memory.kv.dtype
     assert started.tables == memory.tables
 
 

@@ -94,21 +94,21 @@ class DecodeCapture:
         # [4 * max_rows + 1] int64: a graph uses its beginning, laid out as by `inputs.decode_rows`
         self.buffer = torch.zeros(4 * max_rows + 1, dtype=torch.int64, device=rows.device)
 
-    def capture(self, num_rows: int) -> DecodeGraph:
+    def capture(self, num_rows: int, *, adapts: bool = False) -> DecodeGraph:
         """Capture one size, after a run on padding, so that no kernel is compiled in a capture."""
         buffer = self.buffer[: 4 * num_rows + 1]
         buffer.zero_()
         buffer[num_rows + 1 : 2 * num_rows + 1] = self._rows.padding_row
         self._sampler.state.flush()
-        self._compute(buffer)
+        self._compute(buffer, adapts=adapts)
         self._backend.begin_series()
         self._backend.begin()
-        output = self._compute(buffer)
+        output = self._compute(buffer, adapts=adapts)
         captured = self._backend.end()
         borrowed = DecodeOutput(*(self._backend.borrowed(tensor) for tensor in output))
         return DecodeGraph(buffer, captured, borrowed, self._sampler.state.flush)
 
-    def _compute(self, buffer: Tensor) -> DecodeOutput:
+    def _compute(self, buffer: Tensor, *, adapts: bool) -> DecodeOutput:
         count = len(buffer) // 4
         pairs, rows_b, positions_b, sampled_positions_b = buffer.split((count + 1, *3 * (count,)))
         lengths = pairs.view(torch.int32)
@@ -127,11 +127,13 @@ class DecodeCapture:
             sampled_rows_s=rows_b,
             sampled_positions_s=sampled_positions_b,
             rows_b=rows_b,
+            adapter_slots_t=self._rows.adapters_of(rows_b) if adapts else None,
             max_query_len=1,
             max_seq_len=self._rows.max_model_len,
         )
-        hidden = self._forward(inputs, self._code.functions)
-        logits = self._forward.model.logits(self._code.functions, hidden)
+        functions = self._code.serving(adapts=adapts).functions
+        hidden = self._forward(inputs, functions)
+        logits = self._forward.model.logits(functions, hidden)
         token_ids = self._sampler.draw(logits, rows_b, sampled_positions_b)
         self._rows.scatter_tokens(rows_b, sampled_positions_b, token_ids)
         return DecodeOutput(hidden, logits, token_ids, rows_b, sampled_positions_b)

@@ -27,9 +27,9 @@ def trial_bytes(
     """
     before = _free_bytes(backend)
     kept: list[object] = []
-    of_kind: dict[str, list[GraphShape]] = {}
+    of_kind: dict[tuple[str, bool], list[GraphShape]] = {}
     for shape in shapes:
-        of_kind.setdefault(shape.kind, []).append(shape)
+        of_kind.setdefault((shape.kind, shape.adapts), []).append(shape)
     for largest, *_ in of_kind.values():
         kept.append(capture(largest))
     total = before - _free_bytes(backend)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from src.compile.graphs import CaptureBackend, Captured
+from src.core.adapter import NO_SLOT
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.inputs import StepInputs, padding_inputs
 from src.engine.execution.row_state import RowState
@@ -40,7 +41,9 @@ class MixedGraph:
         pieces: list[Captured],
         calls: list[MixerCall],
         hidden: Tensor,
+        adapter_slots: Tensor | None = None,
     ) -> None:
+        self._adapter_slots = adapter_slots
         self.num_tokens = len(input_ids)
         self._forward = forward
         self._input_ids = input_ids
@@ -56,6 +59,9 @@ class MixedGraph:
         """
         self._input_ids.copy_(inputs.input_ids_t)
         self._positions.copy_(inputs.positions_t)
+        if self._adapter_slots is not None:
+            assert inputs.adapter_slots_t is not None
+            self._adapter_slots.copy_(inputs.adapter_slots_t)
         first, *others = self._pieces
         first.replay()
         for call, piece in zip(self._calls, others, strict=True):
@@ -79,8 +85,8 @@ class MixedCapture:
         self._forward = forward
         self._code = code
         self._rows = rows
-        # [2, max_tokens] int64: token ids and positions
-        self.buffer = torch.zeros((2, max_tokens), dtype=torch.int64, device=rows.device)
+        # [3, max_tokens] int64: token ids, positions and slots of adapters
+        self.buffer = torch.zeros((3, max_tokens), dtype=torch.int64, device=rows.device)
         writes = [mixer.writes for mixer in forward.model.mixers]
         widest = max((math.prod(each.shape) for each in writes), default=0)
         # [max_tokens * widest]: output of every mixer in turn, read by the piece behind it
@@ -88,12 +94,15 @@ class MixedCapture:
             max_tokens * widest, dtype=forward.model.spec.dtype, device=rows.device
         )
 
-    def capture(self, num_tokens: int) -> MixedGraph:
+    def capture(self, num_tokens: int, *, adapts: bool = False) -> MixedGraph:
         """Capture one size, after a run on padding, so that no kernel is compiled in a capture."""
-        self._forward(padding_inputs(num_tokens, self._rows), self._code.functions)
-        input_ids, positions = self.buffer[:, :num_tokens]
+        functions = self._code.serving(adapts=adapts).functions
+        self._forward(padding_inputs(num_tokens, self._rows, adapts=adapts), functions)
+        input_ids, positions, slots = self.buffer[:, :num_tokens]
         input_ids.zero_()
         positions.zero_()
+        slots.fill_(NO_SLOT)
+        adapter_slots = slots if adapts else None
         pieces: list[Captured] = []
         calls: list[MixerCall] = []
 
@@ -109,8 +118,11 @@ class MixedCapture:
 
         self._backend.begin_series()
         self._backend.begin()
-        hidden = self._forward.run(self._code.functions, input_ids, positions, mix)
+        hidden = self._forward.run(
+            functions, input_ids, positions, mix, adapter_slots=adapter_slots
+        )
         pieces.append(self._backend.end())
+        borrowed = self._backend.borrowed(hidden)
         return MixedGraph(
-            self._forward, input_ids, positions, pieces, calls, self._backend.borrowed(hidden)
+            *(self._forward, input_ids, positions, pieces, calls, borrowed, adapter_slots)
         )

@@ -54,7 +54,11 @@ def plan_graphs(
     if not all(MIXERS[mixer.kind].is_captured for mixer in model.mixers):
         logger.info("steps are not captured: a layer has a recurrent state")
         return None
-    ladder = PaddingLadder(config.scheduler.max_num_seqs, config.compile.cuda_graph_max_tokens)
+    ladder = PaddingLadder(
+        config.scheduler.max_num_seqs,
+        config.compile.cuda_graph_max_tokens,
+        adapts=model.adapters is not None,
+    )
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
         try:
             taken = _trial(config, model, backend, ladder, attention)
@@ -95,7 +99,7 @@ def _trial(
         backend,
         ladder,
         ForwardPass(model, cache, attention),
-        Code(model.functions),
+        Code.eager(model),
         rows,
         sampler,
     )

@@ -104,12 +104,12 @@ class GraphPool:
     def capture(self, shape: GraphShape) -> DecodeGraph | MixedGraph:
         """Capture one shape and return it; the caller keeps it."""
         capture = self._decode.capture if shape.kind == "decode" else self._mixed.capture
-        return capture(shape.num_tokens)
+        return capture(shape.num_tokens, adapts=shape.adapts)
 
     def find(self, plan: StepPlan) -> DecodeGraph | MixedGraph | None:
         """Find the graph for a step, and count it; ``None`` if no captured graph fits."""
-        num_tokens = plan.num_tokens
-        for shape in self.ladder.candidates(num_tokens, decodes=is_decode(plan)):
+        num_tokens, adapts = plan.num_tokens, self._rows.uses_adapters(plan)
+        for shape in self.ladder.candidates(num_tokens, decodes=is_decode(plan), adapts=adapts):
             graph = self._graphs.get(shape)
             if graph is not None:
                 self.stats.steps[shape.kind] += 1
@@ -156,6 +156,7 @@ class GraphPool:
         named: dict[str, Tensor] = {
             "tokens": self._rows.tokens,
             "block_tables": self._rows.block_tables,
+            "adapter_slots": self._rows.adapter_slots,
             "sampling.floats": floats,
             "sampling.ints": ints,
             "decode.buffer": self._decode.buffer,
@@ -164,4 +165,6 @@ class GraphPool:
         }
         named |= cache.named()
         named |= self._forward.model.buffers() | self._forward.model.parameters()
+        adapters = self._forward.model.adapters
+        named |= {} if adapters is None else adapters.tensors
         return {name: tensor.data_ptr() for name, tensor in named.items()}

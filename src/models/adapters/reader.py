@@ -1,0 +1,249 @@
+"""Reads an adapter's directory as PEFT writes it: a configuration and a safetensors file.
+
+The file's tensors are ``base_model.model.<module>.lora_A.weight`` [r, in] and ``lora_B.weight``
+[out, r]. The scale is multiplied into ``lora_B`` here, in float32, and rounded once with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.core.errors import ModelLoadError
+from src.models.adapters.peft_config import PeftConfig, check_file, read_peft_config
+from src.models.adapters.targets import Target, Targets
+from src.models.weights.checkpoint import PICKLE_SUFFIXES, StoredTensor, TensorReader, read_header
+
+TENSOR_FILE = "adapter_model.safetensors"
+_MOST_ITEM_BYTES = 8  # of float64
+_MOST_HEADER_BYTES = 16 << 20
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The update of one parameter, in the model's dtype; see `ops.adapt`.
+
+    Attributes
+    ----------
+    ranks
+        Of each part; 0: it has none. R is the largest.
+    down
+        [P, R, K]; rows behind a part's rank are zero.
+    up
+        [R, N], multiplied by the scale.
+    """
+
+    ranks: tuple[int, ...]
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterWeights:
+    """An adapter in host memory.
+
+    Attributes
+    ----------
+    updates
+        By parameter.
+    digest
+        sha256 of its tensors and scales: adapters of equal digests compute the same.
+    rank
+        The largest.
+    """
+
+    updates: dict[str, Update]
+    digest: bytes
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(each.down.nbytes + each.up.nbytes for each in self.updates.values())
+
+
+def read_adapter(
+    directory: Path,
+    targets: Targets,
+    *,
+    max_rank: int,
+    dtype: torch.dtype,
+    pinned: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+) -> AdapterWeights:
+    """Read an adapter.
+
+    Args:
+        directory: as PEFT's `save_pretrained` leaves it.
+        targets: the modules of the model.
+        max_rank: the largest rank that is read.
+        dtype: of the result, the model's.
+        pinned: whether the result lies in memory that a GPU can read.
+        rank, world_size: which part of sharded projections to keep.
+
+    Raises:
+        ModelLoadError: it cannot be read, does not fit the model, or asks for what is not
+            supported; the message says why.
+    """
+    config = read_peft_config(directory, max_rank)
+    stored = _open(directory, targets, max_rank)
+    maker = _Maker(targets, dtype, rank, world_size)
+    for module, (down, up) in sorted(_by_module(directory, stored).items()):
+        target = targets.find(module)
+        _check_shapes(config, module, target, down, up, world_size)
+        maker.add(module, target, down, up, config.scale_of(module))
+    return maker.made(pinned=pinned)
+
+
+def _open(directory: Path, targets: Targets, max_rank: int) -> dict[str, StoredTensor]:
+    path = directory / TENSOR_FILE
+    if not path.exists() and any(
+        (directory / f"adapter_model{suffix}").exists() for suffix in PICKLE_SUFFIXES
+    ):
+        raise ModelLoadError(
+            f"{directory} has a pickled adapter, which can run code when it is read and is "
+            "refused; convert it to safetensors"
+        )
+    check_file(path, _MOST_HEADER_BYTES + _MOST_ITEM_BYTES * targets.most_values(max_rank))
+    return read_header(path)
+
+
+def _by_module(
+    directory: Path, stored: dict[str, StoredTensor]
+) -> dict[str, tuple[StoredTensor, StoredTensor]]:
+    pairs: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in stored.items():
+        matched = _NAME.fullmatch(name)
+        if matched is None:
+            raise ModelLoadError(f"{directory}: {name[:200]!r} is {_strange(name)}")
+        if not tensor.dtype.is_floating_point:
+            raise ModelLoadError(f"{directory}: {name} has dtype {tensor.dtype}")
+        pairs.setdefault(matched[1], {})[matched[2]] = tensor
+    if not pairs:
+        raise ModelLoadError(f"{directory}: {TENSOR_FILE} has no tensor")
+    for module, pair in pairs.items():
+        if len(pair) < 2:
+            missing = "lora_B" if "A" in pair else "lora_A"
+            raise ModelLoadError(f"{directory}: {module} has no {missing}")
+    return {module: (pair["A"], pair["B"]) for module, pair in pairs.items()}
+
+
+def _strange(name: str) -> str:
+    """What a tensor is that is not read."""
+    if "lora_embedding" in name:
+        return "of the embedding, whose adapters are not supported"
+    if "lora_magnitude_vector" in name:
+        return "of DoRA, which is not supported"
+    if name.endswith((".lora_A.bias", ".lora_B.bias")):
+        return "a bias of an adapter (lora_bias), which is not supported"
+    if "lora_" not in name:
+        return "no update: whole modules beside the updates (modules_to_save) are not supported"
+    return "no tensor of a LoRA adapter"
+
+
+def _check_shapes(
+    config: PeftConfig,
+    module: str,
+    target: Target,
+    down: StoredTensor,
+    up: StoredTensor,
+    world_size: int,
+) -> None:
+    rank, placement = int(config.rank_of(module)), target.placement
+    sizes = [target.outputs, target.inputs]
+    if placement.shard is not None:
+        sizes[placement.shard] *= world_size
+    for name, stored, expected in (
+        ("lora_A", down, (rank, sizes[1])),
+        ("lora_B", up, (sizes[0], rank)),
+    ):
+        if stored.shape != expected:
+            raise ModelLoadError(
+                f"{stored.file}: {name} of {module} must be {list(expected)}, since the rank is "
+                f"{rank} in {config.source}, got {list(stored.shape)}"
+            )
+
+
+class _Maker:
+    """Collects the updates of modules, and makes those of parameters from them."""
+
+    def __init__(self, targets: Targets, dtype: torch.dtype, rank: int, world_size: int) -> None:
+        self._targets = targets
+        self._dtype = dtype
+        self._rank, self._world_size = rank, world_size
+        self._reader = TensorReader(lambda _: None)
+        self._digest = hashlib.sha256(b"slipstream-lora\0")
+        # Parameter -> part -> (down [r, K], up [r, rows])
+        self._found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
+
+    def add(
+        self, module: str, target: Target, down: StoredTensor, up: StoredTensor, scale: float
+    ) -> None:
+        """Read the two tensors of a module."""
+        wide_down, wide_up = self._read(down), self._read(up)
+        self._digest.update(repr((module, down.shape, up.shape, scale)).encode())
+        for tensor in (wide_down, wide_up):
+            self._digest.update(tensor.numpy().data)
+        placement = target.placement
+        if placement.shard == 0:
+            wide_up = self._own(wide_up, 0)
+        elif placement.shard == 1:
+            wide_down = self._own(wide_down, 1)
+        if placement.transform is not None:
+            # It permutes the weight's rows, and the update's rows with them.
+            wide_up = placement.transform(wide_up)
+        own = (wide_down.to(self._dtype), (wide_up * scale).to(self._dtype).T)
+        for name, part in zip(("lora_A", "lora_B"), own, strict=True):
+            if not part.isfinite().all():
+                kind = str(self._dtype).removeprefix("torch.")
+                raise ModelLoadError(
+                    f"{down.file}: {name} of {module} has values that {kind} does not hold, or "
+                    "that are not finite"
+                )
+        self._found.setdefault(target.parameter, {})[target.part] = own
+
+    def made(self, *, pinned: bool) -> AdapterWeights:
+        """All of it."""
+        updates = {
+            name: self._update(self._targets.parts[name], parts, pinned=pinned)
+            for name, parts in self._found.items()
+        }
+        largest = max(max(update.ranks) for update in updates.values())
+        return AdapterWeights(updates, self._digest.digest(), largest)
+
+    def _update(
+        self,
+        targets: tuple[Target, ...],
+        parts: dict[int, tuple[Tensor, Tensor]],
+        *,
+        pinned: bool,
+    ) -> Update:
+        ranks = tuple(len(parts[i][0]) if i in parts else 0 for i in range(len(targets)))
+        room, rows = max(ranks), max(target.end for target in targets)
+        make: Callable[..., Any] = torch.zeros
+        down = make(len(targets), room, targets[0].inputs, dtype=self._dtype, pin_memory=pinned)
+        up = make(room, rows, dtype=self._dtype, pin_memory=pinned)
+        for part, (own_down, own_up) in parts.items():
+            target = targets[part]
+            down[part, : ranks[part]] = own_down
+            up[: ranks[part], target.begin : target.end] = own_up
+        return Update(ranks, down, up)
+
+    def _read(self, stored: StoredTensor) -> Tensor:
+        tensor = torch.empty(stored.shape, dtype=torch.float32)
+        self._reader.read(stored, tensor)
+        return tensor
+
+    def _own(self, tensor: Tensor, dim: int) -> Tensor:
+        """This rank's part."""
+        size = tensor.shape[dim] // self._world_size
+        return tensor.narrow(dim, self._rank * size, size)

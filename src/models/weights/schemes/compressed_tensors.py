@@ -1,0 +1,163 @@
+"""Reads the sections of compressed-tensors: groups of modules, each with a scheme of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
+from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
+from src.models.weights.schemes.held import Columns
+from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
+from src.models.weights.schemes.layouts import PackedLayout, PlainLayout
+from src.models.weights.schemes.names import ModuleNames, Section, compiled
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_LINEAR = "Linear"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules with one scheme: a class of modules, names, or patterns."""
+
+    scheme: Scheme
+    has_all: bool
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+
+    def names_module(self, module: str) -> bool:
+        """Whether it names the module by itself, not as one of a class."""
+        return module in self.names or any(pattern.match(module) for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """See `checkpoint_formats.Schemes`. A group that names a module wins over one of its class."""
+
+    groups: tuple[Group, ...]
+    ignored: ModuleNames
+
+    def of(self, module: str, *, is_head: bool) -> Scheme | None:
+        """See `checkpoint_formats.Schemes`."""
+        if module in self.ignored:
+            return None
+        naming = (group for group in self.groups if group.names_module(module))
+        found = next(naming, None) or next((g for g in self.groups if g.has_all), None)
+        return None if found is None else found.scheme
+
+
+def read_compressed_tensors(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: compressed-tensors``."""
+    section = Section(given)
+    for name in ("sparsity_config", "transform_config"):
+        section.refuse(name, {"format": "dense"})
+    section.among("quantization_status", choices=("compressed",), default="compressed")
+    _check_cache(section.raw("kv_cache_scheme"))
+    groups = section.raw("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise section.error("config_groups", "an object of groups")
+    read = [
+        _group(Section(one, f"config_groups.{name}"), section.raw("format"), f"{name}")
+        for name, one in groups.items()
+    ]
+    formats = sorted({each for _, each in read})
+    schemes = Groups(tuple(group for group, _ in read), ModuleNames(section.strings("ignore")))
+    return CheckpointFormats("compressed-tensors " + " and ".join(formats), schemes)
+
+
+def _check_cache(scheme: Any) -> None:
+    if scheme is None:
+        return
+    section = Section(scheme, "kv_cache_scheme")
+    section.among("num_bits", choices=(8,))
+    section.among("type", choices=("float",))
+    section.among("strategy", choices=("tensor",), default="tensor")
+    section.among("symmetric", choices=(True,), default=True)
+
+
+def _group(section: Section, common: Any, name: str) -> tuple[Group, str]:
+    form = section.raw("format") or common
+    if form not in _FORMATS:
+        raise ValueError(f"format must be one of {', '.join(_FORMATS)}, got {form!r}")
+    section.refuse("output_activations")
+    weights = Section(section.raw("weights"), f"{name}.weights")
+    inputs = section.raw("input_activations")
+    scheme, bits = _scheme(
+        weights, None if inputs is None else Section(inputs, f"{name}.input_activations"), form
+    )
+    targets = section.strings("targets")
+    if not targets:
+        raise section.error("targets", "a list of classes, names or patterns")
+    patterns = [compiled(each) for each in targets if each.startswith("re:")]
+    group = Group(scheme, _LINEAR in targets, frozenset(targets), tuple(patterns))
+    return group, f"{form} ({bits})"
+
+
+def _scheme(weights: Section, inputs: Section | None, form: str) -> tuple[Scheme, str]:
+    kind = weights.among("type", choices=("int", "float"), default="int")
+    weights.among("dynamic", choices=(False,), default=False)
+    rounded = "" if inputs is None else "a8"
+    if form == "float-quantized" or (form == "naive-quantized" and kind == "float"):
+        return _float8(weights, inputs), f"w8{rounded}"
+    weights.among("type", choices=("int",), default="int")
+    return _integers(weights, inputs, form), f"w{weights.raw('num_bits')}{rounded or 'a16'}"
+
+
+def _float8(weights: Section, inputs: Section | None) -> Scheme:
+    weights.among("num_bits", choices=(8,))
+    weights.among("type", choices=("float",))
+    weights.among("symmetric", choices=(True,), default=True)
+    strategy = weights.among("strategy", choices=("tensor", "channel", "block"), default="tensor")
+    if strategy != "block":
+        rounding = _rounding(inputs, "float", ("token", "tensor"))
+        return Float8Scheme(Float8Packing(None, rounding == "static"), rounding)
+    block = weights.raw("block_structure")
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(type(size) is int and 1 <= size <= 2**20 for size in block)
+    ):
+        raise weights.error("block_structure", "two positive integers")
+    if inputs is None:
+        return Float8Scheme(Float8Packing((block[0], block[1]), False), "none")
+    inputs.among("strategy", choices=("group",))
+    inputs.among("group_size", choices=(block[1],))
+    inputs.among("dynamic", choices=(True,))
+    return Float8Scheme(Float8Packing((block[0], block[1]), False), "block")
+
+
+def _rounding(section: Section | None, kind: str, dynamic: tuple[str, ...]) -> Inputs:
+    """How inputs are rounded. A dynamic scale of a whole step is one per token instead."""
+    if section is None:
+        return "none"
+    section.among("num_bits", choices=(8,))
+    section.among("type", choices=(kind,), default="int")
+    section.among("symmetric", choices=(True,), default=True)
+    if section.among("dynamic", choices=(True, False), default=False):
+        section.among("strategy", choices=dynamic, default="tensor")
+        return "token"
+    section.among("strategy", choices=("tensor",), default="tensor")
+    return "static"
+
+
+def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
+    strategy = weights.among("strategy", choices=("tensor", "channel", "group"), default="tensor")
+    columns = Columns(weights.group_size("group_size") if strategy == "group" else None)
+    is_symmetric = weights.flag("symmetric", default=True)
+    # Whether columns keep their place although groups follow an order ("group"), or not at all.
+    order = weights.among("actorder", choices=("group", "weight", "static", "none"), default="none")
+    rounding = _rounding(inputs, "int", ("token", "tensor"))
+    if form == "pack-quantized":
+        if rounding != "none":
+            raise ValueError("input_activations are not supported with pack-quantized")
+        bits = weights.among("num_bits", choices=(4, 8))
+        return IntegerScheme(
+            IntegerPacking(PackedLayout(bits, columns, is_symmetric, order == "group"))
+        )
+    if order == "group":
+        raise weights.error("actorder", "of pack-quantized weights only")
+    bits = weights.among("num_bits", choices=(8,))
+    layout = PlainLayout(bits, columns, is_symmetric, rounding == "static")
+    return IntegerScheme(IntegerPacking(layout), rounding)

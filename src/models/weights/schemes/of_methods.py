@@ -1,0 +1,129 @@
+"""Reads the sections of FP8, FBGEMM, AWQ and GPTQ checkpoints: one scheme, and a list of names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
+from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
+from src.models.weights.schemes.held import Columns
+from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
+from src.models.weights.schemes.layouts import AwqLayout, GptqLayout
+from src.models.weights.schemes.names import ModuleNames, Section, compiled
+
+_LEFT_OUT = ("modules_to_not_convert", "ignored_layers")
+
+
+@dataclass(frozen=True)
+class OneScheme:
+    """All matrices have one scheme, but for some that are named; see `checkpoint_formats.Schemes`.
+
+    ``has_head`` says whether the head has it too.
+    """
+
+    scheme: Scheme
+    left_out: ModuleNames
+    has_head: bool = False
+
+    def of(self, module: str, *, is_head: bool) -> Scheme | None:
+        """See `checkpoint_formats.Schemes`."""
+        if module in self.left_out or (is_head and not self.has_head):
+            return None
+        return self.scheme
+
+
+def read_fp8(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: fp8``: scales per tensor, or per block of ``weight_block_size``."""
+    section = Section(given)
+    section.among("fmt", choices=("e4m3",), default="e4m3")
+    section.among("scale_fmt", choices=("float", "ue8m0"), default="float")
+    scheme = section.among("activation_scheme", choices=("dynamic", "static"), default="dynamic")
+    block = _block(section)
+    if block is not None and scheme == "static":
+        raise section.error("activation_scheme", "'dynamic' with weight_block_size")
+    inputs: Inputs = "static" if scheme == "static" else "token" if block is None else "block"
+    packing = Float8Packing(block, scheme == "static")
+    left_out = ModuleNames(section.strings(*_LEFT_OUT))
+    by = "tensor" if block is None else f"block of {block[0]} x {block[1]}"
+    return CheckpointFormats(
+        f"fp8 with scales per {by}", OneScheme(Float8Scheme(packing, inputs), left_out)
+    )
+
+
+def _block(section: Section) -> tuple[int, int] | None:
+    block = section.raw("weight_block_size")
+    if block is None:
+        return None
+    sizes = block if isinstance(block, list) else []
+    if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 2**20 for n in sizes):
+        raise section.error("weight_block_size", "two positive integers")
+    return sizes[0], sizes[1]
+
+
+def read_fbgemm(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: fbgemm_fp8``: scales per row, inputs rounded per token up to a bound."""
+    section = Section(given)
+    bound = section.raw("activation_scale_ub")
+    if bound is not None and (
+        isinstance(bound, bool)
+        or not isinstance(bound, int | float)
+        or not 0 < bound < 3e38
+        or math.isnan(bound)
+    ):
+        raise section.error("activation_scale_ub", "a positive number")
+    scheme = Float8Scheme(
+        Float8Packing(None, False), "token", None if bound is None else float(bound)
+    )
+    left_out = ModuleNames(section.strings(*_LEFT_OUT))
+    return CheckpointFormats("fp8 with scales per row", OneScheme(scheme, left_out))
+
+
+def read_awq(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: awq``, or the file of an older tool."""
+    section = Section(given)
+    section.among("bits", "w_bit", choices=(4,))
+    section.among("version", choices=("gemm",), default="gemm")
+    section.among("zero_point", choices=(True,), default=True)
+    size = section.group_size("group_size", "q_group_size")
+    scheme = IntegerScheme(IntegerPacking(AwqLayout(Columns(size))))
+    left_out = ModuleNames(section.strings(*_LEFT_OUT))
+    return CheckpointFormats(f"awq, 4 bits {_grouped(size)}", OneScheme(scheme, left_out))
+
+
+def read_gptq(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: gptq``, or the file of an older tool."""
+    section = Section(given)
+    bits = section.among("bits", choices=(4, 8))
+    version = section.among("checkpoint_format", choices=("gptq", "gptq_v2"), default="gptq")
+    section.among("pack_dtype", choices=("int32",), default="int32")
+    section.refuse("is_marlin_format")
+    size = section.group_size("group_size")
+    layout = GptqLayout(
+        bits,
+        Columns(size),
+        is_symmetric=section.flag("sym", default=True),
+        is_reordered=section.flag("desc_act"),
+        stored_below=0 if version == "gptq_v2" else 1,
+    )
+    left_out = ModuleNames([*section.strings(*_LEFT_OUT), *_rules(section)])
+    schemes = OneScheme(IntegerScheme(IntegerPacking(layout)), left_out, section.flag("lm_head"))
+    return CheckpointFormats(f"{version}, {bits} bits {_grouped(size)}", schemes)
+
+
+def _rules(section: Section) -> list[str]:
+    """The patterns of modules that ``dynamic`` leaves out; rules with other bits are refused."""
+    rules = section.raw("dynamic") or {}
+    if not isinstance(rules, Mapping):
+        raise section.error("dynamic", "an object")
+    for rule in rules:
+        if not rule.startswith("-:"):
+            raise ValueError(f"dynamic: {rule!r} is not supported, only rules with -: are")
+        compiled(rule[2:])
+    return [f"re:{rule[2:]}" for rule in rules]
+
+
+def _grouped(size: int | None) -> str:
+    return "per row" if size is None else f"in groups of {size}"

@@ -1,0 +1,65 @@
+"""Calls of the kernel of low-rank updates: packing its arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
+
+_ADAPT = struct.Struct("@8P9q").pack  # AdaptArgs
+
+
+def bind_adapt(library: ctypes.CDLL) -> Callable[..., Tensor]:
+    """The kernel of `adapt`."""
+    function: Any = library.slipstream_adapt
+    function.argtypes = (ctypes.c_char_p,)
+
+    def adapt(
+        base: Tensor,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
+        ranks: Tensor,
+        starts: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        (tokens, outputs), inputs = base.shape, x.shape[1]
+        (count, parts), room = ranks.shape, up.shape[1]
+        whole = (base, down, up, ranks, starts, slots)
+        if not (
+            all(each.is_contiguous() for each in whole)
+            and x.stride(1) == 1
+            and all(each.dtype == base.dtype for each in (x, down, up))
+            and ranks.dtype == starts.dtype == torch.int32
+            and slots.dtype == torch.int64
+            and len(x) == len(slots) == tokens
+            and down.shape == (count, parts * room, inputs)
+            and up.shape == (count, room, outputs)
+            and starts.shape == (parts + 1,)
+        ):
+            raise ValueError(
+                "expected base [T, N], x [T, K], down [S, P * R, K], up [S, R, N], int32 ranks "
+                "[S, P] and starts [P + 1], and int64 slots [T], of one dtype and contiguous; got "
+                f"base {tuple(base.shape)} {base.dtype}, x {tuple(x.shape)} {x.dtype}, down "
+                f"{tuple(down.shape)} {down.dtype}, up {tuple(up.shape)} {up.dtype}"
+            )
+        out = torch.empty_like(base)
+        status = function(
+            _ADAPT(
+                *(base.data_ptr(), x.data_ptr(), down.data_ptr(), up.data_ptr()),
+                *(ranks.data_ptr(), starts.data_ptr(), slots.data_ptr(), out.data_ptr()),
+                *(tokens, inputs, outputs, x.stride(0), count, parts, room),
+                *(DTYPES[base.dtype], kernel_threads()),
+            )
+        )
+        if status:
+            raise_status(status)
+        return out
+
+    return adapt
