@@ -236,11 +236,11 @@ def test_a_hostile_file_is_one_clear_error_and_costs_little(name: str, tmp_path:
 
 def test_a_sparse_file_is_not_read_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(header(1, 0) + pair("k", 9, struct.pack("<IQ", 8, 8_388_608 - 1)))
+    path.write_bytes(header(1, 0) + pair("k", 9, struct.pack("<IQ", 8, 500_000)))
     with path.open("r+b") as file:
         file.truncate(2**40)
-    # So many empty texts are all that it can ask for.
-    assert len(open_gguf(path).metadata["k"]) == 8_388_607
+    # Empty texts cost nothing but their number, which is bounded.
+    assert len(open_gguf(path).metadata["k"]) == 500_000
     path.write_bytes(header(1, 0) + pair("k", 9, struct.pack("<IQ", 8, 8_388_609)))
     with path.open("r+b") as file:
         file.truncate(2**40)

@@ -36,7 +36,7 @@ from tests.http.processes import free_port
 SUITE: Final = "bookworm"
 BASE: Final = "localhost/debian-bare"
 IMAGE: Final = "localhost/slipstream"
-START_SECONDS: Final = 120.0
+START_SECONDS: Final = 600.0
 QUESTION: Final = "What is 17 + 25?"
 
 

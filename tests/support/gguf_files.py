@@ -21,9 +21,18 @@ from safetensors.torch import load_file, save_file
 
 # Key in `tests.support.checkpoints` -> the architecture in GGUF files.
 ARCHITECTURES = {
-    "llama": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3": "gemma3",
-    "phi3": "phi3", "granite": "granite", "olmo2": "olmo2", "smollm3": "smollm3",
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "phi3": "phi3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "smollm3": "smollm3",
 }
 PERMUTED = ("llama", "mixtral", "granite", "smollm3")
 # Types that the package reads but does not write.

@@ -51,7 +51,9 @@ def test_byte_level_ids_are_those_of_the_original_and_of_transformers(
         assert ids == list(original.encode(text)) == theirs(text)["input_ids"]
         assert own.decode(ids) == original.decode(ids)
     assert own.special_tokens == {
-        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|pad|>",
     }
     assert own.special_ids == original.special_ids
     assert own.eos_token_id == 2

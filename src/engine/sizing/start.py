@@ -61,17 +61,16 @@ class MemoryPlan:
 
 
 def refuse_for_device(section: ModelSection, device_type: str) -> None:
-    """Refuse formats of weights that a kind of device does not have.
+    """Refuse formats of weights and inputs that a kind of device does not have.
 
     Raises
     ------
     ConfigError
         The message names the setting.
     """
-    if section.quantization is not None and device_type != "cpu":
+    if section.quantize_activations and device_type != "cpu":
         raise ConfigError(
-            f"model.quantization = {section.quantization!r} is for the CPU, "
-            f"the device is {device_type}"
+            f"model.quantize_activations = true is for the CPU, the device is {device_type}"
         )
     is_quantized = section.quantization is not None or is_gguf(Path(section.path))
     if section.quantize_activations and not is_quantized:

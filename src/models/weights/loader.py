@@ -23,7 +23,12 @@ from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
 from src.models.weights.cache_scales import read_scales, scale_names
-from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
+from src.models.weights.checkpoint import (
+    StoredTensor,
+    TensorReader,
+    equal_contents,
+    open_checkpoint,
+)
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
 from src.models.weights.methods import Formats, Method, formats_of
@@ -102,9 +107,10 @@ def load_model(
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
     passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
+    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
+    passed_over |= _empty_biases(stored, wanted)
     check_tensors(path, stored, model, passed_over)
     model.kv_scales = read_scales(stored)
-    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
     with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
     if config.formats is not None:
@@ -256,6 +262,20 @@ def _is_unread(name: str, config: ModelConfig) -> bool:
     layer = re.match(rf"{re.escape(before)}(\d{{1,9}}){re.escape(behind)}\.", name)
     last = len(config.layers)
     return layer is not None and last <= int(layer[1]) < last + config.unread_layers
+
+
+def _empty_biases(stored: Mapping[str, StoredTensor], wanted: set[str]) -> set[str]:
+    """Biases of zeros that older GPTQ tools write beside matrices that have none."""
+    reader, found = TensorReader(lambda count: None), set[str]()
+    for name, bias in stored.items():
+        module = name.removesuffix("bias")
+        if name in wanted or module == name or f"{module}qweight" not in stored:
+            continue
+        values = torch.empty(bias.shape, dtype=bias.dtype)
+        reader.read(bias, values)
+        if not values.any():
+            found.add(name)
+    return found
 
 
 def _differ(one: StoredTensor | None, other: StoredTensor | None) -> bool:

@@ -272,8 +272,15 @@ def test_a_rank_holds_its_part(tmp_path: Path) -> None:
 
 
 def test_what_a_gpu_does_not_have_is_refused_as_a_start_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'int8' is for the CPU, the device is cuda"):
-        planned(written(tmp_path), Question(device="h200"), model__quantization="int8")
+    directory, gpu = written(tmp_path), Question(device="h200")
+    rounded = {"model__quantization": "int8", "model__quantize_activations": True}
+    with pytest.raises(ConfigError, match="quantize_activations = true is for the CPU, the device"):
+        planned(directory, gpu, **rounded)
+    plain, quantized = (
+        planned(directory, gpu, model__dtype="bfloat16", **changes).memory.weight_bytes
+        for changes in ({}, {"model__quantization": "int8"})
+    )
+    assert quantized < plain
 
 
 def test_the_command_serves_what_was_planned(tmp_path: Path) -> None:
