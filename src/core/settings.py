@@ -19,6 +19,7 @@ import msgspec
 
 from src.core.config import Config, Secret
 from src.core.errors import ConfigError
+from src.core.gguf import is_gguf
 
 PREFIX: Final = "SLIPSTREAM_"
 CONFIG_VARIABLE: Final = "SLIPSTREAM_CONFIG"
@@ -110,7 +111,7 @@ def load_config(
                 file_directory = None
     config = _build(values)
     if not config.model.path.strip():
-        raise ConfigError("model.path is empty; expected a directory or a hub id")
+        raise ConfigError("model.path is empty; expected a directory, a GGUF file or a hub id")
     model_path = locate_model(config.model.path, file_directory)
     return msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, path=model_path)
@@ -118,7 +119,7 @@ def load_config(
 
 
 def locate_model(path: str, file_directory: Path | None = None) -> str:
-    """The absolute form of ``path`` if it is a directory, otherwise ``path`` itself.
+    """The absolute form of ``path`` if it is a directory or a GGUF file, else ``path`` itself.
 
     A relative path is looked for in the working directory, beside the TOML file that names it, and
     in the checkout, so that the bundled model is found from anywhere. A path that is not found is
@@ -131,8 +132,11 @@ def locate_model(path: str, file_directory: Path | None = None) -> str:
     """
     expanded = _expand_home(path)
     for base in (Path.cwd(), file_directory, CHECKOUT):
-        if base is not None and (base / expanded).is_dir():
-            return str((base / expanded).resolve())
+        if base is None:
+            continue
+        found = base / expanded
+        if found.is_dir() or (is_gguf(found) and found.is_file()):
+            return str(found.resolve())
     return str(expanded) if path.startswith("~") else path
 
 

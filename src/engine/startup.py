@@ -130,7 +130,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     in_strips = takes_strips()
     # The default is to round where that makes kernels faster and the model is bfloat16.
     rounds_inputs = config.model.quantize_activations
-    if rounds_inputs is None and not multiplies_bytes():
+    if device.type != "cpu" or (rounds_inputs is None and not multiplies_bytes()):
         rounds_inputs = False
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:

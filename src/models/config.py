@@ -15,7 +15,7 @@ from src.models.layers.activations import Activation
 from src.models.layers.attention import Temperature
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
-from src.models.weights.checkpoint_formats import CheckpointFormats
+from src.models.weights.methods import StoredFormats
 from src.models.weights.parameters import Packing
 from src.ops.experts import ClampedSwiglu
 from src.ops.routing import Scoring
@@ -328,7 +328,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
     unread_layers: int = 0
-    formats: CheckpointFormats | None = None
+    formats: StoredFormats | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"

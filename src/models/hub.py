@@ -1,10 +1,11 @@
-"""Resolves a directory or a Hugging Face hub id to a local directory."""
+"""Resolves a directory, a GGUF file or a Hugging Face hub id to a local path."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from src.core.errors import ModelLoadError
+from src.core.gguf import SUFFIX, find_gguf, is_gguf
 from src.models.weights.checkpoint import PICKLE_SUFFIXES
 
 _TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
@@ -18,10 +19,12 @@ def resolve_model(
     weights: bool = True,
     cache_dir: Path | None = None,
 ) -> Path:
-    """The local directory of a model.
+    """The local directory of a model, or its GGUF file.
+
+    A directory that has no `config.json` but one GGUF model is that model.
 
     Args:
-        model: a local directory, or a hub id such as `owner/name`.
+        model: a local directory, a GGUF file, or a hub id such as `owner/name`.
         revision: branch, tag or commit of a hub id; pin a commit for reproducible serving. Only
             safetensors, JSON files and the tokenizer are fetched, never code or pickles.
         weights: whether to fetch weights; dummy weights need none.
@@ -32,14 +35,21 @@ def resolve_model(
             be reached and the cache does not have it, or it has only pickle checkpoints.
     """
     local = Path(model).expanduser()
+    if local.exists() and revision is not None:
+        what = "directory" if local.is_dir() else "file"
+        raise ModelLoadError(
+            f"revision {revision!r} was given, but {model} is a local {what}, which has none"
+        )
     if local.is_dir():
-        if revision is not None:
-            raise ModelLoadError(
-                f"revision {revision!r} was given, but {model} is a local directory, which has none"
-            )
-        return local
+        return local if (local / "config.json").exists() else find_gguf(local) or local
     if local.exists():
-        raise ModelLoadError(f"{model} is a file; expected a directory in Hugging Face layout")
+        if is_gguf(local):
+            return local
+        raise ModelLoadError(
+            f"{model} is a file; expected a directory in Hugging Face layout or a *{SUFFIX} file"
+        )
+    if is_gguf(local):
+        raise ModelLoadError(f"there is no file {model}")
     if local.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelLoadError(f"there is no directory {model}")
     return _download(model, revision, weights, cache_dir)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from src.models.fields import read_json
+from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
+from src.models.config_file import read_config_file
 from src.models.generic.loading import load_by_transformers
 from src.models.registry import has_family
 from src.models.served import ImplementationName, ServedModel
@@ -38,15 +40,22 @@ TRANSFORMERS = Implementation("transformers", False, load_by_transformers)
 def choose_implementation(
     path: Path, wish: Literal["auto", "native", "transformers"]
 ) -> Implementation:
-    """What computes the checkpoint of a directory.
+    """What computes the checkpoint of a directory, or a GGUF file.
 
     Args:
-        path: of the directory.
+        path: of the directory or the file.
         wish: ``auto`` takes the native family, if there is one.
 
     Raises:
-        ModelLoadError: there is no readable `config.json`.
+        ModelLoadError: there is no readable `config.json`, or it asks for transformers and a GGUF
+            file.
     """
+    if is_gguf(path):
+        if wish == "transformers":
+            raise ModelLoadError(
+                f"{path}: GGUF files are for native families; leave out model.implementation"
+            )
+        return NATIVE
     if wish == "auto":
-        return NATIVE if has_family(read_json(path / "config.json")) else TRANSFORMERS
+        return NATIVE if has_family(read_config_file(path)) else TRANSFORMERS
     return NATIVE if wish == "native" else TRANSFORMERS

@@ -146,7 +146,8 @@ class Model:
         self.adapters: AdapterMemory | None = None
         self._variants = [Variant(self.program, [])]
         if adapters is not None:
-            self.adapters = AdapterMemory(adapters, self.table, dtype, device)
+            # As a checkpoint that is not quantized has them: adapters name its modules.
+            self.adapters = AdapterMemory(adapters, builder.parameters, dtype, device)
             self.weights |= self.adapters.tensors
             adapted = builder.program(self.adapters.targets.parts)
             self._variants.append(Variant(adapted, [], 1))

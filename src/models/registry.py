@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
 from src.models.config import ModelConfig
+from src.models.config_file import name_of_config, read_config_file
 from src.models.families.cohere import Cohere
 from src.models.families.cohere2 import Cohere2
 from src.models.families.deepseek_v2 import DeepseekV2
@@ -210,28 +212,35 @@ def _formats_of(
 
 
 def load_config(path: Path) -> ModelConfig:
-    """The configuration of a model directory. No weights are read, but perhaps their dtype.
+    """The configuration of a model directory, or of a GGUF file.
+
+    No weights are read, but perhaps their dtype.
 
     Raises:
-        ModelLoadError: `config.json` or `generation_config.json` is missing, malformed, or asks for
-            something that is not supported.
+        ModelLoadError: `config.json` (of a GGUF file: its metadata) or `generation_config.json` is
+            missing, malformed, or asks for something that is not supported.
     """
-    source = path / "config.json"
-    raw = read_json(source)
+    source, raw = name_of_config(path), read_config_file(path)
     wrapped, given = _wrapper_of(raw), raw.get("architectures")
     if wrapped is not None:
-        raw = _text_of(raw, wrapped[1], str(source))
-    architecture = architecture_of(raw, str(source))
+        raw = _text_of(raw, wrapped[1], source)
+    architecture = architecture_of(raw, source)
     family = family_of(architecture)
     formats = _formats_of(raw, path, family)
     raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    config = family.describe(Fields(raw, str(source), family.defaults))
+    config = family.describe(Fields(raw, source, family.defaults))
     if wrapped is not None and given != [architecture]:
         config = _prefixed(config, wrapped[0])
     dtype = config.dtype
     if dtype is None:
         dtype = str(first_dtype(path) or torch.float32).removeprefix("torch.")
     defaults = parse_generation(raw, generation)
-    return replace(config, dtype=dtype, formats=formats, generation=defaults)
+    config = replace(config, dtype=dtype, formats=formats, generation=defaults)
+    if is_gguf(path):
+        # Imported here because few checkpoints need it.
+        from src.models.gguf.model import as_stored
+
+        return as_stored(config, path)
+    return config

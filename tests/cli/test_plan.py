@@ -83,7 +83,7 @@ def test_the_model_may_come_from_the_settings(
     ("options", "message"),
     [
         (["--device", "h1000"], "device 'h1000' is not known"),
-        (["--device", "l4", "--quantization", "int8"], "'int8' is for the CPU"),
+        (["--device", "l4", "--set", "model.quantize_activations=true"], "true is for the CPU"),
         (["--device", "l4", "--tensor-parallel", "7"], "among 2"),
         (["--context", "100000"], "max_model_len must be from 1 to 256"),
     ],

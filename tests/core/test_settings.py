@@ -74,7 +74,9 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "chat.calls_in_reasoning": "off",
         "chat.media_placeholders": "all",
         "structured_output.compile_memory_bytes": "268435456",
+        "cache.dtype": "int8",
         "limits.max_stop_strings": "3",
+        "lora.adapters": '{"it": "/adapters/it"}',
         "http.ready_wait": "1.5",
         "http.request_timeout": "2.5",
         "http.shutdown_timeout": "2.5",
@@ -180,6 +182,8 @@ def test_a_relative_model_is_found_here_then_beside_the_file_then_in_the_checkou
     monkeypatch.chdir(here)
     assert locate_model("both", beside) == str(here / "both")
     assert locate_model("only", beside) == str(beside / "only")
+    (beside / "model.gguf").write_bytes(b"")
+    assert locate_model("model.gguf", beside) == str(beside / "model.gguf")
     assert locate_model("configs/demo", beside) == str(CHECKOUT / "configs" / "demo")
     assert locate_model("some-org/some-model", beside) == "some-org/some-model"
 

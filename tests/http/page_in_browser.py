@@ -217,6 +217,53 @@ def test_a_tool_is_called_and_answered(page: Page, server: ServerProcess) -> Non
     expect(page.locator(".turn.result pre")).to_have_text("sunny, 21 degrees")
 
 
+def test_reasoning_is_folded_and_an_error_in_a_stream_is_said(
+    page: Page, server: ServerProcess
+) -> None:
+    open_page(page, server)
+    pieces = [{"role": "assistant", "content": ""}, {"reasoning": "I think <b>"}]
+    pieces += [{"reasoning": " hard."}, {"content": "It is **so**"}]
+    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": d}]} for d in pieces]
+    events.append({"error": {"message": "the engine died", "code": "engine_dead"}})
+    body = "".join(f"data: {json.dumps(event)}\r\n\r\n" for event in events)
+    kind = "text/event-stream; charset=utf-8"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=kind))
+    ask(page, STORY)
+    assert answered(page) == "It is so"
+    expect(page.locator(".note.bad")).to_have_text("the engine died")
+    thought = page.locator(".thought")
+    expect(thought).to_be_hidden()
+    page.get_by_text("Reasoning").click()
+    expect(thought).to_have_text("I think <b> hard.")
+    # What was cut off is sent as it stands, without the reasoning.
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "Go on.")
+    assert json.loads(asked.value.post_data or "")["messages"][1:] == [
+        {"role": "assistant", "content": "It is **so**"},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_are_read_however_they_are_cut(page: Page, server: ServerProcess, size: int) -> None:
+    open_page(page, server)
+    text = "data: ä\n\n: a comment\n\ndata: b\r\ndata:c\r\n\r\nevent: x\ndata: [DONE]\n\ndata: cut"
+    read = page.evaluate(
+        """async ([text, size]) => {
+          const { events } = await import('./playground/sse.js');
+          const bytes = new TextEncoder().encode(text);
+          const parts = [];
+          for (let i = 0; i < bytes.length; i += size) parts.push(bytes.slice(i, i + size));
+          const found = [];
+          for await (const data of events(ReadableStream.from?.(parts) ?? new Blob(parts).stream()))
+            found.push(data);
+          return found;
+        }""",
+        [text, size],
+    )
+    assert read == ["ä", "b\nc", "[DONE]"]
+
+
 def test_sampling_fields_are_sent_as_typed(page: Page, server: ServerProcess) -> None:
     typed = {"temperature": "0.5", "top_p": "0.9", "top_k": "5", "min_p": "0.1", "max_tokens": "7"}
     typed |= {"seed": "3", "stop": "owl\n\\n", "presence_penalty": "0.1", "system": "Be short."}

@@ -12,6 +12,7 @@ from src.http.errors import _FAULTS, _KINDS
 from src.http.openapi.bounds import accepted_fields, refused_fields
 from src.http.openapi.operations import OPERATIONS
 from src.http.protocol import chat
+from src.http.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.generation import GenerationRequest
@@ -39,6 +40,8 @@ TABLES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
     "`/v1/messages`, `/v1/messages/count_tokens`": (MessageRequest, None),
     "`/tokenize`": (TokenizeRequest, None),
     "`/detokenize`": (DetokenizeRequest, None),
+    "`/v1/load_lora_adapter`": (LoadAdapterRequest, None),
+    "`/v1/unload_lora_adapter`": (UnloadAdapterRequest, None),
 }
 ROW = re.compile(r"^\| (`[^|]*`) \| (honoured|partly|accepted|refused) \|", re.MULTILINE)
 

@@ -21,7 +21,7 @@ ROWS = {
 def spelt(default: object) -> str:
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
-    if default is None or default == ():
+    if default is None or default in ((), {}):
         return "none"
     return f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
 

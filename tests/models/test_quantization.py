@@ -41,27 +41,51 @@ def test_no_weight_moves_further_than_half_a_step(
     weight = torch.randn(rows, groups * group_size, generator=generator) * spread
     weight[0, :group_size] = 0  # a group of zeros has no largest value
     quantized = quantize(weight, method, group_size)
-    step = quantized.scales.abs()
+    step, most = quantized.scales.float().abs(), torch.zeros(())
     if method == "int4":
         step = step.repeat_interleave(group_size, dim=1)
+        # What the ends may lie beyond the levels: scale and offset fit all, not the ends, and the
+        # offset is rounded to bfloat16.
+        assert quantized.offsets is not None
+        most = quantized.offsets.float().abs().repeat_interleave(group_size, dim=1) / 256 + step
     else:
         step = step[:, None]
-    # At the short end of int4's range, up to a whole step is cut off.
-    most = 0.5 if method == "int8" else 1.0
     error = (quantized.dequantized() - weight).abs()
-    assert (error <= step * most * (1 + 1e-5)).all()
+    assert (error <= step * 0.5 * (1 + 1e-5) + most).all()
     assert (quantized.dequantized()[0, :group_size] == 0).all()
 
 
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
 def test_what_is_representable_survives(seed: int) -> None:
+    """Levels around zero whose ends are -8, and levels anywhere of which both ends occur."""
     generator = torch.Generator().manual_seed(seed)
     levels = torch.randint(-8, 8, (5, 96), generator=generator).float()
     levels[:, ::32] = -8
-    scales = torch.rand(5, 3, generator=generator) + 0.5
+    scales = (torch.rand(5, 3, generator=generator) + 0.5).bfloat16().float()
     weight = levels * scales.repeat_interleave(32, dim=1)
     assert torch.equal(quantize(weight, "int4", 32).dequantized(), weight)
+    levels[:, 1::32] = 7
+    offsets = (scales * torch.randint(-20, 20, scales.shape, generator=generator)).bfloat16()
+    moved = levels * scales.repeat_interleave(32, dim=1) - offsets.repeat_interleave(32, dim=1)
+    # As near as bfloat16 has the offset.
+    error = (quantize(moved, "int4", 32).dequantized() - moved).abs()
+    assert (error <= moved.abs().amax() / 128).all()
+    assert error.mean() < 0.01
+
+
+def test_four_bits_keep_what_four_bits_with_minima_had() -> None:
+    """Weights that were 4 bits with a minimum once (GGUF's Q4_1) lose next to nothing."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 256, generator=generator) / 16
+    groups = weight.view(64, -1, 32)
+    least = groups.amin(2, keepdim=True).half().float()
+    step = ((groups.amax(2, keepdim=True) - least) / 15).half().float()
+    once = (((groups - least) / step).round().clamp(0, 15) * step + least).view(64, 256)
+    error = (quantize(once, "int4", 32).dequantized() - once).norm() / once.norm()
+    assert error < 0.01
+    # Weights that never were: without offsets the error would be a fifth larger.
+    assert (quantize(weight, "int4", 32).dequantized() - weight).norm() / weight.norm() < 0.085
 
 
 def of_layers(model: Model, name: str) -> list[QuantizedWeight]:

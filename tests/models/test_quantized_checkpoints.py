@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from src import LLM, SamplingParams
@@ -509,8 +510,6 @@ def test_scales_of_a_cache_are_kept(tmp_path: Path) -> None:
         kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
     )
     directory, reference = made(tmp_path, section, packed())
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(directory / "model.safetensors")
     own = {
         "model.layers.0.self_attn.k_scale": torch.tensor(0.5),
@@ -595,3 +594,14 @@ def test_an_engine_serves_them_and_says_what_they_are(
     assert "compressed-tensors float-quantized (w8), 8 matrices as they are stored" in caplog.text
     plan = plan_model(Config(model=ModelSection(path=str(directory))), Question())
     assert plan.quantization == "compressed-tensors float-quantized (w8)"
+
+
+def test_biases_of_zeros_are_passed_over_and_others_refused(tmp_path: Path) -> None:
+    directory, reference = made(tmp_path, GPTQ, gptq(), num_hidden_layers=1)
+    file, name = directory / "model.safetensors", "model.layers.0.mlp.up_proj.bias"
+    tensors = load_file(file)
+    save_file(tensors | {name: torch.zeros(96)}, file, {"format": "pt"})
+    check(load_model(directory), reference)
+    save_file(tensors | {name: torch.ones(96)}, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"unexpected: {name}"):
+        load_model(directory)

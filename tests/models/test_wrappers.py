@@ -80,7 +80,7 @@ def test_a_file_without_architectures_is_told_by_its_model_type(
     [
         ({"text_config": None}, "text_config must be an object, got None"),
         ({"text_config": [1]}, "text_config must be an object"),
-        ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, r"quantization_config \(fbgemm"),
+        ({"quantization_config": {"quant_method": "quark"}}, r"quantization_config \(quark"),
     ],
 )
 def test_what_cannot_be_read_is_refused(

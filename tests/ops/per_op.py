@@ -106,7 +106,6 @@ TESTS_OF: dict[Op, OpTests] = {
         small={"tokens": 1, "inputs": 32, "outputs": 8},
         large={"tokens": 1, "inputs": 64, "outputs": 8},
         matches=_is_close,
-        on_cuda="reference",
     ),
     EXPERTS: OpTests(
         checked=(

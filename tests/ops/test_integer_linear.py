@@ -30,15 +30,9 @@ from tests.ops.comparison import (
 
 KINDS = (
     *("int8", "int4/32", "int4/64", "int4/96", "int4/384"),
-    *(
-        "int8/16",
-        "int8/32",
-        "int8/128",
-        "int8/384",
-        "int8/16 with offsets",
-        "int8/384 with offsets",
-    ),
+    *("int8/16", "int8/32", "int8/128", "int8/384", "int8/16 with offsets"),
     *("int4/32 with offsets", "int4/64 with offsets", "int4/384 with offsets"),
+    *("int4/32 with bfloat16 offsets", "int8/384 with bfloat16 offsets"),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MACHINE = cpu_flags()
@@ -167,6 +161,9 @@ def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> No
     _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=128, outputs=65, weight="int8/32")
     with pytest.raises(ValueError, match="cannot be cut into strips"):
         to_quantized_strips(weight, scales)
+    x, *rest = build("int4/32 with offsets", tokens=1, inputs=384, outputs=64)
+    with pytest.raises(ValueError, match="offsets of their shape"):
+        library.streamed_linear(x, *rest[:-1], rest[-1].bfloat16())
     with pytest.raises(ValueError, match="no strips are of"):
         library.streamed_linear(torch.ones(1, 96), laid_out, None, None)
 

@@ -18,7 +18,7 @@ from tests.ops.comparison import (
 
 KINDS = (
     *("same", "int8", "int4/32", "int4/128", "int8/16", "int8/64", "float8", "float8/64"),
-    *("int4/32 with offsets", "int4/128 with offsets", "int8/16 with offsets"),
+    *("int4/32 with offsets", "int4/128 with bfloat16 offsets", "int8/16 with offsets"),
 )
 PAIRED = ("avx512_bf16", "amx")
 """Levels that multiply pairs of bfloat16, and so have weights of groups rounded to it."""

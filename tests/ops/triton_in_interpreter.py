@@ -243,7 +243,7 @@ def adapts_match() -> None:
 
 def linears_match() -> None:
     """In rows, whatever the group; a token's bits are the same in any company of the same tile."""
-    kinds = ("int8", "int8/16", "int8/96 with offsets", "int4/32", "int4/192 with offsets")
+    kinds = ("int8", "int8/16", "int8/96 with offsets", "int4/32", "int4/192 with bfloat16 offsets")
     for seed, kind in enumerate((*kinds, "int4/32 with offsets", "int8/64")):
         for tokens, outputs, dtype in ((1, 5, torch.float32), (70, 67, torch.float16)):
             case = {"tokens": tokens, "outputs": outputs, "dtype": dtype, "weight": kind}

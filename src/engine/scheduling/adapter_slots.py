@@ -46,6 +46,10 @@ class AdapterSlots:
         """How many adapters without a slot could get one now."""
         return len(self._free) + len(self._idle)
 
+    def is_resident(self, key: int) -> bool:
+        """Whether an adapter has a slot."""
+        return key in self._slots
+
     def is_open(self, key: int) -> bool:
         """Whether rows of an adapter may use the slot that it has."""
         return key in self._slots and key not in self._closed

@@ -315,7 +315,12 @@ class WaitingQueue:
         for key in [key for key in self._aside if slots.is_open(key)]:
             for state in self._aside[key][:]:
                 self._take_back(state, key)
-        heads = [(states[0].rank, key) for key, states in self._aside.items()]
+        # Not those of a closed one: it has a slot, and may not use it.
+        heads = [
+            (states[0].rank, key)
+            for key, states in self._aside.items()
+            if not slots.is_resident(key)
+        ]
         for _, key in heapq.nsmallest(slots.num_openings, heads):
             self._take_back(self._aside[key][0], key)
 
@@ -343,6 +348,8 @@ class WaitingQueue:
             was_aside = self._remove_aside(state, adapter.key)
             if adapter.key not in self._aside:
                 self._slots.give_up(adapter.key)
+            # It may have been brought back for a slot, which another one can have now.
+            self._slots.changed = True
             if was_aside:
                 return
         if self._front and state.rank <= self._front[-1].rank:

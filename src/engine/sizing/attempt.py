@@ -77,8 +77,8 @@ class Setup:
         part = msgspec.structs.replace(getattr(self.config, section), **values)
         return replace(self, config=msgspec.structs.replace(self.config, **{section: part}))
 
-    def outline(self) -> ServedModel:
-        """The model on the meta device.
+    def outline(self, *, on_cpu: bool = True) -> ServedModel:
+        """The model on the meta device, as a CPU holds its weights or another device.
 
         Raises
         ------
@@ -97,6 +97,7 @@ class Setup:
         # As a start decides once its kernels are built.
         if rounds_inputs is None and not fastest_level(cpu_flags()).multiplies_bytes:
             rounds_inputs = False
+        rounds_inputs = rounds_inputs if on_cpu else False
         group = OutlineGroup(0, self.tensor_parallel)
         try:
             outline = outline_model(
@@ -130,7 +131,7 @@ class Setup:
         ConfigError, ModelLoadError
             It cannot be served whatever the device's size.
         """
-        reckoned = reckon_memory(self.config, device, self.outline())
+        reckoned = reckon_memory(self.config, device, self.outline(on_cpu=device.kind == "cpu"))
         if reckoned.free <= 0:
             reason = (
                 f"its weights take {size(reckoned.taken)}, and {device.name} has "

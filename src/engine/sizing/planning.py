@@ -19,7 +19,7 @@ from src.engine.sizing.device_table import DeviceDescription, describe_device
 from src.engine.sizing.speed import Work, decode_speed, prefill_speed
 from src.engine.sizing.start import refuse_for_device
 from src.models import Model, ServedModel, choose_implementation, resolve_model
-from src.models.fields import read_json
+from src.models.config_file import read_config_file
 
 # Tokens behind a decoding request, and of a prompt, if no context is asked for.
 _USUAL_CONTEXT = 2048
@@ -57,11 +57,6 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
     ModelLoadError
         There is no such model, or its configuration cannot be served; the message says why.
     """
-    if Path(config.model.path).expanduser().is_file():
-        raise ModelLoadError(
-            f"{config.model.path} is a file: GGUF and other single files are not served yet, give "
-            "a directory in Hugging Face layout or a hub id"
-        )
     config = _asked(config, question)
     path = resolve_model(config.model.path, config.model.revision, weights=False)
     with _one_error(path):
@@ -186,7 +181,7 @@ def _command(setup: Setup, attempt: Attempt, device: DeviceDescription) -> str |
 
 
 def _architecture(path: Path) -> str:
-    raw = read_json(path / "config.json")
+    raw = read_config_file(path)
     names = raw.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else str(raw.get("model_type"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.blocks import most_seen
 from src.core.config import MIB, Config, ModelSection
 from src.core.errors import ConfigError
+from src.core.gguf import is_gguf
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
 from src.engine.devices import Device
 from src.engine.execution.cache_dtype import cache_dtype_of, log_cache_dtype
@@ -59,20 +61,22 @@ class MemoryPlan:
 
 
 def refuse_for_device(section: ModelSection, device_type: str) -> None:
-    """Refuse formats of weights that a kind of device does not have.
+    """Refuse formats of weights and inputs that a kind of device does not have.
 
     Raises
     ------
     ConfigError
         The message names the setting.
     """
-    if section.quantization is not None and device_type != "cpu":
+    if section.quantize_activations and device_type != "cpu":
         raise ConfigError(
-            f"model.quantization = {section.quantization!r} is for the CPU, "
-            f"the device is {device_type}"
+            f"model.quantize_activations = true is for the CPU, the device is {device_type}"
         )
-    if section.quantize_activations and section.quantization is None:
-        raise ConfigError("model.quantize_activations = true goes with model.quantization")
+    is_quantized = section.quantization is not None or is_gguf(Path(section.path))
+    if section.quantize_activations and not is_quantized:
+        raise ConfigError(
+            "model.quantize_activations = true goes with model.quantization or a GGUF file"
+        )
 
 
 def measure_memory(

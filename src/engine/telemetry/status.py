@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from src.core.config import ModelSection
 from src.core.errors import EngineDeadError, NotReadyError, ShuttingDownError, SlipstreamError
+from src.core.gguf import is_gguf
 
 # Phases of a start in order, with the fraction of the whole at which each begins.
 STARTUP_PHASES: Final = {
@@ -102,12 +103,15 @@ class EngineStatus:
 def served_names(section: ModelSection) -> tuple[str, ...]:
     """The names under which a model is served. Answers and metrics use the first.
 
-    By default the name is the hub id, or the last part of a directory's path.
+    By default the name is the hub id, or the last part of a directory's path, or the name of a GGUF
+    file without its ending.
     """
     if section.served_model_name:
         return section.served_model_name
-    directory = Path(section.path).expanduser()
-    return (directory.resolve().name if directory.is_dir() else section.path,)
+    path = Path(section.path).expanduser()
+    if is_gguf(path) and path.is_file():
+        return (path.stem,)
+    return (path.resolve().name if path.is_dir() else section.path,)
 
 
 @dataclass(frozen=True)

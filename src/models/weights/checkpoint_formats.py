@@ -75,6 +75,10 @@ class CheckpointFormats:
             self, plain=frozenset(n for n, one in stored.items() if one.dtype in NUMBERS)
         )
 
+    def rounding(self, *, inputs: bool) -> CheckpointFormats:
+        """The same: whether inputs are rounded is the checkpoint's affair."""
+        return self
+
     def hold(self, parameter: Parameter, world_size: int) -> Held:
         """See `methods.Formats`."""
         schemes = [self._scheme(parameter, each) for each in parameter.placements]

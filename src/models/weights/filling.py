@@ -178,7 +178,7 @@ def fill(
 def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
     """Make the weights that share another parameter's values but have another format."""
     for name, of in model.aliases.items():
-        if name in model.table:
+        if name in model.table and not model.table[name].placements:
             before_each()
             source = model.weights[of]
             assert isinstance(source, Tensor)

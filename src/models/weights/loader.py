@@ -16,13 +16,19 @@ from tqdm import tqdm
 
 from src.core.config import GIB
 from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
 from src.distributed import Group
 from src.models.adapters.memory import AdapterRoom
 from src.models.config import DTYPE_NAMES, ModelConfig
 from src.models.model import Model
 from src.models.registry import family_of, load_config
 from src.models.weights.cache_scales import read_scales, scale_names
-from src.models.weights.checkpoint import StoredTensor, equal_contents, open_checkpoint
+from src.models.weights.checkpoint import (
+    StoredTensor,
+    TensorReader,
+    equal_contents,
+    open_checkpoint,
+)
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
 from src.models.weights.methods import Formats, Method, formats_of
@@ -56,7 +62,7 @@ def load_model(
     """Build the model of a directory and fill its parameters.
 
     Args:
-        path: a local directory in Hugging Face layout (see `hub.resolve_model`).
+        path: a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: where parameters live; None: the CPU.
         load_format: `dummy` fills parameters from `seed` and reads no file but `config.json`.
@@ -79,7 +85,7 @@ def load_model(
     config = load_config(path)
     device = device or torch.device("cpu")
     family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
-    stored = _named(open_checkpoint(path), config) if load_format != "dummy" else {}
+    stored = _named(_open(path), config) if load_format != "dummy" else {}
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -104,9 +110,10 @@ def load_model(
         return model
     passed_over = {head} if config.tie_word_embeddings else set()
     passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
+    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
+    passed_over |= _empty_biases(stored, wanted)
     check_tensors(path, stored, model, passed_over)
     model.kv_scales = read_scales(stored)
-    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
     with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
     if config.formats is not None:
@@ -187,6 +194,7 @@ def _formats(
             f"model.quantization = {quantization!r}: the checkpoint is quantized already "
             f"({own.name}) and is served as it is; leave the setting out"
         )
+    own = own.rounding(inputs=rounds_inputs)
     return own.opened(stored) if stored else own
 
 
@@ -228,6 +236,15 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
     return max_model_len
 
 
+def _open(path: Path) -> dict[str, StoredTensor]:
+    if is_gguf(path):
+        # Imported here because few checkpoints need it.
+        from src.models.gguf.checkpoint import open_checkpoint as open_gguf_checkpoint
+
+        return open_gguf_checkpoint(path)
+    return open_checkpoint(path)
+
+
 def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
     """The tensors with the names of a whole model, if they have those of one without its head."""
     body, _, embedding = f"{config.embedding_name}.weight".partition(".")
@@ -250,6 +267,20 @@ def _is_unread(name: str, config: ModelConfig) -> bool:
     layer = re.match(rf"{re.escape(before)}(\d{{1,9}}){re.escape(behind)}\.", name)
     last = len(config.layers)
     return layer is not None and last <= int(layer[1]) < last + config.unread_layers
+
+
+def _empty_biases(stored: Mapping[str, StoredTensor], wanted: set[str]) -> set[str]:
+    """Biases of zeros that older GPTQ tools write beside matrices that have none."""
+    reader, found = TensorReader(lambda count: None), set[str]()
+    for name, bias in stored.items():
+        module = name.removesuffix("bias")
+        if name in wanted or module == name or f"{module}qweight" not in stored:
+            continue
+        values = torch.empty(bias.shape, dtype=bias.dtype)
+        reader.read(bias, values)
+        if not values.any():
+            found.add(name)
+    return found
 
 
 def _differ(one: StoredTensor | None, other: StoredTensor | None) -> bool:

@@ -4,10 +4,10 @@ A method knows which tensors a checkpoint stores for a matrix, and makes a *weig
 tensor, or a named tuple of tensors with its own `multiply`. Models never refer to a method: they
 call `layers.linear`.
 
-Two methods round weights at load: int8 by row and int4 by group, both symmetric. Norms, biases and
-the embedding keep the model's dtype. So do activations, unless weights are laid out in strips: then
-a projection rounds its inputs to 8 bits and multiplies integers. Rounding to the nearest of evenly
-spaced values needs no calibration data.
+Two methods round weights at load: int8 by row, symmetric, and int4 by group, with an offset
+(`rounding`). Norms, biases and the embedding keep the model's dtype. So do activations, unless
+weights are laid out in strips: then a projection rounds its inputs to 8 bits and multiplies
+integers. Rounding to evenly spaced values needs no calibration data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from src import ops
+from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate
+from src.models.weights.rounding import round_to_int4, round_to_int8
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
 from src.ops.linear import (
@@ -36,7 +38,7 @@ from src.ops.linear import (
 
 Method = Literal["int8", "int4"]
 
-_ROWS_AT_ONCE = 4096  # rows quantized at a time, so that their float32 copy stays small
+_ROWS_AT_ONCE = 1024  # rows quantized at a time, so that what is computed of them stays small
 
 
 class QuantizedWeight(NamedTuple):
@@ -47,8 +49,8 @@ class QuantizedWeight(NamedTuple):
     """
 
     values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed q + 8 (`pack_int4`)
-    scales: torch.Tensor  # float32 [N], or [N, G] of groups of K / G inputs
-    offsets: torch.Tensor | None = None  # float32 [N, G] or None for zeros; only with groups
+    scales: torch.Tensor  # float32 [N]; or float32 or bfloat16 [N, G] of groups of K / G inputs
+    offsets: torch.Tensor | None = None  # [N, G] of the same dtype, or None for zeros
 
     @classmethod
     def grouped(
@@ -102,6 +104,18 @@ class QuantizedWeight(NamedTuple):
             if groups == 1 and shift is None:
                 scales = scales.squeeze(1)
         return cls(values, scales.contiguous(), shift)._laid_out(in_strips=in_strips)
+
+    @classmethod
+    def packed(
+        cls,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        offsets: torch.Tensor | None,
+        *,
+        in_strips: bool = False,
+    ) -> QuantizedWeight:
+        """Take tensors that are packed as the class has them; ``in_strips`` as of `grouped`."""
+        return cls(values, scales, offsets)._laid_out(in_strips=in_strips)
 
     def _laid_out(self, *, in_strips: bool) -> QuantizedWeight:
         """In strips if that is asked for and possible."""
@@ -245,6 +259,20 @@ class Formats(Protocol):
         """
 
 
+class StoredFormats(Formats, Protocol):
+    """Formats that a checkpoint has by itself."""
+
+    @property
+    def name(self) -> str:
+        """See `Formats`."""
+
+    def opened(self, stored: Mapping[str, StoredTensor]) -> StoredFormats:
+        """The same with knowledge of the checkpoint's tensors."""
+
+    def rounding(self, *, inputs: bool) -> StoredFormats:
+        """The same, with inputs rounded to 8 bits where weights are few bits, or as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class ByKind:
     """The method per kind of parameter; None: a plain tensor of the parameter's dtype."""
@@ -294,8 +322,8 @@ def quantize(
 
     Args:
         weight: finite values.
-        method: `int8` has one scale per row and values -127 to 127; `int4` has one scale per
-            `group_size` values of a row, and values -8 to 7.
+        method: `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and
+            a scale and an offset, in bfloat16, per `group_size` values of a row.
         group_size: of int4; a multiple of 32 that divides K.
         in_strips: whether to lay it out in strips for integer products, see
             `to_quantized_strips`. Matrices that cannot be cut into strips stay in rows.
@@ -315,10 +343,12 @@ def quantize(
         return QuantizedWeight(
             *library.quantize(weight.contiguous(), kind, unit, in_strips=in_strips)
         )
-    parts = [_quantized(rows.float(), method, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
-    if in_strips and all(fits_strips(values) for values, _ in parts):
-        parts = [to_quantized_strips(*part) for part in parts]
-    return QuantizedWeight(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    parts: list[tuple[Tensor, ...]] = [
+        round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
+        for rows in weight.split(_ROWS_AT_ONCE)
+    ]
+    rounded = QuantizedWeight(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    return rounded._laid_out(in_strips=in_strips)
 
 
 def _outlined(
@@ -331,30 +361,12 @@ def _outlined(
         dtype=torch.int8 if is_int8 else torch.uint8,
         device="meta",
     )
-    scales: tuple[int, ...] = (rows,) if is_int8 else (rows, inputs // group_size)
+    shape: tuple[int, ...] = (rows,) if is_int8 else (rows, inputs // group_size)
     if in_strips and fits_strips(values):
         strips = -(-rows // STRIP)
         values = values.new_empty(strips, values.shape[1] // 4, 4 * STRIP)
-        scales = scales if is_int8 else (strips, inputs // group_size, STRIP)
-    return QuantizedWeight(values, torch.empty(scales, device="meta"))
-
-
-def _quantized(
-    rows: torch.Tensor, method: Method, group_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if method == "int8":
-        scales = _scales(rows, 127)
-        return (rows / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
-    count, inputs = rows.shape
-    groups = rows.view(count, -1, group_size)
-    # The scale's sign is chosen so that the value of largest magnitude becomes -8: the range
-    # -8 to 7 reaches further there.
-    largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
-    scales = torch.where(largest == 0, 1.0, largest / -8)
-    levels = (groups / scales).round_().clamp_(-8, 7).add_(8).to(torch.uint8)
-    return pack_int4(levels.view(count, inputs)), scales.squeeze(2).contiguous()
-
-
-def _scales(rows: torch.Tensor, levels: int) -> torch.Tensor:
-    largest = rows.abs().amax(dim=1)
-    return torch.where(largest == 0, 1.0, largest / levels)
+        shape = shape if is_int8 else (strips, inputs // group_size, STRIP)
+    if is_int8:
+        return QuantizedWeight(values, torch.empty(shape, device="meta"))
+    scales = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    return QuantizedWeight(values, scales, torch.empty_like(scales))

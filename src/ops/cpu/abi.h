@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 24
+#define SLIPSTREAM_ABI 25
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -110,12 +110,13 @@ struct LinearArgs {
   const void* weight;
   // int8 with group 0: [outputs]; otherwise [outputs, inputs / group], in strips
   // [strips, inputs / group, 64]
-  const float* scales;
+  const void* scales;
   const void* bias;     // [outputs] of x's dtype, or null
   void* out;            // [tokens, outputs] contiguous, of x's dtype
-  const float* offsets;  // of groups, like `scales`: a weight is level * scale - offset; null for zeros
+  const void* offsets;  // of groups, like `scales`: a weight is level * scale - offset; null for zeros
   int64_t tokens, inputs, outputs, x_stride;
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
+  int64_t group_dtype;  // of scales and offsets of groups: kFloat32 or kBFloat16
 };
 
 // How an expert's gate and up are joined; the numbers are those of experts.py.
@@ -157,7 +158,8 @@ struct AdaptArgs {
 struct QuantizeArgs {
   const void* weight;  // [rows, inputs] contiguous, finite
   void* values;        // like `weight` of LinearArgs, for `kind`
-  float* scales;       // int8: [rows]; int4: [rows, inputs / group], also in strips
+  void* scales;        // int8: float [rows]; int4: bfloat16 [rows, inputs / group], also in strips
+  void* offsets;       // int4: like `scales`
   int64_t rows, inputs, dtype, kind, group, threads;
 };
 

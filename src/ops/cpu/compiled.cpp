@@ -62,11 +62,12 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T*
       args.kind = args.kind == kInt8 ? kInt8Strips : kInt4Strips;
       args.outputs = seen.dims == 1 ? seen.sizes[0] : seen.sizes[0] * kStripOutputs;
     }
-    args.scales = static_cast<const float*>(seen.data);
+    args.scales = seen.data;
+    args.group_dtype = seen.dtype();
   }
   args.x = x.data, args.weight = weight.data;
   args.bias = bias == nullptr ? nullptr : Seen(*bias).data;
-  if (offsets != nullptr) args.offsets = static_cast<const float*>(Seen(*offsets).data);
+  if (offsets != nullptr) args.offsets = Seen(*offsets).data;
   return args;
 }
 

@@ -111,6 +111,8 @@ class PairLinear {
     const int64_t row_bytes = w.row_bytes();
     const char* ahead = w.row(n + row) + (Weights::kFetchedAhead / (R * row_bytes) + 1) * R * row_bytes;
     Runs runs[R];
+    // Unrolled, or they would not be in registers.
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) runs[r] = w.runs(n + row + r);
     vf acc[R][C] = {};
     for (int64_t k = 0; k < whole; k += kRun, ahead += Weights::kRunBytes) {

@@ -80,8 +80,8 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     const int8_t* values = x.values + token * inputs;
     vf results[C][V] = {};
     for (int64_t unit = 0; unit < x.units; ++unit) {
-      const float* scales =
-          kScaledUnits ? of_unit(projection.scales, projection, strip, unit, x.unit) : nullptr;
+      int64_t place = 0;
+      if (kScaledUnits) place = place_of_unit(projection, strip, unit, x.unit) + first * W;
       if (How == kByShares && first == 0) ahead.fetch_share(unit * unit_bytes, unit_bytes);
       vi sums[C][V];
 #pragma GCC unroll 8
@@ -89,30 +89,34 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
 #pragma GCC unroll 8
         for (vi& sum : sums[c]) sum = vi{} + x.offsets[(token + c) * x.units + unit];
       }
-      if (kScaledUnits) fetch_slice<How>(scales + kFetchedAhead / int64_t(sizeof(float)));
+      if (kScaledUnits) {
+        fetch_slice<How>(number_at(projection.scales, projection, place) + kFetchedAhead);
+      }
       for (int64_t i = 0; i < unit_slices; ++i, slice += kSlice, values += Slices::kInputs) {
         fetch_slice<How>(slice + kFetchedAhead);
         add_part<C, V, 0>(sums, slice, values, inputs);
         if constexpr (Slices::kInputs == 8) add_part<C, V, 1>(sums, slice, values + 4, inputs);
       }
+      vf numbers[V];
+      if constexpr (kScaledUnits) load_numbers(projection.scales, projection, place, numbers);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const vf step = (vf)_mm512_set1_ps(x.steps[(token + c) * x.units + unit]);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
           vf factor = step;
-          if constexpr (kScaledUnits) factor = factor * load(scales + (first + v) * W);
+          if constexpr (kScaledUnits) factor = factor * numbers[v];
           results[c][v] = add_scaled(results[c][v], sums[c][v], factor);
         }
       }
       if (!kScaledUnits || projection.offsets == nullptr) continue;
-      const float* offsets = of_unit(projection.offsets, projection, strip, unit, x.unit) + first * W;
-      fetch_slice<How>(offsets + kFetchedAhead / int64_t(sizeof(float)));
+      fetch_slice<How>(number_at(projection.offsets, projection, place) + kFetchedAhead);
+      load_numbers(projection.offsets, projection, place, numbers);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const float sum = x.sums[(token + c) * x.units + unit];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) results[c][v] -= load(offsets + v * W) * sum;
+        for (int v = 0; v < V; ++v) results[c][v] -= numbers[v] * sum;
       }
     }
 #pragma GCC unroll 8
@@ -124,7 +128,7 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
 
   // int8: prefetches the scales that are needed at the end of the strip.
   void fetch_scales(int64_t strip) const {
-    const float* scales = projection.scales + strip * kStripOutputs;
+    const float* scales = static_cast<const float*>(projection.scales) + strip * kStripOutputs;
 #pragma GCC unroll 8
     for (int v = 0; v < kStripVectors; ++v) __builtin_prefetch(scales + v * W);
   }
@@ -163,10 +167,16 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
   const int8_t* values = x.values + token * a.inputs;
   float results[kStripOutputs] = {};
   for (int64_t unit = 0; unit < x.units; ++unit) {
-    const float *scales = nullptr, *offsets = nullptr;
-    if (Slices::kInGroups) scales = of_unit(a.scales, a, strip, unit, x.unit);
-    if (Slices::kInGroups && a.offsets != nullptr) {
-      offsets = of_unit(a.offsets, a, strip, unit, x.unit);
+    float scales[kStripOutputs], offsets[kStripOutputs];
+    const bool has_offsets = Slices::kInGroups && a.offsets != nullptr;
+    for (int i = 0; Slices::kInGroups && i < kStripOutputs; i += W) {
+      const int64_t place = place_of_unit(a, strip, unit, x.unit) + i;
+      vf numbers[1];
+      load_numbers(a.scales, a, place, numbers);
+      store(scales + i, numbers[0]);
+      if (!has_offsets) continue;
+      load_numbers(a.offsets, a, place, numbers);
+      store(offsets + i, numbers[0]);
     }
     int32_t sums[kStripOutputs];
     std::fill_n(sums, kStripOutputs, x.offsets[token * x.units + unit]);
@@ -187,7 +197,7 @@ void run_plainly(const LinearArgs& a, const RoundedTokens<int8_t>& x, int64_t st
     const float step = x.steps[token * x.units + unit];
     for (int i = 0; i < kStripOutputs; ++i) {
       results[i] += float(sums[i]) * (Slices::kInGroups ? step * scales[i] : step);
-      if (offsets != nullptr) results[i] -= offsets[i] * x.sums[token * x.units + unit];
+      if (has_offsets) results[i] -= offsets[i] * x.sums[token * x.units + unit];
     }
   }
   finish_strip<T>(a, strip, token, results);

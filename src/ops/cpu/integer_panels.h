@@ -98,14 +98,16 @@ class IntegerPanels {
           slice += kByteSlices * kSlice, values += kByteSlices * Slices::kInputs;
         }
       }
-      const float* scales = nullptr;
-      if (Slices::kInGroups) {
-        scales = of_unit(projection.scales, projection, strip, unit, x.unit) + vector * W;
+      vf numbers[V];
+      int64_t place = 0;
+      if constexpr (Slices::kInGroups) {
+        place = place_of_unit(projection, strip, unit, x.unit) + vector * W;
+        load_numbers(projection.scales, projection, place, numbers);
       }
-      add_scaled(sums, scales, token, unit, to);
+      add_scaled(sums, numbers, token, unit, to);
       if (Slices::kInGroups && projection.offsets != nullptr) {
-        const float* offsets = of_unit(projection.offsets, projection, strip, unit, x.unit);
-        subtract<C, V>(offsets + vector * W, token, unit, to);
+        load_numbers(projection.offsets, projection, place, numbers);
+        subtract<C>(numbers, token, unit, to);
       }
     }
   }
@@ -195,14 +197,14 @@ class IntegerPanels {
 
   // Adds a unit's sums, times the scale of the inputs and, for groups, of the weights.
   template <int C, int V>
-  void add_scaled(const vi (&sums)[C][V], const float* scales, int64_t token, int64_t unit,
+  void add_scaled(const vi (&sums)[C][V], const vf (&scales)[V], int64_t token, int64_t unit,
                   float* to) const {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       const vf step = splat(x.steps[(token + c) * x.units + unit]);
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
-        const vf factor = Slices::kInGroups ? step * load(scales + v * W) : step;
+        const vf factor = Slices::kInGroups ? step * scales[v] : step;
         float* const sum = to + c * kStripOutputs + v * W;
         store(sum, load(sum) + __builtin_convertvector(sums[c][v], vf) * factor);
       }
@@ -211,12 +213,14 @@ class IntegerPanels {
 
   // Subtracts the weights' offsets, times the sum of the inputs.
   template <int C, int V>
-  void subtract(const float* offsets, int64_t token, int64_t unit, float* to) const {
+  void subtract(const vf (&offsets)[V], int64_t token, int64_t unit, float* to) const {
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       const vf inputs = splat(x.sums[(token + c) * x.units + unit]);
+#pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         float* const sum = to + c * kStripOutputs + v * W;
-        store(sum, load(sum) - load(offsets + v * W) * inputs);
+        store(sum, load(sum) - offsets[v] * inputs);
       }
     }
   }

@@ -24,11 +24,27 @@ struct Int4Slices {
   static constexpr bool kInGroups = true;
 };
 
-// Scales (or offsets) of a strip's groups for a unit of inputs: [kStripOutputs].
-inline const float* of_unit(const float* groups, const LinearArgs& a, int64_t strip, int64_t unit,
-                            int64_t unit_size) {
+// Where the numbers of a strip's outputs for a unit of inputs begin, in scales and in offsets of groups.
+inline int64_t place_of_unit(const LinearArgs& a, int64_t strip, int64_t unit, int64_t unit_size) {
   const int64_t group = unit * unit_size / a.group;
-  return groups + (strip * (a.inputs / a.group) + group) * kStripOutputs;
+  return (strip * (a.inputs / a.group) + group) * kStripOutputs;
+}
+
+// Loads V vectors of scales or offsets, from `place` on.
+template <int V>
+inline void load_numbers(const void* groups, const LinearArgs& a, int64_t place, vf (&to)[V]) {
+  if (a.group_dtype == kFloat32) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) to[v] = load(static_cast<const float*>(groups) + place + v * W);
+  } else {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) to[v] = load(static_cast<const bf16*>(groups) + place + v * W);
+  }
+}
+
+// The address of a number.
+inline const char* number_at(const void* groups, const LinearArgs& a, int64_t place) {
+  return static_cast<const char*>(groups) + place * (a.group_dtype == kFloat32 ? 4 : 2);
 }
 
 // The inputs that share one scale: as many as possible of a group's.

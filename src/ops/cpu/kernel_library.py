@@ -29,14 +29,14 @@ from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 24
+ABI = 25
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
 
 _ATTENTION = struct.Struct("@11P17q").pack  # AttentionArgs
 _GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
-_QUANTIZE = struct.Struct("@3P6q").pack  # QuantizeArgs
+_QUANTIZE = struct.Struct("@4P6q").pack  # QuantizeArgs
 _MASKS = struct.Struct("@4P2q").pack  # MaskArgs
 _LAST_MOVE = struct.Struct("@qd")  # LastMove
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
@@ -130,8 +130,8 @@ class KernelLibrary:
 
     def quantize(
         self, weight: Tensor, kind: torch.dtype, group_size: int, *, in_strips: bool
-    ) -> tuple[Tensor, Tensor]:
-        """`models.quantization.quantize`, with identical bits.
+    ) -> tuple[Tensor, ...]:
+        """`models.weights.rounding`, with identical bits.
 
         Parameters
             weight: [N, K] float32, bfloat16 or float16, contiguous and finite.
@@ -139,7 +139,7 @@ class KernelLibrary:
             in_strips: Whether to pack as `ops.linear.to_quantized_strips` does, if the shape fits.
 
         Returns
-            Values and scales.
+            Values, scales, and for int4 offsets.
 
         Raises
             ValueError: K is not a multiple of 32, or of the group size.
@@ -152,24 +152,29 @@ class KernelLibrary:
         columns, strips = inputs // 2 if is_int4 else inputs, -(-rows // STRIP)
         # Strips are as large as rows, except for the padding of a last strip.
         values = lazy_zeros((strips * STRIP, columns), kind)
-        scales = torch.empty((rows, groups) if is_int4 else (rows,))
+        scales = torch.empty((rows, groups), dtype=torch.bfloat16) if is_int4 else torch.empty(rows)
+        offsets = torch.empty_like(scales) if is_int4 else None
         in_strips = in_strips and fits_strips(values[:rows])
         values = values.view(strips, columns // 4, -1) if in_strips else values[:rows]
         function: Any = self._library.slipstream_quantize
         function.argtypes = (ctypes.c_char_p,)
         status = function(
             _QUANTIZE(
-                *(weight.data_ptr(), values.data_ptr(), scales.data_ptr(), rows, inputs),
+                *(weight.data_ptr(), values.data_ptr(), scales.data_ptr()),
+                *(0 if offsets is None else offsets.data_ptr(), rows, inputs),
                 *(DTYPES[weight.dtype], (STRIPS if in_strips else KINDS)[kind]),
                 *(group_size, kernel_threads()),
             )
         )
         if status:
             raise_status(status)
-        if in_strips and is_int4:
-            by_row = scales.view(strips, STRIP, groups).transpose(1, 2)
-            scales = lazy_zeros(by_row.shape, scales.dtype).copy_(by_row)
-        return values, scales
+        if offsets is None:
+            return values, scales
+        if not in_strips:
+            return values, scales, offsets
+        by_row = (each.view(strips, STRIP, groups).transpose(1, 2) for each in (scales, offsets))
+        laid_out = (lazy_zeros(each.shape, each.dtype).copy_(each) for each in by_row)
+        return values, *laid_out
 
     def bind_masks(
         self, masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray

@@ -230,6 +230,7 @@ Status run(const LinearArgs& a) {
 }
 
 bool has_groups_of(const LinearArgs& a, int64_t size) {
+  if (a.group_dtype != kFloat32 && a.group_dtype != kBFloat16) return false;
   return a.group >= size && a.group % size == 0 && a.inputs % a.group == 0 &&
          a.inputs % kPackedGroup == 0;
 }

@@ -15,7 +15,7 @@ from src.ops.experts import reference as reference_experts
 from src.ops.linear import FLOAT8, INT4_RUN, STRIP, num_outputs
 from src.ops.linear import reference as reference_linear
 
-_LINEAR = struct.Struct("@6P8q").pack  # LinearArgs
+_LINEAR = struct.Struct("@6P9q").pack  # LinearArgs
 _EXPERTS = struct.Struct("@8P13q2P2dq").pack  # ExpertsArgs
 KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
@@ -49,8 +49,8 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         ):
             raise ValueError(
-                "expected x with contiguous last dimension, contiguous weights, scales, offsets "
-                f"and bias, and what is not quantized in x's dtype; got x "
+                "expected x with contiguous last dimension, contiguous weights, scales, offsets of "
+                f"their shape and dtype and bias, and what is not quantized in x's dtype; got x "
                 f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
                 f"{weight.dtype}"
             )
@@ -71,6 +71,7 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 (KINDS if weight.dim() == 2 else STRIPS)[weight.dtype],
                 group,
                 kernel_threads(),
+                DTYPES[torch.float32 if scales is None else scales.dtype],
             )
         )
         if status:
@@ -85,7 +86,7 @@ def _are_of_groups(offsets: Tensor, scales: Tensor | None) -> bool:
         scales is not None
         and offsets.shape == scales.shape
         and scales.dim() > 1
-        and offsets.dtype == torch.float32
+        and offsets.dtype == scales.dtype
         and offsets.is_contiguous()
     )
 

@@ -1,7 +1,7 @@
 // Rounds weights to int8 by row or to int4 by group, bit for bit like the reference in
-// src/models/quantization.py. The result is in rows, or in strips for integer products (weight_strips.h).
-#include <cmath>
+// src/models/weights/rounding.py. The result is in rows, or in strips for integer products (weight_strips.h).
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "rounded_inputs.h"
@@ -10,8 +10,7 @@
 namespace {
 
 constexpr double kWeightsPerMicrosecond = 1e3;
-
-inline float step_of(float largest, float levels) { return largest == 0 ? 1.0f : largest / levels; }
+constexpr int64_t kLargestGroup = 8192;  // of int4
 
 // Quantized values of a vector of weights. If the step has underflowed to 0, quotients are infinite and
 // clamped to the range.
@@ -24,7 +23,8 @@ inline vi rounded(vf weights, float step, float lowest, float highest) {
 // Quantizes a row to int8; in strips, with an offset of 128 as unsigned bytes.
 template <class T>
 void round_to_int8(const T* row, int64_t inputs, bool in_strips, uint8_t* to, float* scale) {
-  *scale = step_of(largest_magnitude(row, inputs), 127);
+  const float largest = largest_magnitude(row, inputs);
+  *scale = largest == 0 ? 1.0f : largest / 127.0f;
   for (int64_t k = 0; k < inputs; k += W) {
     store_bytes(reinterpret_cast<int8_t*>(to + k), rounded(load(row + k), *scale, -127, 127));
   }
@@ -32,35 +32,87 @@ void round_to_int8(const T* row, int64_t inputs, bool in_strips, uint8_t* to, fl
   for (int64_t k = 0; k < inputs; ++k) to[k] ^= 128;
 }
 
-// The weight of largest magnitude in a group; the first of several.
+inline float least_lane(vf v) {
+  float least = v[0];
+  for (int i = 1; i < W; ++i) least = v[i] < least ? v[i] : least;
+  return least;
+}
+
+inline vi within(vi v, int least, int most) {
+  v = v < least ? vi{} + least : v;
+  return v > most ? vi{} + most : v;
+}
+
+// How a group becomes int4: (weight + offset) / scale is nearest to its level.
+struct Fit {
+  float scale, offset;
+};
+
+inline float as_bf16(double x) {
+  bf16 narrow;
+  from_float(float(x), &narrow);
+  return as_float(&narrow);
+}
+
+constexpr int kParts = 256;  // of a step
+
+// Levels 0 to 15 from the least weight to the greatest, and the scale and the offset that meet the
+// weights of these levels with the least squared error; or no offset, where that is clearly nearer. Sums
+// are of integers: weights are rounded to parts of a step.
 template <class T>
-float largest_of(const T* group, int64_t size) {
-  const float magnitude = largest_magnitude(group, size);
-  int64_t k = 0;
-  for (const vf wanted = splat(magnitude); k + W < size; k += W) {
+Fit fit(const T* group, int64_t size) {
+  vf low = load(group), negative_high = -low;
+  for (int64_t k = W; k < size; k += W) {
     const vf weights = load(group + k);
-    if (sum_of_lanes((weights == wanted) | (weights == -wanted)) != 0) break;
+    low = weights < low ? weights : low;
+    negative_high = -weights < negative_high ? -weights : negative_high;
   }
-  float lanes[W];
-  store(lanes, load(group + k));
-  int lane = 0;
-  while (lane < W - 1 && std::fabs(lanes[lane]) != magnitude) ++lane;
-  return lanes[lane];
+  const float least = least_lane(low), greatest = -least_lane(negative_high);
+  const float extent = greatest - least, largest = -least >= greatest ? least : greatest;
+  if (!(extent >= kNothing && extent < std::numeric_limits<float>::infinity())) {
+    return {0.0f, as_bf16(-double(least))};
+  }
+  const float inverse = float(15 * kParts) / extent, centred_inverse = float(-8 * kParts) / largest;
+  vi ones = {}, squares = {}, values = {}, products = {}, errors = {}, centred_errors = {};
+  for (int64_t k = 0; k < size; k += W) {
+    const vf weights = load(group + k);
+    // Weights are finite; what is not stays within these bounds, so that no sum overflows.
+    const vi parts = within(nearest((weights - least) * inverse), 0, 15 * kParts);
+    const vi level = (parts + kParts / 2) >> 8, rest = parts - level * kParts;
+    ones += level, squares += level * level, values += parts, products += level * parts;
+    errors += rest * rest;
+    const vi centred = within(nearest(weights * centred_inverse), -8 * kParts, 8 * kParts);
+    const vi centred_rest = centred - within((centred + kParts / 2) >> 8, -8, 7) * kParts;
+    centred_errors += centred_rest * centred_rest;
+  }
+  const double step = double(extent / 15.0f), centred_step = double(largest / -8.0f);
+  const double error = double(sum_of_lanes(errors)) * (step * step);
+  const double centred_error = double(sum_of_lanes(centred_errors)) * (centred_step * centred_step);
+  if (centred_error * 8 < error * 7) return {float(as_bf16(centred_step)), 0.0f};
+  // Integers that double holds exactly.
+  const int64_t levels = sum_of_lanes(ones), all = sum_of_lanes(values);
+  const int64_t covariance = size * sum_of_lanes(products) - levels * all;
+  const int64_t variance = size * sum_of_lanes(squares) - levels * levels;
+  const double part = double(extent / 15.0f / float(kParts)), count = double(size);
+  const double scale = as_bf16(double(covariance) / double(variance) * part);
+  const double mean = double(least) + part * double(all) / count;
+  return {float(scale), as_bf16(scale * double(levels - 8 * size) / count - mean)};
 }
 
 // Quantizes a row to int4. In each run of 32 weights, the first 16 are in the low nibbles; in strips, the
 // first 4 of 8.
 template <class T>
 void round_to_int4(const T* row, int64_t inputs, int64_t group, bool in_strips, uint8_t* to,
-                   float* scales) {
+                   bf16* scales, bf16* offsets) {
   const int half = in_strips ? 4 : int(kPackedGroup) / 2;
-  for (int64_t first = 0; first < inputs; first += group, ++scales) {
-    // The largest magnitude maps to -8, the end of the range that has one step more.
-    *scales = step_of(largest_of(row + first, group), -8);
+  for (int64_t first = 0; first < inputs; first += group, ++scales, ++offsets) {
+    const Fit its = fit(row + first, group);
+    from_float(its.scale, scales), from_float(its.offset, offsets);
+    const float step = its.scale == 0 ? 1.0f : its.scale;
     for (int64_t k = first; k < first + group; k += kPackedGroup) {
       int8_t levels[kPackedGroup];
       for (int64_t i = 0; i < kPackedGroup; i += W) {
-        store_bytes(levels + i, rounded(load(row + k + i), *scales, -8, 7) + 8);
+        store_bytes(levels + i, rounded(load(row + k + i) + its.offset, step, -8, 7) + 8);
       }
       for (int i = 0; i < int(kPackedGroup); i += 2 * half) {
         for (int j = 0; j < half; ++j) {
@@ -75,10 +127,12 @@ template <class T>
 void round_row(const QuantizeArgs& a, int64_t row, bool in_strips, uint8_t* to) {
   const T* from = static_cast<const T*>(a.weight) + row * a.inputs;
   if (a.kind == kInt8 || a.kind == kInt8Strips) {
-    round_to_int8(from, a.inputs, in_strips, to, a.scales + row);
-  } else {
-    round_to_int4(from, a.inputs, a.group, in_strips, to, a.scales + row * (a.inputs / a.group));
+    round_to_int8(from, a.inputs, in_strips, to, static_cast<float*>(a.scales) + row);
+    return;
   }
+  const int64_t first = row * (a.inputs / a.group);
+  round_to_int4(from, a.inputs, a.group, in_strips, to, static_cast<bf16*>(a.scales) + first,
+                static_cast<bf16*>(a.offsets) + first);
 }
 
 template <class T>
@@ -116,7 +170,8 @@ bool has_whole_rows(const QuantizeArgs& a) {
       if (a.rows % kStripOutputs) return false;
       [[fallthrough]];
     case kInt4:
-      return a.group >= kPackedGroup && a.group % kPackedGroup == 0 && a.inputs % a.group == 0;
+      // Sums of a group fit into 32 bits.
+      return a.group >= kPackedGroup && a.group <= kLargestGroup && a.group % kPackedGroup == 0 && a.inputs % a.group == 0;
     default: return false;
   }
 }

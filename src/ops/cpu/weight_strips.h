@@ -37,7 +37,7 @@ template <class T>
 inline void finish_strip(const LinearArgs& a, int64_t strip, int64_t token, const float* sums) {
   int64_t n = strip * kStripOutputs;
   const int64_t end = std::min(a.outputs, n + kStripOutputs);
-  const float* scales = a.scales;
+  const float* scales = static_cast<const float*>(a.scales);
   const T* bias = static_cast<const T*>(a.bias);
   T* const to = static_cast<T*>(a.out) + token * a.outputs;
   for (; n + W <= end; n += W, sums += W) finish(a, sums, scales + n, bias + n, to + n);

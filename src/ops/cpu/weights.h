@@ -4,6 +4,7 @@
 // times its scale and rounded once, like the bfloat16 weights of a checkpoint.
 #pragma once
 #include <algorithm>
+#include <vector>
 
 #include "abi.h"
 #include "float8.h"
@@ -100,7 +101,9 @@ struct ByRow {  // one scale per row, applied to the sum
   const float* scales;
   int64_t inputs;
   ByRow(const LinearArgs& a)
-      : weights(static_cast<const Level*>(a.weight)), scales(a.scales), inputs(a.inputs) {}
+      : weights(static_cast<const Level*>(a.weight)),
+        scales(static_cast<const float*>(a.scales)),
+        inputs(a.inputs) {}
   static constexpr int64_t kStep = W, kBytes = W;
   int64_t row_bytes() const { return inputs; }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
@@ -124,29 +127,59 @@ struct ByRow {  // one scale per row, applied to the sum
   float scale(int64_t n) const { return scales[n]; }
 };
 
-// Scales and offsets of groups of `size` weights of a row.
-struct Groups {
-  const float *scales, *offsets;  // [outputs, groups]; offsets may be null
-  int64_t size, count;
-  Groups(const LinearArgs& a)
-      : scales(a.scales), offsets(a.offsets), size(a.group), count(a.inputs / a.group) {}
-  vf factor(int64_t n, int64_t k) const { return splat(scales[n * count + k / size]); }
-  float offset(int64_t n, int64_t k) const {
-    return offsets == nullptr ? 0.0f : offsets[n * count + k / size];
+// Numbers of groups: float32, or bfloat16 if `narrow`.
+struct OfGroups {
+  const void* at = nullptr;  // null: all are zero
+  bool narrow = false;
+  float operator[](int64_t i) const {
+    if (at == nullptr) return 0.0f;
+    return narrow ? as_float(static_cast<const bf16*>(at) + i) : static_cast<const float*>(at)[i];
   }
 };
 
-// The scales and offsets of a row, one group after the other.
-struct AlongGroups {
-  const float *scale = nullptr, *offset = nullptr;
-  AlongGroups() = default;
-  AlongGroups(const Groups& groups, int64_t n)
-      : scale(groups.scales + n * groups.count),
-        offset(groups.offsets == nullptr ? nullptr : groups.offsets + n * groups.count) {}
-  // `levels` as weights of the next group.
-  vf next_of(vf levels) {
-    const vf weights = levels * *scale++;
-    return offset == nullptr ? weights : weights - *offset++;
+constexpr int kRowsAtOnce = 4;  // of which numbers are at hand at the same time, neighbours
+
+// Scales and offsets of groups of `size` weights of a row: [outputs, count].
+struct Groups {
+  const OfGroups scales, offsets;
+  int64_t size, count;
+  float* room = nullptr;  // for bfloat16: this thread's memory for the numbers of kRowsAtOnce rows
+  Groups(const LinearArgs& a)
+      : scales{a.scales, a.group_dtype == kBFloat16},
+        offsets{a.offsets, a.group_dtype == kBFloat16},
+        size(a.group),
+        count(a.inputs / a.group) {
+    if (!scales.narrow) return;
+    thread_local std::vector<float> memory;
+    const int64_t floats = 2 * kRowsAtOnce * (count + W);
+    if (int64_t(memory.size()) < floats) memory.resize(size_t(floats));
+    room = memory.data();
+  }
+  int64_t at(int64_t n, int64_t k) const { return n * count + k / size; }
+};
+
+// The numbers of a row as floats, one group after the other.
+struct AlongRow {
+  const float* next = nullptr;
+  int64_t step = 0;
+  AlongRow() = default;
+
+  // `which` is 0 for scales, 1 for offsets. Those of bfloat16 are widened; they are valid until those of
+  // the row kRowsAtOnce further on are.
+  AlongRow(const Groups& groups, int64_t n, int which) {
+    static constexpr float kZero = 0;
+    const OfGroups& numbers = which == 0 ? groups.scales : groups.offsets;
+    next = &kZero;
+    if (numbers.at == nullptr) return;
+    step = 1;
+    next = static_cast<const float*>(numbers.at) + n * groups.count;
+    if (!numbers.narrow) return;
+    const bf16* from = static_cast<const bf16*>(numbers.at) + n * groups.count;
+    float* const to = groups.room + (n % kRowsAtOnce * 2 + which) * (groups.count + W);
+    int64_t i = 0;
+    for (; i + W <= groups.count; i += W) store(to + i, load(from + i));
+    for (; i < groups.count; ++i) to[i] = as_float(from + i);
+    next = to;
   }
 };
 
@@ -164,7 +197,8 @@ struct ByGroup {  // a scale, and perhaps an offset, per group of a multiple of 
   int64_t row_bytes() const { return inputs; }
   const char* row(int64_t n) const { return reinterpret_cast<const char*>(weights + n * inputs); }
   void read(int64_t n, int64_t k, vf* v) const {
-    v[0] = widen(weights + n * inputs + k) * groups.factor(n, k) - groups.offset(n, k);
+    const int64_t group = groups.at(n, k);
+    v[0] = widen(weights + n * inputs + k) * groups.scales[group] - groups.offsets[group];
   }
   vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
 #if defined(SLIPSTREAM_PAIRS)
@@ -173,18 +207,18 @@ struct ByGroup {  // a scale, and perhaps an offset, per group of a multiple of 
   // Each half of a run lies in one group. Weights are rounded to bfloat16.
   struct Runs {
     const Level* p;
-    AlongGroups along;
-    int64_t halves;  // of a group
+    const float *scale, *offset;  // of the next group
+    int64_t offset_step, halves;  // of a group
     int64_t left = 0;
-    float scale = 0, offset = 0;
+    float factor = 0, shift = 0;
     vf half() {
       if (left == 0) {
-        scale = *along.scale++;
-        if (along.offset != nullptr) offset = *along.offset++;
+        factor = *scale++, shift = *offset;
+        offset += offset_step;
         left = halves;
       }
       --left;
-      const vf weights = widen(p) * scale - offset;
+      const vf weights = widen(p) * factor - shift;
       p += W;
       return weights;
     }
@@ -196,7 +230,9 @@ struct ByGroup {  // a scale, and perhaps an offset, per group of a multiple of 
   };
   Runs runs(int64_t n) const {
     Runs runs{};
-    runs.p = weights + n * inputs, runs.along = {groups, n}, runs.halves = groups.size / W;
+    const AlongRow scales(groups, n, 0), offsets(groups, n, 1);
+    runs.p = weights + n * inputs, runs.scale = scales.next, runs.offset = offsets.next;
+    runs.offset_step = offsets.step, runs.halves = groups.size / W;
     return runs;
   }
 #endif
@@ -219,7 +255,9 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
   }
   void read(int64_t n, int64_t k, vf* v) const {
     const uint8_t* p = weights + (n * inputs + k) / 2;
-    const vf factor = groups.factor(n, k), offset = factor * -8.0f - groups.offset(n, k);
+    const int64_t group = groups.at(n, k);
+    const vf factor = splat(groups.scales[group]);
+    const vf offset = factor * -8.0f - groups.offsets[group];
     constexpr int kHalf = int(kPackedGroup) / 2 / W;
 #pragma GCC unroll 4
     for (int i = 0; i < kHalf; ++i) {
@@ -235,17 +273,18 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
   // same results as converting each weight, and is faster.
   struct Runs {
     const __m128i* p;
-    AlongGroups along;
-    int64_t group;  // in runs
+    const float *scale, *offset;  // of the next group
+    int64_t offset_step, size;    // of a group, in runs
     int64_t left = 0;
     __m512i table{};
     vb next() {
       if (left == 0) {
         const vf steps = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-        const __m512 values = (__m512)along.next_of(steps);
+        const __m512 values = (__m512)(steps * *scale++ - *offset);
+        offset += offset_step;
         // Twice, because the fifth bit of the lookup index belongs to the other nibble.
         table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
-        left = group;
+        left = size;
       }
       --left;
       const __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128(p++)), high = _mm256_srli_epi16(low, 4);
@@ -258,8 +297,9 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
     const uint8_t* p = weights + n * (inputs / 2);
     Runs runs{};
     runs.p = reinterpret_cast<const __m128i*>(p);
-    runs.along = {groups, n};
-    runs.group = groups.size / kRun;
+    const AlongRow scales(groups, n, 0), offsets(groups, n, 1);
+    runs.scale = scales.next, runs.offset = offsets.next;
+    runs.offset_step = offsets.step, runs.size = groups.size / kRun;
     return runs;
   }
 #endif

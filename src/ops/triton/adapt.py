@@ -1,3 +1,5 @@
+# Kernel parameters have no Python types: what they are is decided at compile time.
+# mypy: disable-error-code="no-untyped-def,attr-defined"
 """Low-rank updates by slot, in Triton: inputs to inner results, then inner results to outputs.
 
 Programs are over a tile of tokens and a slot. One whose tokens have other slots leaves at once, so

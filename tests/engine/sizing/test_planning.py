@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import huggingface_hub
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from src.engine.sizing.roofline import Roofline
 from src.engine.sizing.speed import DECODE_SHARE_ON_CPU, PREFILL_SHARE_ON_CPU, Work
 from src.models import outline_model
 from tests.support.checkpoints import CLASSES, make_checkpoint
+from tests.support.gguf_files import write_gguf
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -270,8 +272,15 @@ def test_a_rank_holds_its_part(tmp_path: Path) -> None:
 
 
 def test_what_a_gpu_does_not_have_is_refused_as_a_start_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'int8' is for the CPU, the device is cuda"):
-        planned(written(tmp_path), Question(device="h200"), model__quantization="int8")
+    directory, gpu = written(tmp_path), Question(device="h200")
+    rounded = {"model__quantization": "int8", "model__quantize_activations": True}
+    with pytest.raises(ConfigError, match="quantize_activations = true is for the CPU, the device"):
+        planned(directory, gpu, **rounded)
+    plain, quantized = (
+        planned(directory, gpu, model__dtype="bfloat16", **changes).memory.weight_bytes
+        for changes in ({}, {"model__quantization": "int8"})
+    )
+    assert quantized < plain
 
 
 def test_the_command_serves_what_was_planned(tmp_path: Path) -> None:
@@ -308,10 +317,28 @@ def test_a_hub_id_needs_its_configuration_alone(
 
 
 def test_a_single_file_is_refused_by_name(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(ModelLoadError, match=r"model.gguf is a file: GGUF .* not served yet"):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"x")
+    with pytest.raises(ModelLoadError, match=r"is a file; expected a directory .* \*.gguf file"):
         planned(file)
+
+
+def test_a_gguf_file_is_planned_without_its_weights(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "of", "llama")
+    file = write_gguf(
+        tmp_path / "m.gguf", checkpoint, "llama", lambda name: gguf.GGMLQuantizationType.Q4_1
+    )
+    plan = planned(file)
+    assert plan.fits
+    quantized = {part.name: part.bytes for part in plan.memory.weights}
+    plain = {part.name: part.bytes for part in planned(checkpoint).memory.weights}
+    # Half a byte a weight, and 8 for each 32 of them; instead of 4.
+    assert quantized["MLP"] == plain["MLP"] * 0.75 / 4
+    # Nothing but the header is needed.
+    with file.open("r+b") as stream:
+        stream.seek(-8192, 2)
+        stream.write(bytes(8192))
+    assert planned(file) == plan
 
 
 HOSTILE: dict[str, Any] = {

@@ -14,6 +14,20 @@ _ALLOCATOR_TESTS = (f"{_PURE}/test_groups.py", *_SCHEDULER_TESTS)
 
 MUTATIONS = (
     *mutations_of(
+        "src/engine/scheduling/content_names.py",
+        _SCHEDULER_TESTS,
+        (
+            "a sibling with another salt has the same digests",
+            "            and sibling.request.cache_salt == request.cache_salt\n",
+            "",
+        ),
+        (
+            "a sibling with other media has the same digests",
+            "            and sibling.request.media_keys == request.media_keys\n",
+            "",
+        ),
+    ),
+    *mutations_of(
         "src/engine/scheduling/scheduler.py",
         _SCHEDULER_TESTS,
         (
@@ -75,16 +89,6 @@ MUTATIONS = (
             "deadlines of requests that ended by themselves are kept",
             "            self._deadlines.discard(state)\n        return state.event(row, reason)",
             "        return state.event(row, reason)",
-        ),
-        (
-            "a sibling with another salt has the same digests",
-            "            and sibling.request.cache_salt == request.cache_salt\n",
-            "",
-        ),
-        (
-            "a sibling with other media has the same digests",
-            "            and sibling.request.media_keys == request.media_keys\n",
-            "",
         ),
         (
             "many decoding rows allow no more of prompts than few",

@@ -100,7 +100,8 @@ export class Watch {
       this.access[what] = "open";
       return answer;
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
+      // An answer that broke off is asked for again at the next look.
+      if (!(error instanceof ApiError)) return null;
       if ([401, 403].includes(error.status)) this.access[what] = "locked";
       else if (error.status === 404) this.access[what] = "absent";
       return null;

@@ -1,0 +1,95 @@
+"""The tensors of GGUF files under the names of `config.json`'s world."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from src.core.errors import ModelLoadError
+from src.core.gguf import GGUFTensor, open_gguf
+from src.models.gguf.architectures import architecture_of
+from src.models.gguf.types import PLAIN_TYPES
+from src.models.weights.checkpoint import StoredTensor
+
+_OUTSIDE: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+# Read with the metadata.
+_NOT_WEIGHTS: Final = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+_IN_LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_OF_EXPERT: Final = "{}"
+
+
+def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor by the name that it has in a directory of safetensors.
+
+    Tensors of blocks are matrices of bytes: [rows, bytes of a row]. Names that are not known stay,
+    so that they are refused where names are checked.
+
+    Raises:
+        ModelLoadError: a file is damaged, or its architecture is not served.
+    """
+    file = open_gguf(path)
+    names = architecture_of(file.metadata, str(path))[1].names
+    tensors: dict[str, StoredTensor] = {}
+    for tensor in file.tensors.values():
+        if tensor.name in _NOT_WEIGHTS:
+            continue
+        for name, stored in _stored(tensor, _name(tensor.name, names)):
+            if name in tensors:
+                raise ModelLoadError(f"{path}: {tensor.name} occurs under two names")
+            tensors[name] = stored
+    return tensors
+
+
+def block_types(path: Path) -> dict[str, str]:
+    """The types of the tensors that have blocks, by the same names.
+
+    Raises:
+        ModelLoadError: see `open_checkpoint`.
+    """
+    file = open_gguf(path)
+    names = architecture_of(file.metadata, str(path))[1].names
+    return {
+        name: tensor.type.name
+        for tensor in file.tensors.values()
+        if tensor.type.name not in PLAIN_TYPES
+        for name, _ in _stored(tensor, _name(tensor.name, names))
+    }
+
+
+def _name(name: str, names: Mapping[str, str]) -> str:
+    stem, _, ending = name.rpartition(".")
+    if stem in _OUTSIDE:
+        return f"{_OUTSIDE[stem]}.{ending}"
+    layer = _IN_LAYER.fullmatch(name)
+    if layer is None or layer[2] not in names:
+        return name
+    return f"model.layers.{layer[1]}.{names[layer[2]]}.{layer[3]}"
+
+
+def _stored(tensor: GGUFTensor, name: str) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensor under its name; a stack of experts' matrices as one tensor of each."""
+    dtype = PLAIN_TYPES.get(tensor.type.name, torch.uint8)
+    shape = tensor.shape
+    if dtype == torch.uint8:
+        shape = (*shape[:-1], tensor.size // math.prod(shape[:-1]))
+    if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
+        shape = (1, *shape)
+    whole = StoredTensor(name, tensor.file, dtype, shape, tensor.offset, tensor.size)
+    if _OF_EXPERT not in name or len(shape) != 3:
+        yield name, whole
+        return
+    for expert in range(shape[0]):
+        yield name.format(expert), whole.part(expert)

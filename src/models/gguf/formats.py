@@ -1,0 +1,255 @@
+"""Holds the matrices of a GGUF file in the precision that the file has, with no second rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from src.core.gguf import TYPES_BY_NAME
+from src.models.gguf.types import BLOCK_TYPES, BlockType, decode
+from src.models.weights.checkpoint import StoredTensor
+from src.models.weights.methods import Held, LinearMethod, QuantizedWeight
+from src.models.weights.parameters import (
+    NUMBERS,
+    WEIGHT,
+    Index,
+    Parameter,
+    Placement,
+    StoredForm,
+    allocate,
+)
+from src.models.weights.transforms import InHalves, PartByPart
+from src.ops.linear import INT4_RUN, pack_int4
+
+_VALUES, _SCALES, _OFFSETS = "values", "scales", "offsets"
+# Transforms that do no more than move rows.
+_OF_ROWS: Final = (InHalves, PartByPart)
+_MIDDLE: Final = 8  # of levels of 4 bits
+_ROWS_AT_ONCE: Final = 4096  # rows decoded at a time, so that their float32 copy stays small
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What holds levels of one matrix: their bits, the size of groups, and whether there are
+    offsets.
+    """
+
+    group: int
+    bits: int
+    has_offsets: bool
+
+    @classmethod
+    def common(cls, kinds: Sequence[BlockType]) -> Form:
+        """The form in which matrices of these types can lie below each other, each exactly."""
+        group = math.gcd(*(kind.group for kind in kinds))
+        bits = max(kind.bits for kind in kinds)
+        return cls(group, bits, any(kind.has_offsets for kind in kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPacking:
+    """A matrix [N, K] as rows of blocks; see `parameters.RowPacking`.
+
+    Attributes
+    ----------
+    kind
+        Name of the type.
+    form
+        The form of the weight that holds it.
+    dtype
+        Of values that are decoded.
+    """
+
+    kind: str
+    form: Form
+    dtype: torch.dtype
+
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
+        """See `parameters.Packing`."""
+        block, size = TYPES_BY_NAME[self.kind].block, TYPES_BY_NAME[self.kind].size
+        if shape[-1] % block:
+            raise ValueError(f"rows of {shape[-1]} values must be blocks of {block}")
+        stored = (*shape[:-1], shape[-1] // block * size)
+        return {WEIGHT: StoredForm(tensor, (stored,), (torch.uint8,))}
+
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """See `parameters.Packing`; in the model's dtype."""
+        raw = stored[WEIGHT]
+        size = TYPES_BY_NAME[self.kind].size
+        parts = [
+            decode(rows.view(-1, size), self.kind).view(len(rows), -1).to(self.dtype)
+            for rows in raw.flatten(0, -2).split(_ROWS_AT_ONCE)
+        ]
+        return torch.cat(parts).view(*raw.shape[:-1], -1)
+
+    def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `parameters.RowPacking`."""
+        raw, size = stored[WEIGHT], TYPES_BY_NAME[self.kind].size
+        kind, form = BLOCK_TYPES[self.kind], self.form
+        levels, scales, offsets = kind.unpack(raw.view(-1, size))
+        own = levels.shape[1] // scales.shape[1] // form.group
+        if own > 1:
+            scales = scales.repeat_interleave(own, dim=1)
+            offsets = None if offsets is None else offsets.repeat_interleave(own, dim=1)
+        if form.has_offsets and offsets is None:
+            offsets = torch.zeros_like(scales)
+        if form.bits == 4:
+            if kind.has_offsets:
+                # The weight's levels are counted from the middle.
+                assert offsets is not None
+                offsets = offsets - scales * _MIDDLE
+            else:
+                levels = levels + _MIDDLE
+            values = pack_int4(levels.view(torch.uint8).view(len(raw), -1))
+        else:
+            values = levels.view(len(raw), -1)
+        parts = {_VALUES: values, _SCALES: scales.view(len(raw), -1)}
+        if offsets is not None:
+            parts[_OFFSETS] = offsets.view(len(raw), -1)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedNorm:
+    """The weights of norms to which a converter has added 1."""
+
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
+        """See `parameters.Packing`."""
+        return {WEIGHT: StoredForm(tensor, (shape,), NUMBERS)}
+
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """See `parameters.Packing`."""
+        return stored[WEIGHT].float() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMethod:
+    """Multiplies by levels and their factors as a file has them; see `methods.LinearMethod`.
+
+    ``rounds_inputs`` is that of `methods.RoundingMethod`.
+    """
+
+    form: Form
+    rounds_inputs: bool
+
+    @property
+    def name(self) -> str:
+        """See `methods.LinearMethod`."""
+        return f"GGUF in {self.form.bits} bits"
+
+    def staging(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """See `methods.LinearMethod`."""
+        rows, inputs = shape
+        groups = (rows, inputs // self.form.group)
+        is_packed = self.form.bits == 4
+        values = (rows, inputs // 2) if is_packed else shape
+        parts = {
+            _VALUES: allocate(values, torch.uint8 if is_packed else torch.int8, device),
+            _SCALES: allocate(groups, torch.float32, device),
+        }
+        if self.form.has_offsets:
+            parts[_OFFSETS] = allocate(groups, torch.float32, device)
+        return parts
+
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
+        """See `methods.LinearMethod`."""
+        return part[index] if index else part
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """See `methods.LinearMethod`."""
+        form, rows = self.form, len(values)
+        most = 7 if form.bits == 4 else 127
+        groups = values.float().view(rows, -1, form.group)
+        scales = groups.abs().amax(dim=2).div_(most).clamp_(min=1e-30)
+        levels = (groups / scales[..., None]).round_().clamp_(-most, most)
+        flat = levels.to(torch.int8).view(rows, -1)
+        packed = pack_int4((flat + _MIDDLE).view(torch.uint8)) if form.bits == 4 else flat
+        parts = {_VALUES: packed, _SCALES: scales}
+        return parts | ({_OFFSETS: torch.zeros_like(scales)} if form.has_offsets else {})
+
+    def make(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
+        """See `methods.LinearMethod`."""
+        values, scales, offsets = parts[_VALUES], parts[_SCALES], parts.get(_OFFSETS)
+        return QuantizedWeight.packed(values, scales, offsets, in_strips=self.rounds_inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFormats:
+    """Holds every parameter as a file stores it; see `methods.Formats`.
+
+    A parameter is decoded to the model's dtype if no weight can hold it packed: the embedding,
+    experts, and matrices of which parts are not quantized.
+
+    Attributes
+    ----------
+    kinds
+        The types of tensors that have blocks, by their names.
+    embedding
+        Name of the embedding, whose blocks a tied head has too.
+    shifted_norms
+        Whether 1 has been added to the weights of norms.
+    """
+
+    kinds: Mapping[str, str]
+    embedding: str
+    shifted_norms: bool
+    rounds_inputs: bool = False
+    name: str = "gguf"
+
+    def rounding(self, *, inputs: bool) -> GGUFFormats:
+        """The same, with inputs rounded or not."""
+        return replace(self, rounds_inputs=inputs)
+
+    def opened(self, stored: Mapping[str, StoredTensor]) -> GGUFFormats:
+        """The same: a file's header has told all."""
+        return self
+
+    def hold(self, parameter: Parameter, world_size: int) -> Held:
+        """See `methods.Formats`."""
+        placements = parameter.placements
+        if parameter.kind == "head" and not placements:
+            placements = (Placement(self.embedding),)
+            parameter = replace(parameter, placements=placements)
+            if self.embedding not in self.kinds:
+                return Held(replace(parameter, placements=()), None)
+        if self.shifted_norms and parameter.kind == "vector":
+            placements = tuple(_shifted(each) for each in placements)
+            return Held(replace(parameter, placements=placements), None)
+        kinds = [self.kinds.get(each.tensor) for each in placements]
+        known = [kind for kind in kinds if kind is not None]
+        if not known:
+            return Held(parameter, None)
+        form = Form.common([BLOCK_TYPES[kind] for kind in known])
+        packed = tuple(
+            each
+            if kind is None
+            else replace(each, packing=BlockPacking(kind, form, parameter.dtype))
+            for each, kind in zip(placements, kinds, strict=True)
+        )
+        parameter = replace(parameter, placements=packed)
+        is_held = len(known) == len(kinds) and _is_held(parameter, form)
+        method: LinearMethod | None = BlockMethod(form, self.rounds_inputs) if is_held else None
+        return Held(parameter, method)
+
+
+def _is_held(parameter: Parameter, form: Form) -> bool:
+    """Whether a weight can hold a parameter packed."""
+    keeps_rows = all(
+        each.part is None and (each.transform is None or isinstance(each.transform, _OF_ROWS))
+        for each in parameter.placements
+    )
+    unit = math.lcm(form.group, INT4_RUN)
+    fits = len(parameter.shape) == 2 and parameter.shape[1] % unit == 0
+    return parameter.kind in ("matrix", "head") and keeps_rows and fits
+
+
+def _shifted(placement: Placement) -> Placement:
+    is_norm = placement.tensor.endswith("norm.weight")
+    return replace(placement, packing=ShiftedNorm()) if is_norm else placement

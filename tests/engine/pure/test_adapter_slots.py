@@ -1,0 +1,110 @@
+"""Slots of adapters: who has one, who waits for one, and who has to go."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from src.core.adapter import Adapter
+from src.core.outputs import FinishReason
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.engine.scheduling.adapter_slots import AdapterSlots
+from src.engine.scheduling.scheduler import Scheduler
+from tests.engine.pure.simulation import make_limits, make_request
+
+
+def adapter(number: int) -> Adapter:
+    return Adapter(number, f"adapter {number}", bytes([number]))
+
+
+def add(scheduler: Scheduler, key: int, number: int | None, max_tokens: int = 4) -> None:
+    request = make_request(key, 2, max_tokens, ends=False)
+    chosen = None if number is None else adapter(number)
+    scheduler.add(msgspec.structs.replace(request, adapter=chosen))
+
+
+def step(scheduler: Scheduler) -> StepPlan | None:
+    """Plan a step and commit it at once."""
+    plan = scheduler.schedule()
+    scheduler.check()
+    if plan is not None:
+        rows = [RowResult(r.row, r.generation, [7] * r.samples) for r in plan.rows]
+        scheduler.commit(StepResult(plan.step_id, rows))
+        scheduler.check()
+    return plan
+
+
+def installed(plan: StepPlan | None) -> list[tuple[int, int, int]]:
+    assert plan is not None
+    return [(i.request_key, i.adapter, i.adapter_slot) for i in plan.installs]
+
+
+def test_the_longest_unused_adapter_gives_way() -> None:
+    slots = AdapterSlots(2, patience=5)
+    for number in (1, 2, 1):
+        assert slots.admits(adapter(number))
+        slots.take(adapter(number))
+    assert not slots.admits(adapter(3))
+    slots.release(adapter(2))
+    assert slots.admits(adapter(3))
+    slots.release(adapter(1))
+    # Another row of it is there still.
+    assert slots.take(adapter(3)) == 1
+    assert not slots.admits(adapter(2))
+    slots.check([1, 3])
+
+
+def test_who_waits_for_a_slot_holds_up_nobody() -> None:
+    limits = make_limits(num_adapter_slots=1, max_num_seqs=4, num_blocks=40)
+    scheduler = Scheduler(limits)
+    add(scheduler, 0, 1, max_tokens=20)
+    for key in range(1, 60):
+        add(scheduler, key, 2)
+    add(scheduler, 60, None)
+    add(scheduler, 61, 1)
+    found = installed(step(scheduler)) + installed(step(scheduler))
+    assert found == [(0, 1, 0), (60, 0, -1), (61, 1, 0)]
+    assert scheduler.num_waiting == 59
+    scheduler.finish(30, FinishReason.ABORT)
+    assert scheduler.num_waiting == 58
+    while scheduler.has_work:
+        assert step(scheduler) is not None
+    scheduler.check_idle()
+
+
+def test_busy_adapters_do_not_keep_the_slots_forever() -> None:
+    limits = make_limits(num_adapter_slots=1, max_num_seqs=2, num_blocks=40, max_bypasses=3)
+    scheduler = Scheduler(limits)
+    add(scheduler, 0, 1)
+    add(scheduler, 1000, 2)
+    for key in range(1, 100):
+        # There is always one more request of the busy adapter.
+        add(scheduler, key, 1)
+        step(scheduler)
+        if scheduler.state(1000) is None:
+            break
+    assert key < 40
+    while scheduler.has_work:
+        assert step(scheduler) is not None
+    scheduler.check_idle()
+
+
+def test_random_loads_end_and_lose_nothing() -> None:
+    chance = random.Random(3)
+    for seed in range(20):
+        limits = make_limits(
+            num_adapter_slots=chance.randint(1, 3), num_blocks=12, max_bypasses=seed
+        )
+        scheduler = Scheduler(limits)
+        for key in range(60):
+            add(scheduler, key, chance.choice([None, 1, 2, 3, 4, 5]), chance.randint(1, 9))
+            if chance.random() < 0.5:
+                step(scheduler)
+            if chance.random() < 0.2:
+                scheduler.finish(chance.randint(0, key), FinishReason.ABORT)
+        for _ in range(2000):
+            if not scheduler.has_work:
+                break
+            assert step(scheduler) is not None, "nothing is planned, though something waits"
+        scheduler.check_idle()
