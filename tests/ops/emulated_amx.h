@@ -214,6 +214,34 @@ inline Floats fused(Floats a, Floats b, Floats c) {
   return c;
 }
 
+inline uint16_t less(__m512i a, __m512i b) {
+  const Integers left = (Integers)a, right = (Integers)b;
+  uint16_t mask = 0;
+  for (int i = 0; i < 16; ++i) mask = uint16_t(mask | (left[i] < right[i]) << i);
+  return mask;
+}
+
+inline Floats subtract_where(Floats otherwise, uint16_t mask, Floats a, Floats b) {
+  for (int i = 0; i < 16; ++i) otherwise[i] = mask >> i & 1 ? a[i] - b[i] : otherwise[i];
+  return otherwise;
+}
+
+// Within each four floats; two bits of `order` name the source of each.
+inline Floats permute(Floats from, int order) {
+  Floats result;
+  for (int i = 0; i < 16; ++i) result[i] = from[i / 4 * 4 + (order >> i % 4 * 2 & 3)];
+  return result;
+}
+
+template <class Part>
+inline __m512i repeat(Part part) {
+  __m512i result;
+  for (size_t at = 0; at < sizeof result; at += sizeof part) {
+    std::memcpy(reinterpret_cast<char*>(&result) + at, &part, sizeof part);
+  }
+  return result;
+}
+
 inline void need(bool condition) {
   if (!condition) __builtin_trap();
 }
@@ -315,3 +343,14 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_reduce_add_epi32(integers) emulated::sum_of(integers)
 #define _mm512_madd_epi16(a, b) emulated::sum_words(a, b)
 #define _mm512_maddubs_epi16(a, b) emulated::sum_bytes(a, b)
+#undef _mm512_permute_ps
+#define _mm512_castps_si512(floats) ((__m512i)(floats))
+#define _mm512_castsi512_ps(words) ((emulated::Floats)(words))
+#define _mm512_or_si512(a, b) ((__m512i)((a) | (b)))
+#define _mm512_add_epi32(a, b) ((__m512i)((emulated::Words)(a) + (emulated::Words)(b)))
+#define _mm512_cmplt_epi32_mask(a, b) emulated::less(a, b)
+#define _mm512_mask_sub_ps(otherwise, mask, a, b) emulated::subtract_where(otherwise, mask, a, b)
+#define _mm512_permute_ps(floats, order) emulated::permute((emulated::Floats)(floats), order)
+#define _mm512_load_si512(from) emulated::load_bytes(from)
+#define _mm512_set1_epi64(x) emulated::repeat(int64_t(x))
+#define _mm512_broadcast_i32x4(part) emulated::repeat(part)

@@ -198,7 +198,7 @@ class LatentStep {
       const vf a = power_of_two(load(scores + i * W) * kLog2E - shift);
       const vf b = power_of_two(load(scores + i * W + W) * kLog2E - shift);
       const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
-      const __m512i pairs = _mm512_permutexvar_epi16(_mm512_load_si512(kPairing.words), both);
+      const __m512i pairs = (__m512i)_mm512_permutexvar_epi16(_mm512_load_si512(kPairing.words), both);
       std::memcpy(to, &pairs, sizeof pairs);
       // Sum the rounded weights, so that they add up to 1 after the division.
       total = add_pairs(total, (vb)pairs, (vb)one);
