@@ -64,7 +64,9 @@ async def test_one_adapter_is_read_at_a_time_though_callers_go_away(path: str) -
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1, tokenizer=True)
+    return make_checkpoint(
+        tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1, tokenizer=True
+    )
 
 
 async def test_an_engine_that_is_closed_while_an_adapter_is_read(
