@@ -62,6 +62,14 @@ def allowed_path(given: str, roots: Sequence[str]) -> Path:
     path = Path(given)
     if "\0" in given or ".." in path.parts:
         raise outside
+    try:
+        return _found(path, roots, outside)
+    except (OSError, RuntimeError, UnicodeError) as error:
+        # A name that is too long, links in a circle, characters that no file system has.
+        raise InvalidRequestError("lora_path cannot be read", param="lora_path") from error
+
+
+def _found(path: Path, roots: Sequence[str], outside: PermissionDeniedError) -> Path:
     is_allowed = False
     for root in (Path(each).expanduser() for each in roots):
         if path.is_absolute() and not path.is_relative_to(root):

@@ -122,6 +122,9 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
         ({"lora_path": "one\0"}, 403, "lora.directories only"),
         ({"lora_path": "x" * 5000}, 400, "lora_path"),
         ({"lora_path": ""}, 400, "lora_path"),
+        ({"lora_path": "x" * 300}, 400, "lora_path cannot be read"),
+        ({"lora_path": "circle"}, 400, "lora_path cannot be read"),
+        ({"lora_path": "circles"}, 400, "lora_path cannot be read"),
         ({"lora_path": "empty"}, 400, "has no file adapter_config.json"),
         ({"lora_path": "one", "lora_name": "tiny"}, 409, "the model itself is called"),
         ({"lora_path": "one", "lora_name": "a\nb"}, 400, "printable characters"),
@@ -135,6 +138,10 @@ async def test_what_is_not_loaded(
     message: str,
 ) -> None:  # fmt: skip
     (root / "empty").mkdir(exist_ok=True)
+    (root / "circles").mkdir(exist_ok=True)
+    for circle in (root / "circle", root / "circles" / "adapter_config.json"):
+        circle.unlink(missing_ok=True)
+        circle.symlink_to(circle)
     answer = await adapted.post(LOAD, json={"lora_name": "new", **fields})
     assert answer.status_code == status, answer.text
     assert message in answer.json()["error"]["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from src.core.adapter import NO_ADAPTER
+from src.core.errors import ShuttingDownError
 from src.core.plan import RowInstall
 from src.models.adapters.memory import AdapterMemory
 from src.models.adapters.reader import AdapterWeights
@@ -20,9 +21,24 @@ class HeldAdapters:
     def __init__(self, memory: AdapterMemory | None) -> None:
         self._memory = memory
         self._held: dict[int, AdapterWeights] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Release all tensors. No plan is executed any more."""
+        self._closed = True
+        self._memory = None
+        self._held.clear()
 
     def hold(self, key: int, weights: AdapterWeights) -> None:
-        """Keep an adapter that plans may name from now on. Any thread may call this."""
+        """Keep an adapter that plans may name from now on. Any thread may call this.
+
+        Raises
+        ------
+        ShuttingDownError
+            It was closed.
+        """
+        if self._closed:
+            raise ShuttingDownError("the engine was closed")
         self._held[key] = weights
 
     def drop(self, key: int) -> None:

@@ -355,7 +355,9 @@ class Worker:
                 self._computer.graphs = None
                 thaw_collector()
             del self._computer, self._forward_pass, self._memory
-            del self._row_owners, self._rows, self._sampler, self._adapters
+            del self._row_owners, self._rows, self._sampler
+            # It stays, because adapters may be loaded and leave at this moment.
+            self._adapters.close()
 
     def _run(self, in_flight: InFlight, message: StepMessage) -> None:
         try:

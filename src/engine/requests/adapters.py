@@ -101,7 +101,8 @@ class Adapters:
     async def load(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Read an adapter in a thread; requests are served meanwhile.
 
-        If it ``replaces`` one of the same name, requests that run go on with the former one.
+        If it ``replaces`` one of the same name, requests that run go on with the former one. Once
+        its file is being read, an adapter is loaded even if the caller is cancelled.
 
         Raises
         ------
@@ -109,14 +110,28 @@ class Adapters:
             It cannot be read, or does not fit the model or the memory for adapters.
         InvalidRequestError, ConflictError
             The name cannot be used, or is in use.
+        ShuttingDownError
+            The engine was closed meanwhile.
         """
-        async with self._reading:
-            self._check(name, replaces=replaces)
-            weights, nbytes = await asyncio.to_thread(self._take_in, path)
-            former = self._loaded.pop(name, None)
-            self._add(name, path, weights, nbytes)
+        await self._reading.acquire()
+        # A thread cannot be cancelled. So a caller who goes away must not let the next one read.
+        loading = asyncio.ensure_future(self._load(name, path, replaces=replaces))
+        loading.add_done_callback(self._end_reading)
+        await asyncio.shield(loading)
+
+    async def _load(self, name: str, path: str, *, replaces: bool) -> None:
+        self._check(name, replaces=replaces)
+        weights, nbytes = await asyncio.to_thread(self._take_in, path)
+        former = self._loaded.get(name)
+        self._add(name, path, weights, nbytes)
         if former is not None:
             self._leave(former)
+
+    def _end_reading(self, loading: asyncio.Future[None]) -> None:
+        self._reading.release()
+        if not loading.cancelled():
+            # Its caller may be gone, and an error that nobody has seen would be logged as a fault.
+            loading.exception()
 
     async def unload(self, name: str) -> None:
         """Refuse new requests for an adapter at once, and release it when no request uses it.

@@ -39,7 +39,10 @@ _REASONS = {
     "layer_replication": "layers that are repeated",
     "fan_in_fan_out": "weights that are stored transposed",
 }
-_PLAIN_PATTERN = re.compile(r"\^?[\w\\.-]+\$?")
+# Expressions in which nothing repeats, so that none takes long to match.
+_PLAIN_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[dw._-])+\$?", re.ASCII)
+# A pattern for each module of a large model. All are tried for each module.
+_MAX_PATTERNS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +156,15 @@ def _refuse_unsupported(path: Path, raw: Mapping[str, Any]) -> None:
 def _patterns(
     path: Path, raw: Mapping[str, Any], name: str
 ) -> tuple[tuple[re.Pattern[str], float], ...]:
-    """Patterns of modules' names. PEFT takes expressions; here they are names, perhaps cut off.
+    """Patterns of modules' names. PEFT takes any expression; here they are names, perhaps cut off.
 
-    A whole expression could take forever to match, and the file may be anybody's.
+    Other expressions could take forever to match, and the file may be anybody's.
     """
     given = raw.get(name) or {}
     if not isinstance(given, dict):
         raise ModelLoadError(f"{path}: {name} must be an object, got {_shown(given)}")
+    if len(given) > _MAX_PATTERNS:
+        raise ModelLoadError(f"{path}: {name} has {len(given)} patterns, at most {_MAX_PATTERNS}")
     found = []
     for text, value in given.items():
         if not _PLAIN_PATTERN.fullmatch(text) or not _is_number(value):
@@ -167,8 +172,8 @@ def _patterns(
                 f"{path}: {name} must give numbers for names of modules or their ends, got "
                 f"{_shown(text)}: {_shown(value)}"
             )
-        own = re.escape(text.lstrip("^").rstrip("$").replace("\\.", "."))
-        found.append((re.compile(own if text[0] == "^" else rf"(?:.*\.)?{own}"), value))
+        # As PEFT matches it: a dot is any character, and `\d` a digit.
+        found.append((re.compile(rf"(?:.*\.)?(?:{text})"), value))
     return tuple(found)
 
 

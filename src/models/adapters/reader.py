@@ -23,7 +23,9 @@ from src.models.weights.checkpoint import PICKLE_SUFFIXES, StoredTensor, TensorR
 
 TENSOR_FILE = "adapter_model.safetensors"
 _MOST_ITEM_BYTES = 8  # of float64
-_MOST_HEADER_BYTES = 16 << 20
+# Of a tensor in the header. The header is parsed in one piece, and no other thread runs meanwhile.
+_MOST_ENTRY_BYTES = 1024
+_MOST_OTHER_BYTES = 64 << 10
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
@@ -113,8 +115,9 @@ def _open(directory: Path, targets: Targets, max_rank: int) -> dict[str, StoredT
             f"{directory} has a pickled adapter, which can run code when it is read and is "
             "refused; convert it to safetensors"
         )
-    check_file(path, _MOST_HEADER_BYTES + _MOST_ITEM_BYTES * targets.most_values(max_rank))
-    return read_header(path)
+    header = _MOST_OTHER_BYTES + 2 * targets.num_modules * _MOST_ENTRY_BYTES
+    check_file(path, header + _MOST_ITEM_BYTES * targets.most_values(max_rank))
+    return read_header(path, header)
 
 
 def _by_module(

@@ -98,6 +98,11 @@ class Targets:
             raise ModelLoadError(f"{module[:200]} is no module of this model")
         raise ModelLoadError(f"{module[:200]} is {reason}: adapters of it are not supported")
 
+    @property
+    def num_modules(self) -> int:
+        """How many modules may have adapters."""
+        return len(self._by_module)
+
     def most_values(self, rank: int) -> int:
         """The most values of an adapter of this rank."""
         every = self._by_module.values()

@@ -25,6 +25,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_DIMENSIONS = 16
+_MAX_SIZE = 2**63 - 1
 _CHUNK_BYTES = 8 * 1024 * 1024
 _DTYPES = {
     "F64": torch.float64,
@@ -126,8 +128,8 @@ def first_dtype(directory: Path) -> torch.dtype | None:
     return tensors[min(numbers or tensors)].dtype if tensors else None
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file.
+def read_header(path: Path, most: int = _MAX_HEADER_BYTES) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, whose header has at most this many bytes.
 
     Raises:
         ModelLoadError: the file is unreadable, not safetensors, truncated, or holds a dtype that no
@@ -139,7 +141,11 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(_MAX_HEADER_BYTES, size - 8):
                 raise ModelLoadError(f"{path} is truncated or not a safetensors file")
+            if length > most:
+                raise ModelLoadError(f"{path}: its header has {length} bytes, at most {most}")
             header = json.loads(file.read(length))
+    except RecursionError:
+        raise ModelLoadError(f"{path}: its header is nested too deeply") from None
     except (OSError, ValueError, struct.error) as error:
         raise ModelLoadError(f"{path} is truncated or not a safetensors file: {error}") from error
     if not isinstance(header, dict):
@@ -156,15 +162,17 @@ def _stored(path: Path, name: str, entry: object, data_start: int, size: int) ->
     try:
         if not isinstance(entry, dict):
             raise TypeError("its entry is not an object")
-        kind, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        begin, end = (int(n) for n in entry["data_offsets"])
+        kind, shape = str(entry["dtype"]), _sizes(entry["shape"])
+        begin, end = _sizes(entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{path}: the header of {name} is malformed: {error!r}") from error
     if kind not in _DTYPES:
-        raise ModelLoadError(f"{path}: {name} has dtype {kind}, expected one of {list(_DTYPES)}")
+        raise ModelLoadError(
+            f"{path}: {name} has dtype {kind[:100]}, expected one of {list(_DTYPES)}"
+        )
     dtype = _DTYPES[kind]
-    if min(shape, default=0) < 0 or not 0 <= begin <= end:
-        raise ModelLoadError(f"{path}: the header of {name} is malformed: {entry}")
+    if begin > end:
+        raise ModelLoadError(f"{path}: the header of {name} is malformed: {begin} to {end}")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise ModelLoadError(
             f"{path}: {name} of shape {list(shape)} and dtype {kind} takes "
@@ -175,6 +183,20 @@ def _stored(path: Path, name: str, entry: object, data_start: int, size: int) ->
             f"{path} is truncated: {name} ends at byte {data_start + end} of a file of {size}"
         )
     return StoredTensor(name, path, dtype, shape, data_start + begin, end - begin)
+
+
+def _sizes(given: object) -> tuple[int, ...]:
+    """Sizes of a tensor, or its byte range.
+
+    They are bounded before anything is computed with them: a product of large integers takes
+    hours, and no other thread runs meanwhile.
+    """
+    if not isinstance(given, list) or len(given) > _MAX_DIMENSIONS:
+        raise TypeError(f"expected a list of at most {_MAX_DIMENSIONS} sizes")
+    for size in given:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
+            raise ValueError(f"a size is no integer from 0 to {_MAX_SIZE}")
+    return tuple(given)
 
 
 class TensorReader:
@@ -194,7 +216,10 @@ class TensorReader:
         Raises:
             ModelLoadError: the file cannot be read to the tensor's end.
         """
-        descriptor = os.open(stored.file, os.O_RDONLY)
+        try:
+            descriptor = os.open(stored.file, os.O_RDONLY)
+        except OSError as error:
+            raise ModelLoadError(f"{stored.file} cannot be read: {error}") from error
         try:
             if destination.device.type == "cpu" and destination.dtype == stored.dtype:
                 self._read_in_place(descriptor, stored, destination)

@@ -177,6 +177,10 @@ def test_files_that_are_none(adapter: Path, targets: Targets) -> None:
     tensors.write_bytes(struct.pack("<Q", 2**60) + whole)
     with pytest.raises(ModelLoadError, match="truncated"):
         read(adapter, targets)
+    # Parsing a header keeps all other threads waiting.
+    tensors.write_bytes(struct.pack("<Q", 90_000) + b"{}".ljust(90_000) + whole)
+    with pytest.raises(ModelLoadError, match=r"its header has 90000 bytes, at most \d+"):
+        read(adapter, targets)
     with tensors.open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(ModelLoadError, match=r"has 1099511627776 bytes, at most \d+ are read"):
