@@ -83,7 +83,8 @@ def test_a_quantization_of_the_text_part_is_read(
     raw["text_config"]["quantization_config"] = {"quant_method": "fp8"}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": whole}))
     formats = load_config(tmp_path).formats
-    assert formats is not None and formats.name == "fp8 with scales per tensor"
+    assert formats is not None
+    assert formats.name == "fp8 with scales per tensor"
 
 
 @pytest.mark.parametrize(
