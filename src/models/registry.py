@@ -142,7 +142,7 @@ def _text_of(raw: Mapping[str, Any], family: type[Family], source: str) -> dict[
         else {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
     )
     names = ("quantization_config", "compression_config")
-    whole = {name: raw[name] for name in names if name in raw}
+    whole = {name: raw[name] for name in names if raw.get(name)}
     return {**text, **dtype, **whole, "architectures": [family.architectures[0]]}
 
 

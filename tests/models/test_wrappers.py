@@ -75,6 +75,18 @@ def test_a_file_without_architectures_is_told_by_its_model_type(
     assert dtype is not None
 
 
+@pytest.mark.parametrize("whole", [None, {}])
+def test_a_quantization_of_the_text_part_is_read(
+    whole: Any, wrapped: tuple[Path, Any], tmp_path: Path
+) -> None:
+    raw = json.loads((wrapped[0] / "config.json").read_text())
+    raw["text_config"]["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": whole}))
+    formats = load_config(tmp_path).formats
+    assert formats is not None
+    assert formats.name == "fp8 with scales per tensor"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

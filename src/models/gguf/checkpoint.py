@@ -29,6 +29,7 @@ _NOT_WEIGHTS: Final = (
 )
 _IN_LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _OF_EXPERT: Final = "{}"
+_MOST_TENSORS: Final = 1_048_576  # with one of each expert
 
 
 def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
@@ -40,16 +41,15 @@ def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelLoadError: a file is damaged, or its architecture is not served.
     """
-    file = open_gguf(path)
-    names = architecture_of(file.metadata, str(path))[1].names
     tensors: dict[str, StoredTensor] = {}
-    for tensor in file.tensors.values():
+    for tensor, name, stored in _named(path):
         if tensor.name in _NOT_WEIGHTS:
             continue
-        for name, stored in _stored(tensor, _name(tensor.name, names)):
-            if name in tensors:
-                raise ModelLoadError(f"{path}: {tensor.name} occurs under two names")
-            tensors[name] = stored
+        if name in tensors:
+            raise ModelLoadError(f"{path}: {tensor.name} occurs under two names")
+        if len(tensors) == _MOST_TENSORS:
+            raise ModelLoadError(f"{path}: {tensor.name} has too many experts")
+        tensors[name] = stored
     return tensors
 
 
@@ -59,28 +59,40 @@ def block_types(path: Path) -> dict[str, str]:
     Raises:
         ModelLoadError: see `open_checkpoint`.
     """
-    file = open_gguf(path)
-    names = architecture_of(file.metadata, str(path))[1].names
     return {
         name: tensor.type.name
-        for tensor in file.tensors.values()
+        for tensor, name, _ in _named(path)
         if tensor.type.name not in PLAIN_TYPES
-        for name, _ in _stored(tensor, _name(tensor.name, names))
     }
 
 
-def _name(name: str, names: Mapping[str, str]) -> str:
+def _named(path: Path) -> Iterator[tuple[GGUFTensor, str, StoredTensor]]:
+    """Every tensor, or part of one, with its name and place."""
+    file = open_gguf(path)
+    names = architecture_of(file.metadata, str(path))[1].names
+    for tensor in file.tensors.values():
+        for name, stored in _stored(tensor, names):
+            yield tensor, name, stored
+
+
+def _name(name: str, names: Mapping[str, str]) -> tuple[str, bool]:
+    """The tensor's name, and whether it is of all experts, with ``{}`` for their numbers.
+
+    Whatever the file has for a name, no other name counts as such a pattern.
+    """
     stem, _, ending = name.rpartition(".")
     if stem in _OUTSIDE:
-        return f"{_OUTSIDE[stem]}.{ending}"
+        return f"{_OUTSIDE[stem]}.{ending}", False
     layer = _IN_LAYER.fullmatch(name)
     if layer is None or layer[2] not in names:
-        return name
-    return f"model.layers.{layer[1]}.{names[layer[2]]}.{layer[3]}"
+        return name, False
+    within = names[layer[2]]
+    return f"model.layers.{layer[1]}.{within}.{layer[3]}", _OF_EXPERT in within
 
 
-def _stored(tensor: GGUFTensor, name: str) -> Iterator[tuple[str, StoredTensor]]:
+def _stored(tensor: GGUFTensor, names: Mapping[str, str]) -> Iterator[tuple[str, StoredTensor]]:
     """The tensor under its name; a stack of experts' matrices as one tensor of each."""
+    name, is_stack = _name(tensor.name, names)
     dtype = PLAIN_TYPES.get(tensor.type.name, torch.uint8)
     shape = tensor.shape
     if dtype == torch.uint8:
@@ -88,8 +100,8 @@ def _stored(tensor: GGUFTensor, name: str) -> Iterator[tuple[str, StoredTensor]]
     if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
         shape = (1, *shape)
     whole = StoredTensor(name, tensor.file, dtype, shape, tensor.offset, tensor.size)
-    if _OF_EXPERT not in name or len(shape) != 3:
+    if not is_stack or len(shape) != 3:
         yield name, whole
         return
     for expert in range(shape[0]):
-        yield name.format(expert), whole.part(expert)
+        yield name.replace(_OF_EXPERT, str(expert)), whole.part(expert)

@@ -116,9 +116,14 @@ def _rope(file: GGUFFile, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         rope["rope_theta"] = given["freq_base"]
     heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads and "dimension_count" in given:
-        head_dim = raw.get("head_dim") or hidden // heads
-        if given["dimension_count"] != head_dim:
-            rope["partial_rotary_factor"] = given["dimension_count"] / head_dim
+        head_dim, rotated = raw.get("head_dim") or hidden // heads, given["dimension_count"]
+        if type(rotated) is not int or type(head_dim) is not int or not 0 < rotated <= head_dim:
+            raise ModelLoadError(
+                f"{file.path}: {prefix}dimension_count must be from 1 to {head_dim!r}, the size of "
+                f"a head, got {rotated!r}"
+            )
+        if rotated != head_dim:
+            rope["partial_rotary_factor"] = rotated / head_dim
     scaling = _scaling(file, given, raw)
     if scaling is not None and "original_max_position_embeddings" in scaling:
         # Some families have a default for this one, which stands beside the object.
