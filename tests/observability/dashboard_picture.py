@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from PIL import Image
+from PIL import Image, ImageColor
 
 from src.bench.plots.canvas import new_figure, write
 from src.core.settings import CHECKOUT
@@ -213,9 +213,20 @@ def _numbers(axes: Any, lines: Sequence[Series], unit: str) -> None:
 
 
 def to_palette(path: Path) -> None:
-    """Save a picture with 64 colours, as many as its lines need: a quarter of the bytes."""
+    """Save a picture with the colours that are drawn and 16 shades of each: a third of the bytes."""
+    drawn = [ImageColor.getrgb(colour)[:3] for colour in (*COLOURS, GROUND, LINE, INK, SOFT)]
+    ground = ImageColor.getrgb(PANEL)[:3]
+    values = [*ground]
+    for colour in drawn:
+        for share in range(1, 17):
+            values += [
+                round(low + (high - low) * share / 16)
+                for high, low in zip(colour, ground, strict=True)
+            ]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(values)
     with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        few = picture.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 
