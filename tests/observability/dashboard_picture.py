@@ -213,7 +213,7 @@ def _numbers(axes: Any, lines: Sequence[Series], unit: str) -> None:
 
 
 def to_palette(path: Path) -> None:
-    """Save a picture with the colours that are drawn and 16 shades of each: a third of the bytes."""
+    """Save a picture in its own colours and 16 shades of each: a third of the bytes."""
     drawn = [ImageColor.getrgb(colour)[:3] for colour in (*COLOURS, GROUND, LINE, INK, SOFT)]
     ground = ImageColor.getrgb(PANEL)[:3]
     values = [*ground]
