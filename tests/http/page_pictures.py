@@ -1,4 +1,4 @@
-"""Draws docs/pictures: the page and ``/docs``, wide and narrow, light and dark.
+"""Draws docs/pictures: the page and ``/docs``, wide and narrow, light and dark; plan and doctor.
 
 `nox -s pictures` runs it where Chromium is on PATH.
 """
@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page
 from src.core.settings import CHECKOUT
 from tests.http.browsing import answered, ask, demo_server, open_browser
 from tests.http.processes import ServerProcess
+from tests.http.terminal_pictures import draw_commands
 
 PICTURES = CHECKOUT / "docs" / "pictures"
 ADMIN = "sk-of-the-pictures"
@@ -28,6 +29,8 @@ MAX_BYTES = 250_000
 def main() -> None:
     """Draw all pictures, and say how large each is."""
     PICTURES.mkdir(exist_ok=True)
+    with open_browser() as browser:
+        draw_commands(browser, PICTURES)
     with demo_server(SLIPSTREAM_HTTP__ADMIN_KEY=ADMIN) as server, open_browser() as browser:
         server.wait_ready()
         for size in SIZES:

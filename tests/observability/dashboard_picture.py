@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from PIL import Image, ImageColor
 
 from src.bench.plots.canvas import new_figure, write
 from src.core.settings import CHECKOUT
@@ -211,6 +212,24 @@ def _numbers(axes: Any, lines: Sequence[Series], unit: str) -> None:
                   va="top", transform=axes.transAxes)  # fmt: skip
 
 
+def to_palette(path: Path) -> None:
+    """Save a picture in its own colours and 16 shades of each: a third of the bytes."""
+    drawn = [ImageColor.getrgb(colour)[:3] for colour in (*COLOURS, GROUND, LINE, INK, SOFT)]
+    ground = ImageColor.getrgb(PANEL)[:3]
+    values = [*ground]
+    for colour in drawn:
+        for share in range(1, 17):
+            values += [
+                round(low + (high - low) * share / 16)
+                for high, low in zip(colour, ground, strict=True)
+            ]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(values)
+    with Image.open(path) as picture:
+        few = picture.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+
+
 def load(url: str, seconds: float) -> None:
     """Requests of many kinds: more and more at once, then fewer; each thread asks one at a time."""
     deadline = time.monotonic() + seconds
@@ -266,6 +285,7 @@ def main() -> int:
             prometheus.stop()
     options.output.parent.mkdir(exist_ok=True)
     write(draw(dashboard(), results), options.output)
+    to_palette(options.output)
     empty = without_data(results)
     print(f"{options.output}: {len(results)} queries, {len(empty)} without data", *empty, sep="\n")
     return 1 if empty else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import textwrap
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -19,6 +20,7 @@ from src.observability.logs import setup_logging
 
 EXIT_BROKEN: Final = 1
 _MARKS: Final = {"good": "ok", "slow": "SLOW", "broken": "BROKEN", "unchecked": "?"}
+_COLUMNS: Final = 100
 
 
 def add_command(commands: Commands) -> None:
@@ -65,9 +67,18 @@ def _lines(findings: list[Finding]) -> list[str]:
     width = max(len(each.subject) for each in findings)
     lines = []
     for each in findings:
-        lines.append(f"{_MARKS[each.state]:<6}  {each.subject:<{width}}  {each.text}")
+        head = f"{_MARKS[each.state]:<6}  {each.subject:<{width}}  "
+        indent = " " * len(head)
+        lines += textwrap.wrap(
+            head + each.text,
+            _COLUMNS,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        # A command stays on one line, to be copied.
         if each.remedy is not None:
-            lines.append(f"{'':<6}  {'':<{width}}  -> {each.remedy}")
+            lines.append(f"{indent}-> {each.remedy}")
     counts = {state: sum(each.state == state for each in findings) for state in _MARKS}
     if counts["broken"]:
         last = f"{counts['broken']} broken: a server would not work."

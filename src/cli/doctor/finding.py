@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -26,6 +27,16 @@ class Finding(msgspec.Struct, frozen=True):
     state: State
     text: str
     remedy: str | None = None
+
+
+def short(path: Path) -> str:
+    """A path as a shell takes it: `~/.cache` if it is in the home directory."""
+    # Expanded in the shell only where it stands unquoted at the beginning of a word.
+    try:
+        below = path.relative_to(Path.home())
+    except (ValueError, RuntimeError):
+        return str(path)
+    return str(Path("~") / below)
 
 
 def run_check(subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

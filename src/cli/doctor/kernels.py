@@ -9,10 +9,13 @@ import shutil
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from src.cli.doctor.finding import Finding
+from src.cli.doctor.finding import Finding, short
 from src.core.memory_report import size
+
+if TYPE_CHECKING:
+    from src.ops.installation import LevelState
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _INSTALL_COMPILER: Final = "apt-get install g++   (or set CXX to a C++ compiler)"
@@ -67,15 +70,14 @@ def cpu_kernels() -> Iterator[Finding]:
         yield Finding("kernels", "slow", text, _BUILD)
         return
     states = level_states(serving)
-    told = ", ".join(_told(state.name, state.supported, state.verdict) for state in states)
     verdicts = {state.name: state.verdict for state in states if state.supported}
     own = verdicts.pop(serving, PASSED)
-    text = f"{serving} serves; {told}"
+    text = f"{serving} serves; {_told(states)}"
     if own == KILLED:
         text = f"{text}: the machine is short of memory or time"
         yield Finding("kernels", "unchecked", text, "python -m src doctor   (when it is less busy)")
     elif own != PASSED:
-        again = f"rm -r {cache_root() / 'cpu-kernels'} && {_BUILD}"
+        again = f"rm -r {short(cache_root() / 'cpu-kernels')} && {_BUILD}"
         yield Finding("kernels", "broken", f"{text}: answers are wrong", again)
     elif set(verdicts.values()) - {None, PASSED}:
         text = f"{text}: a level is not used, since it failed"
@@ -84,10 +86,17 @@ def cpu_kernels() -> Iterator[Finding]:
         yield Finding("kernels", "good", text)
 
 
-def _told(name: str, supported: bool, verdict: str | None) -> str:
-    if not supported:
-        return f"{name}: not of this CPU"
-    return f"{name}: {verdict or 'not needed'}"
+def _told(states: list[LevelState]) -> str:
+    """What is known of the levels, by what it is: `passed: avx2; not needed: portable`."""
+    names: dict[str, list[str]] = {}
+    for state in reversed(states):
+        verdict = (state.verdict or "not needed") if state.supported else "not of this CPU"
+        names.setdefault(verdict, []).append(state.name)
+    # What was checked comes first.
+    ordered = sorted(
+        names, key=lambda verdict: (verdict == "not of this CPU", verdict == "not needed")
+    )
+    return "; ".join(f"{verdict}: {', '.join(names[verdict])}" for verdict in ordered)
 
 
 def gpu() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from src.cli.doctor.finding import Finding
+from src.cli.doctor.finding import Finding, short
 from src.core.cgroups import control_groups
 from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
@@ -82,8 +82,8 @@ def code_cache() -> Iterator[Finding]:
         yield Finding(
             "caches",
             "slow",
-            f"compiled code: others may write to {chosen}, so every start compiles",
-            f"chmod go-w {chosen}   (and chown, if it is not yours)",
+            f"compiled code: others may write to {short(chosen)}, so every start compiles",
+            f"chmod go-w {short(chosen)}   (and chown, if it is not yours)",
         )
     else:
         yield from _cache("caches", "compiled code", chosen, "SLIPSTREAM_CACHE_DIR")
@@ -99,7 +99,7 @@ def model_cache() -> Iterator[Finding]:
 def _cache(subject: str, what: str, directory: Path, variable: str) -> Iterator[Finding]:
     # It is made by whoever writes first.
     existing = next(each for each in (directory, *directory.parents) if each.exists())
-    text = f"{what}: {directory}"
+    text = f"{what}: {short(directory)}"
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Finding(
             subject,

@@ -114,8 +114,12 @@ def _speed_lines(plan: ModelPlan) -> list[str]:
     rows.append((name, "", _digits(prompt.tokens_per_second), *_bound(prompt)))
     width = max(len(row[0]) for row in rows)
     return [
-        f"  {name:<{width}} {least:>12} {rate:>11}  {bound:<10}  {share}".rstrip()
-        for name, least, rate, bound, share in rows
+        "",
+        *(
+            f"  {name:<{width}} {least:>12} {rate:>11}  {bound:<10}  {share}".rstrip()
+            for name, least, rate, bound, share in rows
+        ),
+        "",
     ]
 
 
