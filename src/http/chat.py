@@ -104,6 +104,8 @@ async def prepare_chat(
     engine = await call.admitted_engine()
     info = engine.model_info
     name = served_name(engine, request.model)
+    # Now, not after anything is awaited: an adapter that goes meanwhile is missed, not passed over.
+    lora = adapter_name(engine, name)
     most = request.max_completion_tokens
     max_tokens = request.max_tokens if most is None else most
     params = sampling_params(
@@ -157,7 +159,7 @@ async def prepare_chat(
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
-        lora=adapter_name(engine, name),
+        lora=lora,
         admission=call.admission,
     )
     return PreparedChat(engine, name, job, prompt_token_ids, plan)

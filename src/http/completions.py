@@ -78,6 +78,8 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     config = call.server.config
     engine = await call.admitted_engine()
     name = served_name(engine, request.model)
+    # Now, not after anything is awaited: an adapter that goes meanwhile is missed, not passed over.
+    lora = adapter_name(engine, name)
     context = engine.model_info.max_model_len
     most = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     cut = cut_of(request, context, most)
@@ -91,7 +93,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
-        lora=adapter_name(engine, name),
+        lora=lora,
         admission=call.admission,
     )
     return PreparedCompletion(engine, name, job, prompts, token_ids)

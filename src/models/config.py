@@ -306,6 +306,9 @@ class ModelConfig:
         Beginnings of the names of tensors that the checkpoint may have and that are not read.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    in_pairs
+        Whether the file has rows of queries and keys as pairs, though the published model, for
+        which adapters are made, has not.
     formats
         How a quantized checkpoint stores its matrices; None: plainly, or as the family says.
     unread_layers
@@ -328,6 +331,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
     unread_layers: int = 0
+    in_pairs: bool = False
     formats: StoredFormats | None = None
     embedding_name: str = "model.embed_tokens"
     layer_name: str = "model.layers.{}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.models.adapters.memory import AdapterMemory, AdapterRoom
+from src.models.adapters.targets import in_halves
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
@@ -147,7 +148,10 @@ class Model:
         self._variants = [Variant(self.program, [])]
         if adapters is not None:
             # As a checkpoint that is not quantized has them: adapters name its modules.
-            self.adapters = AdapterMemory(adapters, builder.parameters, dtype, device)
+            published = builder.parameters
+            if config.in_pairs:
+                published = {name: in_halves(each) for name, each in published.items()}
+            self.adapters = AdapterMemory(adapters, published, dtype, device)
             self.weights |= self.adapters.tensors
             adapted = builder.program(self.adapters.targets.parts)
             self._variants.append(Variant(adapted, [], 1))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from src.core.errors import ModelLoadError
 from src.models.weights.parameters import Parameter, Placement
+from src.models.weights.transforms import InHalves
 
 # Why a module has no place for an adapter, by its parameter's kind.
 _WITHOUT = {
@@ -17,6 +18,15 @@ _WITHOUT = {
     "latent": "the projection that latent attention absorbs",
     "vector": "no projection",
 }
+
+
+def in_halves(parameter: Parameter) -> Parameter:
+    """The same, of a checkpoint whose rows are in halves already, see `InHalves`."""
+    placements = tuple(
+        replace(each, transform=None) if isinstance(each.transform, InHalves) else each
+        for each in parameter.placements
+    )
+    return replace(parameter, placements=placements)
 
 
 @dataclass(frozen=True, slots=True)

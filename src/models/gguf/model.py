@@ -26,7 +26,7 @@ def as_stored(config: ModelConfig, path: Path) -> ModelConfig:
     formats = None
     if kinds or shifted:
         formats = GGUFFormats(kinds, f"{config.embedding_name}.weight", shifted)
-    return replace(config, layers=layers, formats=formats)
+    return replace(config, layers=layers, in_pairs=architecture.permuted, formats=formats)
 
 
 def _by_pairs(layer: LayerConfig) -> LayerConfig:
