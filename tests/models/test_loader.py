@@ -214,7 +214,7 @@ class TestRefusals:
     def test_a_tensor_of_integers_is_refused(self, checkpoint: Path) -> None:
         name = "model.norm.weight"
         rewrite(checkpoint, lambda t: t.update({name: torch.ones(64, dtype=torch.int8)}))
-        assert "model.norm.weight has dtype I8" in refusal(checkpoint)
+        assert "model.norm.weight (expected numbers, got torch.int8)" in refusal(checkpoint)
 
     def test_a_missing_shard_is_named(self, checkpoint: Path) -> None:
         gone = shard(checkpoint)[1]

@@ -281,7 +281,7 @@ def test_what_the_kernel_library_does_not_know_it_is_not_given(depth: int, tmp_p
         )
         cache = allocate_kv_cache(model.kv_cache_spec(), KVCachePlan(4, 8, 0), CPU)
         functions: Any = [Bindable()] * len(model.program.calls)
-        return compiled_program(model, functions, cache)
+        return compiled_program(model, model.variants[0], functions, cache)
 
     family = family_of(config.architecture)
     known = program_of(family.write)

@@ -31,7 +31,8 @@ HALF_CASES = [
     # What is float32 by default is bfloat16 here: no library takes float32.
     {**case, "dtype": case.get("dtype", torch.bfloat16)}
     for case in PAGED_ATTENTION.cases
-    if case.get("dtype") != torch.float32
+    # Nor does one take a cache in 8 bits.
+    if case.get("dtype") != torch.float32 and "cache_dtype" not in case
 ]
 # Of torch's function in the version that is installed.
 VERSION_HAS_PAGES = (

@@ -254,6 +254,7 @@ def test_a_level_that_crashes_or_differs_is_not_used(
     portable = level_files["portable"]
     source = tmp_path / "broken.c"
     functions = ("gumbel_argmax", "linear", "experts", "quantize", "convolution", "recurrence")
+    functions += ("adapt", "latent_attention")
     for body, verdict in (
         ("__builtin_trap(); return 0;", "exit code"),
         ("return 0;", "results differ"),
@@ -322,6 +323,8 @@ def test_the_self_check_finds_what_a_kernel_leaves_out(
                 ("quantize", "const QuantizeArgs*"),
                 ("convolution", "const ConvolutionArgs*"),
                 ("recurrence", "const RecurrenceArgs*"),
+                ("adapt", "const AdaptArgs*"),
+                ("latent_attention", "const LatentArgs*"),
             )
         )
         + "SLIPSTREAM_EXPORT int slipstream_lay_out(void* w, int64_t s, int64_t n, int64_t t) {\n"
