@@ -116,9 +116,12 @@ async def test_compiled_steps_go_the_same_way(checkpoint: Path, name: str) -> No
 
 
 async def test_the_start_says_what_is_gained(
-    checkpoint: Path, caplog: pytest.LogCaptureFixture
+    checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO)
+    logger = "src.engine.execution.cache_dtype"
+    caplog.set_level(logging.INFO, logger)
+    # Whoever configured logs before may have taken the package off the root's handlers.
+    monkeypatch.setattr(logging.getLogger(logger), "handlers", [caplog.handler])
     config = small_config(checkpoint, compile__enforce_eager=True, cache__dtype="fp8_e4m3")
     async with AsyncEngine.open(config) as engine:
         kv = engine.inspector.memory.kv

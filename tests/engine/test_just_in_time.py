@@ -34,7 +34,7 @@ def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCo
     def fill_late(*given: Any) -> None:
         compiled = made[0]._just_in_time
         assert compiled is not None
-        assert len(set(compiled.result()[0])) == 4
+        assert len(set(compiled.result()[0][0])) == 4
         fill(*given)
 
     implementation = Implementation("native", is_program=True, load=load)

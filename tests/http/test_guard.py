@@ -22,7 +22,7 @@ from src.core.config import Config, HttpSection, Secret
 from src.core.errors import ConfigError
 from src.core.settings import load_config
 from src.http import create_app
-from src.http.guard import DEBUG, METRICS, OPEN, check_access, route_path
+from src.http.guard import ADMIN_WRITES, DEBUG, METRICS, OPEN, check_access, route_path
 from src.http.keys import KeyRing, credentials, load_keys
 from src.http.spelling import ANTHROPIC
 
@@ -103,7 +103,7 @@ async def test_every_route_needs_a_key_but_the_probes(
 async def test_every_route_takes_the_right_key_only(
     nobody: httpx.AsyncClient, path: str, methods: list[str]
 ) -> None:
-    is_admin = path.startswith(DEBUG)
+    is_admin = path.startswith(DEBUG) or path in ADMIN_WRITES
     for method in methods:
         for key in (ALICE, BOB):
             answer = await nobody.request(method, path, headers=bearer(key))

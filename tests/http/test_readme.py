@@ -1,4 +1,4 @@
-"""What the README shows is what comes."""
+"""What the README shows is what comes, and what the page of clients shows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from src.core.settings import CHECKOUT
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+CLIENTS = (CHECKOUT / "docs" / "clients.md").read_text(encoding="utf-8")
 CHAT = "/v1/chat/completions"
 
 
-def block(kind: str, after: str) -> str:
+def block(kind: str, after: str, page: str = README) -> str:
     """The first fenced block of a kind behind a piece of text."""
-    found = re.search(rf"```{kind}\n(.*?)```", README[README.index(after) :], re.DOTALL)
+    found = re.search(rf"```{kind}\n(.*?)```", page[page.index(after) :], re.DOTALL)
     assert found is not None
     return found[1]
 
@@ -51,10 +52,12 @@ async def test_the_curl_line_gets_the_answer_below_it(demo_app: Starlette) -> No
 
 
 async def test_the_snippet_prints_the_text_below_it(demo_app: Starlette) -> None:
-    snippet = block("python", "With the `openai` package")
+    snippet = block("python", "With the `openai` package", CLIENTS)
     prompt = re.search(r'"content": "([^"]+)"', snippet)
     assert prompt is not None
     body = {"messages": [{"role": "user", "content": prompt[1]}], "temperature": 0}
     async with client_of(demo_app) as client:
         answer = await client.post(CHAT, json={"model": "demo", **body})
-    assert answer.json()["choices"][0]["message"]["content"] == block("text", snippet).strip()
+    assert (
+        answer.json()["choices"][0]["message"]["content"] == block("text", snippet, CLIENTS).strip()
+    )

@@ -131,12 +131,13 @@ async def test_what_is_odd_and_no_fault(client: httpx.AsyncClient, fields: str) 
 
 async def test_404_405_413_and_415(client: httpx.AsyncClient) -> None:
     for path in (
-        *("/", "/v1/", "/v1/completions/", "/v1/completions/x", "/v1//completions", "/V1/models"),
+        *("/v1/", "/v1/completions/", "/v1/completions/x", "/v1//completions", "/V1/models"),
         *("/..%2fetc/passwd", "/%00", "/\u00e9", "/v2/completions"),
     ):
         for method in ("GET", "POST", "DELETE"):
             error = error_of(await client.request(method, path), 404)
             assert error["code"] in ("not_found", "model_not_found")
+    assert error_of(await client.get("/"), 404)["code"] == "not_found"  # a page, for browsers
     for path in GOOD:
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"):
             answer = await client.request(method, path)

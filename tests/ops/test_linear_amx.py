@@ -63,9 +63,9 @@ def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) ->
     for inputs in (32, 160):
         for weight in ("same", "int8", "int4/32"):
             args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, weight=weight)
-            assert_matches(linear(*args), args, rounds_int4=True)
+            assert_matches(linear(*args), args, rounds_groups=True)
             without_bias = (*args[:3], None)
-            assert_matches(linear(*without_bias), without_bias, rounds_int4=True)
+            assert_matches(linear(*without_bias), without_bias, rounds_groups=True)
 
 
 def test_more_tokens_than_are_kept_close_to_a_core(linear: Linear) -> None:
@@ -110,7 +110,7 @@ def test_what_is_no_bfloat16_goes_another_way(
 ) -> None:
     for tokens in (1, 7):
         args = build_args(tokens=tokens, inputs=128, dtype=dtype, weight=weight)
-        assert_matches(linear(*args), args, rounds_int4=True)
+        assert_matches(linear(*args), args, rounds_groups=True)
     if weight == "same":
         args = build_args(tokens=7, inputs=50, dtype=dtype)
         assert_matches(linear(*args), args)
