@@ -50,13 +50,13 @@ from src.models import (
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.ops.cpu.build import (
-    cache_root,
     ensure_built,
     is_compiling,
     kernel_status,
     multiplies_bytes,
     takes_strips,
 )
+from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
 from src.text import Tokenizer
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from src.ops.cpu.build import KernelCache, cache_root
+from src.ops.cpu.cache_root import cache_root
 from src.ops.cpu.compilers import BuildError
+from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.level_check import PASSED, check
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags
 

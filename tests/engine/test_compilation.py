@@ -25,7 +25,8 @@ from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Implementation, Model, load_model, outline_model
 from src.models.program import run_chain
-from src.ops.cpu.build import cache_root, ensure_built
+from src.ops.cpu.build import ensure_built
+from src.ops.cpu.cache_root import cache_root
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
 from tests.support.checkpoints import load_reference, make_checkpoint

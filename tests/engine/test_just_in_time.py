@@ -16,7 +16,7 @@ from src.engine.execution.compilation import ProgramCompilation
 from src.models import Implementation, Model, load_model
 from src.models.weights import loader
 from src.models.weights.filling import fill
-from src.ops.cpu.build import cache_root
+from src.ops.cpu.cache_root import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
 # Compilers take their time on a machine that does other things too.

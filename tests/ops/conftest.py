@@ -1,5 +1,4 @@
 import ctypes
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,10 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from src.ops.cpu import build
-from src.ops.cpu.build import KernelCache, cache_root
+from src.ops.cpu.cache_root import cache_root
+from src.ops.cpu.cpp_compiler import cpp_compiler
+from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags
+from src.ops.cpu.objects import Objects
+from src.ops.cpu.scratch import locked
+from src.ops.cpu.units import SOURCES, Unit
+
+OPTIMIZATION = "-O1"
+"""Of levels that serve nobody on this machine: results are looked at, not speed.
+
+A test with the marker `compilers` compiles them as they are shipped.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -20,14 +29,14 @@ def kernel_cache() -> KernelCache:
     assert shutil.which("g++") or shutil.which("c++"), "these tests need a C++ compiler"
     cache = KernelCache(cache_root())
     # One that does not compile, or not pass its self-check, is no level less but a failure.
-    cache.build_all()
+    cache.build_all(OPTIMIZATION)
     return cache
 
 
 @pytest.fixture(scope="session")
 def level_files(kernel_cache: KernelCache) -> dict[str, Path]:
     """Every level that this CPU and compiler have, by name; all have passed their self-checks."""
-    return kernel_cache.build_all()
+    return kernel_cache.build_all(OPTIMIZATION)
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +48,7 @@ def libraries(level_files: dict[str, Path]) -> dict[str, KernelLibrary]:
     return found
 
 
+_LINEAR_UNITS = ("linear.cpp", "pool.cpp")
 MACHINE_LEVELS = [level.name for level in LEVELS if level.needs <= cpu_flags()]
 
 
@@ -53,63 +63,51 @@ def at_level(libraries: dict[str, KernelLibrary], name: str) -> KernelLibrary:
     return libraries.get(name) or list(libraries.values())[-1]
 
 
-class Emulated:
-    """Kernels compiled for AVX2, with the instructions of a header of this folder in plain C++."""
-
-    def __init__(self, folder: Path, header: str, *flags: str, units: tuple[str, ...]) -> None:
-        self._folder = folder
-        objects = [str(folder / f"{unit}.o") for unit in units]
-        self._link = [_CXX, "-shared", "-pthread", *objects, "-o", str(folder / "all.so")]
-        # All at once: a machine has more than one processor.
-        self._compilers = [
-            subprocess.Popen(
-                [
-                    *(_CXX, "-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math"),
-                    *("-fvisibility=hidden", "-fPIC", "-pthread", "-w", "-Wno-psabi"),
-                    *("-mavx2", "-mfma", "-mf16c", *flags),
-                    *("-include", str(Path(__file__).with_name(header))),
-                    *("-c", str(Path(build.__file__).with_name(unit)), "-o", to),
-                ]
-            )
-            for unit, to in zip(units, objects, strict=True)
-        ]
-
-    def load(self) -> ctypes.CDLL:
-        """Once they are compiled."""
-        assert [compiler.wait() for compiler in self._compilers] == [0] * len(self._compilers)
-        subprocess.run(self._link, check=True)
-        library = ctypes.CDLL(self._link[-1])
-        library.slipstream_assume_wake_cost(ctypes.c_double(0.01))
-        return library
+def _emulated(header: str, *flags: str, units: tuple[str, ...] = _LINEAR_UNITS) -> list[Unit]:
+    """Units for AVX2, with the instructions of a header of this folder in plain C++."""
+    common = (
+        *("-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-fPIC"),
+        *("-pthread", "-w", "-Wno-psabi", "-mavx2", "-mfma", "-mf16c"),
+    )
+    before = Path(__file__).with_name(header)
+    return [Unit(SOURCES / unit, (*common, *flags), before) for unit in units]
 
 
-_CXX = os.environ.get("CXX", "c++")
-_LINEAR_UNITS = ("linear.cpp", "pool.cpp")
-EMULATED_LINEARS = {
-    "avx2_vnni": ("emulated_avx_vnni.h",),
-    "avx512": ("emulated_amx.h", "-DEMULATED_AVX512"),
-    "avx512_vnni": ("emulated_amx.h", "-DEMULATED_AVX512_VNNI"),
+# Linears are compiled in a third of the time without optimization, and run for a moment.
+EMULATED = {
+    "amx": _emulated("emulated_amx.h", "-O1", units=("attention.cpp", *_LINEAR_UNITS)),
+    "avx2_vnni": _emulated("emulated_avx_vnni.h", "-O0"),
+    "avx512": _emulated("emulated_amx.h", "-DEMULATED_AVX512", "-O0"),
+    "avx512_vnni": _emulated("emulated_amx.h", "-DEMULATED_AVX512_VNNI", "-O0"),
 }
 
 
 @pytest.fixture(scope="session")
-def emulated_amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The AMX level's kernels, its instructions emulated."""
-    units = ("attention.cpp", *_LINEAR_UNITS)
-    return Emulated(tmp_path_factory.mktemp("amx"), "emulated_amx.h", units=units).load()
+def emulated_linears(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    """The projections of levels that few machines have, their instructions emulated."""
+    compiler = cpp_compiler()
+    assert compiler is not None
+    directory, folder = cache_root() / "emulated-kernels", tmp_path_factory.mktemp("emulated")
+    # One of the processes that run tests compiles, with all processors.
+    with locked(directory):
+        kept = Objects(directory / "objects", compiler, "")
+        objects, failed = kept.make(EMULATED, folder, seconds=600)
+    assert not failed
+    libraries = {}
+    for name, files in objects.items():
+        output = str(folder / f"{name}.so")
+        subprocess.run(
+            [*compiler[0], "-shared", "-pthread", *map(str, files), "-o", output], check=True
+        )
+        libraries[name] = ctypes.CDLL(output)
+        libraries[name].slipstream_assume_wake_cost(ctypes.c_double(0.01))
+    return libraries
 
 
 @pytest.fixture(scope="session")
-def emulated_linears(
-    tmp_path_factory: pytest.TempPathFactory, emulated_amx: ctypes.CDLL
-) -> dict[str, ctypes.CDLL]:
-    """The projections of levels that few machines have, their instructions emulated."""
-    # Compiled in a third of the time, and run for a moment: hence -O0.
-    begun = {
-        name: Emulated(tmp_path_factory.mktemp(name), *how, "-O0", units=_LINEAR_UNITS)
-        for name, how in EMULATED_LINEARS.items()
-    }
-    return {**{name: one.load() for name, one in begun.items()}, "amx": emulated_amx}
+def emulated_amx(emulated_linears: dict[str, ctypes.CDLL]) -> ctypes.CDLL:
+    """The AMX level's kernels, its instructions emulated."""
+    return emulated_linears["amx"]
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from src.ops.cpu import build
+from src.ops.cpu.units import SOURCES
 
 ROOT = Path(__file__).parents[2]
-SOURCES = Path(build.__file__).parent
 # What calls kernels: others of this folder are of Triton, of libraries, or of builds.
 TESTS = [
     f"tests/ops/test_{name}.py"
@@ -37,9 +36,10 @@ FLAGS = (
 
 # Each pass is several times slower than usual.
 _BUILD = """
-from src.ops.cpu import build, level_check
-build._COMPILE_TIMEOUT = level_check._TIMEOUT = 3000.0
-build.KernelCache(build.cache_root()).build_all()
+from src.ops.cpu import cache_root, kernel_cache, level_check
+from tests.ops.conftest import OPTIMIZATION
+kernel_cache._COMPILE_TIMEOUT = level_check._TIMEOUT = 3000.0
+kernel_cache.KernelCache(cache_root.cache_root()).build_all(OPTIMIZATION)
 """
 
 

@@ -14,11 +14,15 @@ import pytest
 
 from src.ops import OPS
 from src.ops.cpu import build, level_check
-from src.ops.cpu.build import BuildError, KernelCache
+from src.ops.cpu import kernel_cache as cached
+from src.ops.cpu.cache_root import cache_root
+from src.ops.cpu.compilers import BuildError
+from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, check
 from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.cpu.scratch import is_ours, make_directory
+from src.ops.cpu.units import SAME_FOR_EVERY_LEVEL, UNITS
 from tests.ops.comparison import COMPILED
 
 ROOT = Path(__file__).parents[2]
@@ -28,18 +32,22 @@ ROOT = Path(__file__).parents[2]
 def private(
     tmp_path: Path, kernel_cache: KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> KernelCache:
-    """A cache of this test's own whose compiler copies the libraries that are already built.
+    """A cache of this test's own whose linker copies the libraries that are already built.
 
     They have passed their self-checks, which take seconds and are not run again.
     """
-    monkeypatch.setattr(build, "check", lambda *_: level_check.PASSED)
+    monkeypatch.setattr(cached, "check", lambda *_: level_check.PASSED)
     built = kernel_cache.directory()
     compiler = tmp_path / "copying-compiler"
     compiler.write_text(
         "#!/bin/sh\n"
-        f'echo called >> "{tmp_path}/calls"\n'
         'case "$*" in\n'
         "  *--version*) echo copying 1.0; exit ;;\n"
+        "esac\n"
+        "for last; do :; done\n"
+        f'echo "$last" >> "{tmp_path}/calls"\n'
+        'case "$*" in\n'
+        '  *" -c "*) echo "$*" > "$last"; exit ;;\n'
         # Each level's flags are those of a slower one and more.
         f'  *-mamx-bf16*) from="{built}/amx.so" ;;\n'
         f'  *-mavx512bf16*) from="{built}/avx512_bf16.so" ;;\n'
@@ -49,7 +57,7 @@ def private(
         f'  *-mavx2*) from="{built}/avx2.so" ;;\n'
         f'  *) from="{built}/portable.so" ;;\n'
         "esac\n"
-        'for last; do :; done\nsleep 0.2\ncp "$from" "$last"\n'
+        'sleep 0.2\ncp "$from" "$last"\n'
     )
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(compiler))
@@ -111,9 +119,13 @@ def test_concurrent_builders_share_one_build(private: KernelCache, tmp_path: Pat
     for thread in threads:
         thread.join(60)
     assert results == [private.levels[-1].name] * 4
-    # The fastest level, and the one that it is checked against; its version was asked for before.
-    calls = len((tmp_path / "calls").read_text().splitlines())
-    assert calls == min(2, len(private.levels))
+    # The fastest level, and the one that it is checked against.
+    calls = [Path(line).suffix for line in (tmp_path / "calls").read_text().splitlines()]
+    levels = min(2, len(private.levels))
+    assert calls.count(".so") == levels
+    # Units that are the same for every level are compiled once.
+    shared = len(SAME_FOR_EVERY_LEVEL)
+    assert calls.count(".o") == levels * (len(UNITS) - shared) + shared
 
 
 def test_all_levels_are_there_for_who_asks(private: KernelCache, tmp_path: Path) -> None:
@@ -135,7 +147,7 @@ def test_a_level_that_does_not_pass_is_no_level_less_for_who_tests_all(
 ) -> None:
     fastest = private.levels[-1]
     monkeypatch.setattr(
-        build, "check", lambda *given: "differs" if given[-1] == fastest.number else "passed"
+        cached, "check", lambda *given: "differs" if given[-1] == fastest.number else "passed"
     )
     with pytest.raises(BuildError, match=r"no instruction set|'differs'"):
         private.build_all()
@@ -159,7 +171,7 @@ def test_the_next_level_serves_where_the_fastest_does_not_pass(
     def checked(portable: Path, library: Path, number: int) -> str:
         return "crashed" if number == fastest.number else level_check.PASSED
 
-    monkeypatch.setattr(build, "check", checked)
+    monkeypatch.setattr(cached, "check", checked)
     if fastest.name == "portable":
         with pytest.raises(BuildError, match="no instruction set level passed"):
             private.build()
@@ -204,7 +216,7 @@ def test_a_level_that_was_killed_is_tried_again(
     with monkeypatch.context() as patch:
         if disturbance == "check":
             verdicts = {fastest.number: KILLED}
-            patch.setattr(build, "check", lambda *given: verdicts.get(given[-1], "passed"))
+            patch.setattr(cached, "check", lambda *given: verdicts.get(given[-1], "passed"))
         else:
             cache = request.getfixturevalue("disturbed")
         # It serves here, and nobody else.
@@ -457,10 +469,10 @@ def test_compilers_end_with_the_process(tmp_path: Path, ending: str, mode: int) 
         "import pathlib, sys, time\n"
         "from src.http import process_exit\n"
         "from src.ops.cpu import build\n"
+        "from src.ops.cpu.objects import compilers_at_once\n"
         "assert build.ensure_built(wait=False) == 'reference'\n"
         "assert build.is_building()\n"
-        "levels = build.KernelCache(build.cache_root()).levels[-2:]\n"
-        "while len(list(pathlib.Path(sys.argv[1]).glob('*.pass'))) < len(levels):\n"
+        "while len(list(pathlib.Path(sys.argv[1]).glob('*.pass'))) < compilers_at_once():\n"
         "    time.sleep(0.05)\n" + ending
     )
     done = subprocess.run(
@@ -510,15 +522,15 @@ def test_a_cache_that_others_may_write_to_is_left_alone(
 ) -> None:
     private.build()
     root = tmp_path / "cache"
-    assert build.cache_root() == root
+    assert cache_root() == root
     root.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        own = build.cache_root()
-        assert build.cache_root() == own != root
+        own = cache_root()
+        assert cache_root() == own != root
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
     # Threads that earlier tests have left may say something of their own.
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    (warning,) = (record for record in warnings if record.name == build.__name__)
+    (warning,) = (record for record in warnings if record.name == cache_root.__module__)
     assert str(root) in warning.getMessage()
     assert KernelCache(own).load() is None
 
@@ -550,12 +562,12 @@ def test_a_cache_of_somebody_else_is_left_alone(
 
 def test_cache_location(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", "/some/where")
-    assert build.cache_root() == Path("/some/where")
+    assert cache_root() == Path("/some/where")
     monkeypatch.delenv("SLIPSTREAM_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert build.cache_root() == Path("/xdg/slipstream")
+    assert cache_root() == Path("/xdg/slipstream")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert build.cache_root() == Path.home() / ".cache" / "slipstream"
+    assert cache_root() == Path.home() / ".cache" / "slipstream"
 
 
 def test_a_relative_location_is_the_same_wherever_a_compiler_runs(
@@ -563,7 +575,7 @@ def test_a_relative_location_is_the_same_wherever_a_compiler_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", "some/where")
-    assert build.cache_root() == tmp_path / "some" / "where"
+    assert cache_root() == tmp_path / "some" / "where"
 
 
 def test_what_is_made_is_ours_under_any_umask(tmp_path: Path) -> None:

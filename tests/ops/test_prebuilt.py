@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from src.ops.cpu import build, level_check, prebuilt
-from src.ops.cpu.build import BuildError, KernelCache
+from src.ops.cpu import kernel_cache, level_check, prebuilt
+from src.ops.cpu.compilers import BuildError
+from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.levels import LEVELS, Level
 from src.ops.cpu.prebuild import prebuild
 
@@ -34,13 +35,14 @@ class Image:
             f'case "$*" in *--version*) echo writing 1.0; exit ;; *{unknown}*) exit 1 ;; esac\n'
             'case "$*" in *-fsyntax-only*) exit ;; esac\n'
             f'case "$*" in *{broken}*) exit 1 ;; esac\n'
-            f'for last; do :; done\necho called >> "{self._calls}"\necho "$*" > "$last"\n'
+            f'for last; do :; done\necho "$last" >> "{self._calls}"\necho "$*" > "$last"\n'
         )
         self._compiler.chmod(self._compiler.stat().st_mode | stat.S_IXUSR)
 
     @property
     def compilations(self) -> int:
-        return len(self._calls.read_text().splitlines())
+        """Of libraries."""
+        return sum(line.endswith(".so") for line in self._calls.read_text().splitlines())
 
     def cache(self) -> KernelCache:
         return KernelCache(self.cache_directory)
@@ -58,7 +60,7 @@ def names(levels: tuple[Level, ...] = LEVELS) -> list[str]:
 def test_every_level_is_compiled_whatever_this_cpu_has(
     image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c"}))
+    monkeypatch.setattr(kernel_cache, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c"}))
     assert not image.cache().is_prebuilt
     assert prebuild(image.cache()) == names()
     assert image.compilations == len(LEVELS)
@@ -75,16 +77,16 @@ def test_a_cpu_takes_its_own_level_and_compiles_nothing(
 ) -> None:
     prebuild(image.cache())
     compiled = image.compilations
-    monkeypatch.setattr(build, "cpu_flags", lambda: level.needs)
+    monkeypatch.setattr(kernel_cache, "cpu_flags", lambda: level.needs)
     checked: list[str] = []
 
     def check(portable: Path, library: Path, number: int) -> str:
         checked.extend((portable.stem, library.stem))
         return level_check.PASSED
 
-    monkeypatch.setattr(build, "check", check)
+    monkeypatch.setattr(kernel_cache, "check", check)
     loaded: list[Path] = []
-    monkeypatch.setattr(build, "KernelLibrary", loaded.append)
+    monkeypatch.setattr(kernel_cache, "KernelLibrary", loaded.append)
     cache = image.cache()
     assert cache.build()[0] == level.name
     assert checked == ["portable", level.name]

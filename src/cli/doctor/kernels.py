@@ -60,7 +60,8 @@ def compiler() -> Iterator[Finding]:
 
 def cpu_kernels() -> Iterator[Finding]:
     """The kernels by instruction level. Builds them if the cache has none, as a start would."""
-    from src.ops.cpu.build import cache_root, ensure_built
+    from src.ops.cpu.build import ensure_built
+    from src.ops.cpu.cache_root import cache_root
     from src.ops.cpu.level_check import KILLED, PASSED
     from src.ops.installation import level_states
 

@@ -12,14 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from src.core.cpus import usable_cpus
-from src.ops.cpu.build import KernelCache, cache_root
 from src.ops.cpu.compilers import BuildError
+from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.levels import LEVELS
 from src.ops.cpu.prebuilt import DIRECTORY
 
 _SECONDS: Final = 3600.0
-"""For one level, on a machine as busy as can be: nobody waits for a model here."""
+"""For one unit, on a machine as busy as can be: nobody waits for a model here."""
 
 
 def prebuild(cache: KernelCache) -> list[str]:
@@ -30,15 +29,10 @@ def prebuild(cache: KernelCache) -> list[str]:
     """
     cache.directory()
     levels = [level for level in LEVELS if cache.knows(level)]
-    at_once = usable_cpus()
     with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
-        outputs: dict[str, Path] = {}
-        for first in range(0, len(levels), at_once):
-            some = levels[first : first + at_once]
-            compiled, failed = cache.compile(Path(scratch), some, _SECONDS)
-            if failed:
-                raise BuildError(f"levels that the compiler knows do not compile: {failed}")
-            outputs |= compiled
+        outputs, failed = cache.compile(Path(scratch), levels, _SECONDS)
+        if failed:
+            raise BuildError(f"levels that the compiler knows do not compile: {failed}")
         cache.prebuilt.keep(outputs)
     return list(outputs)
 
@@ -47,7 +41,9 @@ def main() -> int:
     """Compile, and print which levels there are."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        names = prebuild(KernelCache(cache_root()))
+        # Objects are of no use in an image: they are kept in a folder that goes.
+        with tempfile.TemporaryDirectory(prefix="slipstream-") as root:
+            names = prebuild(KernelCache(Path(root)))
     except BuildError as error:
         sys.stderr.write(f"{error}\n")
         return 1

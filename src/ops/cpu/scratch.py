@@ -1,8 +1,9 @@
-"""Cache directories, and scratch directories beside the place of a future result."""
+"""Cache directories, their locks, and scratch directories beside the place of a future result."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -11,6 +12,15 @@ from pathlib import Path
 from typing import Final
 
 _PREFIX: Final = "tmp"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """An exclusive lock between processes. It ends with its holder, so none goes stale."""
+    make_directory(directory)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager
