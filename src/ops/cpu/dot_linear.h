@@ -51,6 +51,53 @@ struct TokenGroups {
   }
 };
 
+// Rows [first, last) of those at `rows` are to be prefetched.
+struct RowsAhead {
+  const char* rows;
+  int first, last;
+};
+
+template <int R, int C>
+inline void add_tile(vf (&acc)[R][C], const vb (&v)[R], const bf16* x) {
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    const vb inputs = load_run(x + c * kRun);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r][c] = add_pairs(acc[r][c], v[r], inputs);
+  }
+}
+
+// Sums [C][R] of R rows, whatever kind of weights they were, against a packed group of C tokens.
+template <int R, int C>
+void pair_tile(const Dense<bf16>& source, int64_t row, const bf16* x, const RowsAhead& ahead,
+               const Finish<R>& finish, float* results) {
+  const int64_t inputs = source.inputs, whole = inputs / kRun * kRun;
+  vf acc[R][C] = {};
+  const bf16* from = source.weights + row * inputs;
+  for (int64_t k = 0; k < whole; k += kRun, x += C * kRun) {
+    for (int r = ahead.first; r < ahead.last; ++r) {
+      __builtin_prefetch(ahead.rows + (r * inputs + k) * int64_t(sizeof(bf16)));
+    }
+    vb v[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) v[r] = load_run(from + r * inputs + k);
+    add_tile<R, C>(acc, v, x);
+  }
+  if (whole < inputs) {
+    vb v[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) v[r] = load_some_run(from + r * inputs + whole, inputs - whole);
+    add_tile<R, C>(acc, v, x);
+  }
+  vf lanes[(R * C + W - 1) / W * W] = {};
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) lanes[c * R + r] = acc[r][c];
+  }
+  for (int i = 0; i < R * C; i += W) store(results + i, finish(reduce_each(lanes + i, add), i));
+}
+
 template <class Weights>
 class PairLinear {
  public:
@@ -199,66 +246,18 @@ class PairLinear {
       const int64_t token = groups.first(group), size = groups.first(group + 1) - token;
       const bf16* x = packed + token * groups.padded_inputs;
       const int64_t fetchers = std::min<int64_t>(R, last - first), index = group - first;
-      Ahead ahead{};
+      RowsAhead ahead{};
       if (Fetches && index < fetchers) {
         ahead = {source.row(row + R), int(R * index / fetchers), int(R * (index + 1) / fetchers)};
       }
       float results[(R * kPairTokens + W - 1) / W * W];
       switch (size) {
-        case 3: tile<R, 3>(source, row, x, ahead, finish, results); break;
-        case 4: tile<R, 4>(source, row, x, ahead, finish, results); break;
-        case 5: tile<R, 5>(source, row, x, ahead, finish, results); break;
-        default: tile<R, 6>(source, row, x, ahead, finish, results);
+        case 3: pair_tile<R, 3>(source, row, x, ahead, finish, results); break;
+        case 4: pair_tile<R, 4>(source, row, x, ahead, finish, results); break;
+        case 5: pair_tile<R, 5>(source, row, x, ahead, finish, results); break;
+        default: pair_tile<R, 6>(source, row, x, ahead, finish, results);
       }
       put<R>(n, token, size, results);
-    }
-  }
-
-  // Rows [first, last) of those at `rows` are to be prefetched.
-  struct Ahead {
-    const char* rows;
-    int first, last;
-  };
-
-  // Sums [C][R] of R rows against a packed group of C tokens.
-  template <int R, int C>
-  void tile(const Dense<bf16>& source, int64_t row, const bf16* x, const Ahead& ahead,
-            const Finish<R>& finish, float* results) const {
-    vf acc[R][C] = {};
-    const bf16* from = source.weights + row * a.inputs;
-    for (int64_t k = 0; k < whole; k += kRun, x += C * kRun) {
-      for (int r = ahead.first; r < ahead.last; ++r) {
-        __builtin_prefetch(ahead.rows + (r * a.inputs + k) * int64_t(sizeof(bf16)));
-      }
-      vb v[R];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) v[r] = load_run(from + r * a.inputs + k);
-      add_tile<R, C>(acc, v, x);
-    }
-    if (whole < a.inputs) {
-      vb v[R];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        v[r] = load_some_run(from + r * a.inputs + whole, a.inputs - whole);
-      }
-      add_tile<R, C>(acc, v, x);
-    }
-    vf lanes[(R * C + W - 1) / W * W] = {};
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) lanes[c * R + r] = acc[r][c];
-    }
-    for (int i = 0; i < R * C; i += W) store(results + i, finish(reduce_each(lanes + i, add), i));
-  }
-
-  template <int R, int C>
-  static void add_tile(vf (&acc)[R][C], const vb (&v)[R], const bf16* x) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const vb inputs = load_run(x + c * kRun);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) acc[r][c] = add_pairs(acc[r][c], v[r], inputs);
     }
   }
 

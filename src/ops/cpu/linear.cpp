@@ -86,15 +86,24 @@ void tile(const Weights& w, int64_t row, int64_t next, const float* x,
 template <int R, bool Fetches, class Weights>
 void tile_tokens(int tokens, const Weights& w, int64_t row, int64_t next,
                  const float* x, const Finish<R>& finish, float* results) {
-  switch (tokens) {
-    case 1: return tile<R, 1, Fetches>(w, row, next, x, finish, results);
-    case 2: return tile<R, 2, Fetches>(w, row, next, x, finish, results);
-    case 3: return tile<R, 3, Fetches>(w, row, next, x, finish, results);
+  if constexpr (R == 1) {
+    // The last rows, fewer than a tile: too few to be worth code for each number of tokens.
+    for (int c = 0; c < tokens; ++c) {
+      float one[W];
+      tile<1, 1, Fetches>(w, row, next, x + c * w.inputs, finish, one);
+      results[c] = one[0];
+    }
+  } else {
+    switch (tokens) {
+      case 1: return tile<R, 1, Fetches>(w, row, next, x, finish, results);
+      case 2: return tile<R, 2, Fetches>(w, row, next, x, finish, results);
+      case 3: return tile<R, 3, Fetches>(w, row, next, x, finish, results);
 #if defined(__AVX512F__)
-    case 4: return tile<R, 4, Fetches>(w, row, next, x, finish, results);
-    case 5: return tile<R, 5, Fetches>(w, row, next, x, finish, results);
-    case 6: return tile<R, 6, Fetches>(w, row, next, x, finish, results);
+      case 4: return tile<R, 4, Fetches>(w, row, next, x, finish, results);
+      case 5: return tile<R, 5, Fetches>(w, row, next, x, finish, results);
+      case 6: return tile<R, 6, Fetches>(w, row, next, x, finish, results);
 #endif
+    }
   }
 }
 
@@ -176,10 +185,12 @@ class Panel {
     for (int64_t t = first; t < last; t += kTokens) {
       const int some = int(std::min<int64_t>(kTokens, last - t));
       const float* from = x + t * a.inputs;
-      // Only the first tile prefetches; later tiles find these rows in the cache.
-      if (Fetches && t == first) {
-        tile_tokens<R, true>(some, source, row, row + R, from, finish, results);
-      } else {
+      // Only the first tile prefetches; later tiles find these rows in the cache. Other weights than
+      // floats have no later tiles: those are of the widened rows.
+      constexpr bool kHasLater = std::is_same_v<Source, Dense<float>>;
+      if (Fetches && (t == first || !kHasLater)) {
+        tile_tokens<R, Fetches>(some, source, row, row + R, from, finish, results);
+      } else if constexpr (kHasLater) {
         tile_tokens<R, false>(some, source, row, 0, from, finish, results);
       }
       put<R>(n, t, some, results);
