@@ -30,14 +30,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def private(
-    tmp_path: Path, kernel_cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, level_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> KernelCache:
     """A cache of this test's own whose linker copies the libraries that are already built.
 
     They have passed their self-checks, which take seconds and are not run again.
     """
     monkeypatch.setattr(cached, "check", lambda *_: level_check.PASSED)
-    built = kernel_cache.directory()
+    built = {level.name: level_files.get(level.name, "no such file") for level in LEVELS}
     compiler = tmp_path / "copying-compiler"
     compiler.write_text(
         "#!/bin/sh\n"
@@ -49,13 +49,13 @@ def private(
         'case "$*" in\n'
         '  *" -c "*) echo "$*" > "$last"; exit ;;\n'
         # Each level's flags are those of a slower one and more.
-        f'  *-mamx-bf16*) from="{built}/amx.so" ;;\n'
-        f'  *-mavx512bf16*) from="{built}/avx512_bf16.so" ;;\n'
-        f'  *-mavx512vnni*) from="{built}/avx512_vnni.so" ;;\n'
-        f'  *-mavx512f*) from="{built}/avx512.so" ;;\n'
-        f'  *-mavxvnni*) from="{built}/avx2_vnni.so" ;;\n'
-        f'  *-mavx2*) from="{built}/avx2.so" ;;\n'
-        f'  *) from="{built}/portable.so" ;;\n'
+        f'  *-mamx-bf16*) from="{built["amx"]}" ;;\n'
+        f'  *-mavx512bf16*) from="{built["avx512_bf16"]}" ;;\n'
+        f'  *-mavx512vnni*) from="{built["avx512_vnni"]}" ;;\n'
+        f'  *-mavx512f*) from="{built["avx512"]}" ;;\n'
+        f'  *-mavxvnni*) from="{built["avx2_vnni"]}" ;;\n'
+        f'  *-mavx2*) from="{built["avx2"]}" ;;\n'
+        f'  *) from="{built["portable"]}" ;;\n'
         "esac\n"
         'sleep 0.2\ncp "$from" "$last"\n'
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 from src.ops.cpu.compilers import compilers, was_killed
 
-_TIMEOUT: Final = 60.0  # seconds
+_TIMEOUT: Final = 180.0  # seconds; on a busy machine it takes one of them
 
 PASSED: Final = "passed"
 KILLED: Final = "killed, or took too long"
