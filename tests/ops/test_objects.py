@@ -142,9 +142,8 @@ def test_flags_the_compiler_and_the_machine_count(workshop: Workshop) -> None:
 
 
 def test_libraries_share_the_objects_of_equal_units(workshop: Workshop) -> None:
-    both = {"one": workshop.units("-O1"), "two": [*workshop.units("-O1", names="a")]}
-    both["two"] += workshop.units("-O2", names="b")
-    made, _ = workshop.make(**both)
+    other = [*workshop.units("-O1", names="a"), *workshop.units("-O2", names="b")]
+    made, _ = workshop.make(one=workshop.units("-O1"), two=other)
     assert workshop.compiler.compiled == ["a.cpp", "b.cpp", "b.cpp", "c.cpp"]
     assert made["one"][0] == made["two"][0]
 
