@@ -338,7 +338,8 @@ class LatentAttention(LayerMixer):
         if device.type != "cuda" or rows.lengths_b is None or self._spec.deterministic:
             return None, 0
         if self._shape not in rows.expansions:
-            plan = plan_expansion(*rows.lengths_b, self._shape)
+            queries, keys = rows.lengths_b
+            plan = plan_expansion(queries, keys, self._shape)
             rows.expansions[self._shape] = (
                 (None, 0) if plan is None else (upload(plan.plan, torch.int32, device), plan.keys)
             )
