@@ -11,7 +11,6 @@ import torch
 from src.ops import LATENT_ATTENTION
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.latent_expansion import FEWEST_ON_GPU, LatentShape, is_expanded, plan_expansion
-from tests.ops.comparison import bits, copied
 
 DEEPSEEK_V3 = LatentShape(nope=128, rope=64, rank=512, value=128)
 
@@ -65,9 +64,9 @@ def test_a_plan_counts_keys_by_row_and_marks_tokens() -> None:
 
 
 def test_only_steps_that_expand_or_warm_up_have_a_plan() -> None:
-    absorbed = np.array([[1, 3], [900, 3]])
-    assert plan_expansion(*absorbed, DEEPSEEK_V3) is None
-    empty = plan_expansion(*np.zeros((2, 1), np.int64), DEEPSEEK_V3)
+    assert plan_expansion(np.array([1, 3]), np.array([900, 3]), DEEPSEEK_V3) is None
+    nothing = np.zeros(1, np.int64)
+    empty = plan_expansion(nothing, nothing, DEEPSEEK_V3)
     assert empty is not None
     assert (empty.plan.tolist(), empty.keys) == ([0, 0], 0)
 
@@ -76,16 +75,20 @@ def test_only_steps_that_expand_or_warm_up_have_a_plan() -> None:
 def test_the_kernel_of_the_cpu_follows_the_same_rule(
     library: KernelLibrary, shape: LatentShape
 ) -> None:
-    """Around the number of queries from which expansion pays; the two ways round differently."""
+    """Around the number of queries from which expansion pays.
+
+    Expanded keys of these numbers are too large for float16; queries and vectors are not.
+    """
     torch.set_num_threads(1)
     for keys in (130, 400):
         fewest = next(count for count in range(1, keys) if expanded(count, keys, shape))
         for queries in (fewest - 1, fewest):
-            args = LATENT_ATTENTION.build(
-                "cpu", rows=((queries, keys),), heads=3, **shape._asdict(), deterministic=True
-            )
-            absorbed, free = copied(args, (2, 8)), list(copied(args, (2, 8)))
-            free[12] = False
-            library.latent_attention(*absorbed)
-            library.latent_attention(*free)
-            assert torch.equal(bits(absorbed[8]), bits(free[8])) == (queries < fewest)
+            case = {"rows": ((queries, keys),), "heads": 3, "dtype": torch.float16}
+            args = LATENT_ATTENTION.build("cpu", **case, **shape._asdict())
+            query, latent, cache, up = args[:4]
+            query.mul_(1e-3)
+            latent.mul_(1e3)
+            cache.mul_(1e3)
+            up[:, : shape.nope].mul_(1e3)
+            library.latent_attention(*args)
+            assert bool(args[8].isfinite().all()) == (queries < fewest)
