@@ -103,6 +103,9 @@ def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]
     _require_fit(weight, in_groups=in_groups)
     rows = weight.shape[0]
     laid_out = groups_in_strips(scales) if in_groups else scales
+    if weight.is_meta:
+        # Arithmetic on such tensors would import torch's compilers: seconds of a start.
+        return weight.new_empty(-(-rows // STRIP), weight.shape[1] // 4, 4 * STRIP), laid_out
     if weight.dtype == torch.int8:
         weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
         return _in_strips(weight ^ _SIGN), laid_out
@@ -118,6 +121,8 @@ def groups_in_strips(scales: Tensor) -> Tensor:
 
 def pack_int4(levels: Tensor) -> Tensor:
     """Pack levels 0 to 15, [N, K] uint8, in rows: [N, K / 2] (see `INT4_RUN`)."""
+    if levels.is_meta:  # as in `to_quantized_strips`
+        return levels.new_empty(len(levels), levels.shape[1] // 2)
     runs = levels.view(len(levels), -1, 2, INT4_RUN // 2)
     return (runs[:, :, 0] | (runs[:, :, 1] << 4)).view(len(levels), -1)
 
