@@ -273,9 +273,9 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
     )
     weights = ", random weights" if shape in SHAPE_NAMES else ""
     about = (
-        f"Other engines on {_model(shape)}{weights}, the same token ids, in turns. With weights of 8 "
-        "and 4 bits all round what they multiply them by to 8 bits as well, unless inputs are said to be "
-        "exact (Slipstream: docs/quantization.md); groups of 4 bits are of 32. "
+        f"Other engines on {_model(shape)}{weights}, the same token ids, in turns. With weights of "
+        "8 and 4 bits all round what they multiply them by to 8 bits as well, unless inputs are "
+        "said to be exact (Slipstream: docs/quantization.md); groups of 4 bits are of 32. "
         + (f"Starts are medians of {starts}. " if starts > 1 else "Each start was timed once. ")
         + _where(latest)
         + shared
