@@ -21,7 +21,7 @@ from torch import Tensor
 
 from src import ops
 from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate
+from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate_unset
 from src.models.weights.rounding import round_to_int4, round_to_int8
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
@@ -213,7 +213,7 @@ class RoundingMethod:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
         """See `LinearMethod`."""
-        return {WEIGHT: allocate(shape, dtype, device)}
+        return {WEIGHT: allocate_unset(shape, dtype, device)}
 
     def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
         """See `LinearMethod`."""

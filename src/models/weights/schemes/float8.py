@@ -160,6 +160,11 @@ class Float8Packing:
     block: tuple[int, int] | None
     is_static: bool
 
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
+
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`. A scale has one of two names."""
         rows, inputs = shape

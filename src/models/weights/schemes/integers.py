@@ -68,6 +68,11 @@ class IntegerPacking:
 
     layout: Layout
 
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
+
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`."""
         return self.layout.forms(tensor, shape)
