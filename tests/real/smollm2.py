@@ -24,6 +24,7 @@ from src.text.tokenizer import Tokenizer
 from tests.http.processes import ServerProcess
 from tests.models.harness import dense_logits
 from tests.support.engines import small_config
+from tests.text.test_gguf_tokenizer import HARD, TEXTS
 
 FILE = Path(os.environ["SMOLLM2"])
 QUESTIONS = (
@@ -69,8 +70,10 @@ def config(**changes: Any) -> Config:
 def test_token_ids_are_those_of_transformers(their_tokenizer: Any) -> None:
     own = Tokenizer.from_directory(FILE)
     source = Path(argparse.__file__).read_text()
-    for text in (source, "It's 12345!  Größe 漢字 🙂\n\n", "<|im_start|>user\nhi<|im_end|>\n"):
-        assert list(own.encode(text)) == their_tokenizer(text)["input_ids"]
+    for text in (source, *TEXTS, *HARD):
+        ids = list(own.encode(text))
+        assert ids == their_tokenizer(text)["input_ids"], text
+        assert own.decode(ids) == text
     messages = [{"role": "user", "content": QUESTIONS[0]}]
     assert own.chat_template.render(messages) == their_tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False

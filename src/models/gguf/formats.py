@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from src.core.gguf import TYPES_BY_NAME
-from src.models.gguf.types import BLOCK_TYPES, BlockType, decode
+from src.models.gguf.types import BLOCK_TYPES, BlockType, decode, unpack
 from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import Held, LinearMethod, QuantizedWeight
 from src.models.weights.parameters import (
@@ -91,7 +91,7 @@ class BlockPacking:
         """See `parameters.RowPacking`."""
         raw, size = stored[WEIGHT], TYPES_BY_NAME[self.kind].size
         kind, form = BLOCK_TYPES[self.kind], self.form
-        levels, scales, offsets = kind.unpack(raw.view(-1, size))
+        levels, scales, offsets = unpack(raw.view(-1, size), self.kind)
         own = levels.shape[1] // scales.shape[1] // form.group
         if own > 1:
             scales = scales.repeat_interleave(own, dim=1)

@@ -155,6 +155,23 @@ BLOCK_TYPES = {
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+def unpack(raw: Tensor, kind: str) -> Levels:
+    """Whole blocks, bytes [blocks, size], as integers and their factors.
+
+    Raises:
+        ValueError: a factor is infinite or not a number.
+    """
+    found = BLOCK_TYPES[kind].unpack(raw)
+    factors = [found.scales] if found.offsets is None else [found.scales, found.offsets]
+    if not all(each.isfinite().all() for each in factors):
+        raise ValueError("the scales of its blocks must be finite numbers")
+    return found
+
+
 def decode(raw: Tensor, kind: str) -> Tensor:
-    """The values of whole blocks: from bytes [blocks, size], [blocks, values] in float32."""
-    return BLOCK_TYPES[kind].unpack(raw).values()
+    """The values of whole blocks: from bytes [blocks, size], [blocks, values] in float32.
+
+    Raises:
+        ValueError: see `unpack`.
+    """
+    return unpack(raw, kind).values()
