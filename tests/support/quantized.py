@@ -43,8 +43,7 @@ def grid(weight: Tensor, bits: int, group: int, *, symmetric: bool) -> tuple[Ten
     else:
         low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
         scales = (high - low) / most
-        # Not 0: the first version of GPTQ cannot store that.
-        zeros = (-low / scales).round().clamp(1, most)
+        zeros = (-low / scales).round().clamp(0, most)
     scales = scales.half().float()
     levels = (groups / scales[..., None] + zeros[..., None]).round().clamp(0, most)
     return levels.flatten(1), scales, zeros
@@ -103,7 +102,8 @@ def gptq(
         )
         levels = torch.empty_like(sorted_levels)
         levels[:, by_group] = sorted_levels
-        stored = torch.full_like(zeros, 3) if lies else zeros - (1 if version == 1 else 0)
+        # 0 less 1 is the largest level.
+        stored = torch.full_like(zeros, 3) if lies else (zeros - (version == 1)) % 2**bits
         tensors = {
             # Words lie along the inputs, one above the other.
             "qweight": to_words(levels.numpy(), bits).T.contiguous(),

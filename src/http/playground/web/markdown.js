@@ -10,7 +10,7 @@ const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const MARK = /`+|!?\[|\*\*?|__?|~~|https?:\/\//g;
 const TARGET = /\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)/y;
 const ADDRESS = /https?:\/\/[^\s<>()]+/y;
-// An answer may be made to keep a page busy: nothing here takes longer than its length times this.
+// Lists and quotations deeper than this are text. So no answer, however it is made, takes longer than its length says.
 const MOST_DEPTH = 16;
 
 /** The text's blocks, each the lines that one element is made of. */
@@ -50,7 +50,7 @@ export function blocks(text) {
   return found;
 }
 
-/** The element of one block. Deeper than `MOST_DEPTH` all is text. */
+/** The element of one block, which lies in so many others. */
 export function render(block, depth = 0) {
   const lines = block.split("\n");
   const fence = FENCE.exec(lines[0]);
@@ -117,14 +117,14 @@ function table(lines) {
   return el("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "Table" }, body);
 }
 
-/** Nodes of a text: one scan, in which each mark looks for its end no farther than others have. */
-function inline(text, depth = 0) {
+/** Nodes of a text: one scan, in which no mark looks for its end where another has. */
+function inline(text) {
   const nodes = [];
   const place = places(text);
   let end = 0;
   for (const { 0: mark, index } of text.matchAll(MARK)) {
     if (index < end) continue;
-    const found = begun(text, mark, index, place, depth);
+    const found = begun(text, mark, index, place);
     if (found === null) continue;
     nodes.push(text.slice(end, index), ...found.nodes);
     end = found.end;
@@ -134,12 +134,13 @@ function inline(text, depth = 0) {
 }
 
 /** What a mark begins: its nodes and its end; null if it is text. Code first: nothing inside it is anything else. */
-function begun(text, mark, index, place, depth) {
+function begun(text, mark, index, place) {
   const inner = index + mark.length;
-  const within = (tag, close, length) => {
-    const part = text.slice(inner, close);
-    return { nodes: [el(tag, {}, depth < MOST_DEPTH ? inline(part, depth + 1) : part)], end: close + length };
-  };
+  // Within it the same mark has no end, so marks are nested no deeper than there are kinds.
+  const within = (tag, close, length) => ({
+    nodes: [el(tag, {}, inline(text.slice(inner, close)))],
+    end: close + length,
+  });
   if (mark[0] === "`") {
     const close = place.ofTicks(mark.length, inner);
     return close === Infinity ? null : { nodes: [el("code", {}, text.slice(inner, close))], end: close + mark.length };
