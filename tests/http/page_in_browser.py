@@ -416,6 +416,8 @@ HOSTILE = {
     "targets": "[](a" * (LONG // 4),
     "strong": "**a " * (LONG // 4),
     "strong and underlined": "**__" * (LONG // 8) + "x" + "__**" * (LONG // 8),
+    "stars": "*" * LONG,
+    "lines": "_" * LONG + "a",
     "struck": "~~a" + " ~~" * (LONG // 3),
     "emphasis": "*a _b " * (LONG // 6),
     "addresses": "http://" * (LONG // 7) + "." * 1000,

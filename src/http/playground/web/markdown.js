@@ -167,8 +167,8 @@ function begun(text, mark, index, place) {
   if (mark.length === 2) {
     let close = place.next(mark, inner + 1);
     if (close === Infinity) return null;
-    // Of more signs than two the last ones are the end.
-    while (text[close + 2] === mark[0]) close += 1;
+    // Of three signs the last two are the end.
+    if (text[close + 2] === mark[0]) close += 1;
     return within("strong", close, 2);
   }
   if (/[\w*]/.test(text[index - 1] ?? "")) return null;
