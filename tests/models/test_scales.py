@@ -98,11 +98,7 @@ def with_zeros(pack: Packer) -> Packer:
         weight = weight.clone()
         weight[:32, :32] = 0
         weight[-1] = 0
-        parts, values = pack(weight)
-        for name, part in parts.items():
-            if "scale" in name:
-                parts[name] = part.nan_to_num(0)
-        return parts, values.nan_to_num(0)
+        return pack(weight)
 
     return packed_with_zeros
 
@@ -114,9 +110,8 @@ def test_groups_of_zeros_have_scales_of_zero(tmp_path: Path, name: str) -> None:
     scales = load_file(directory / "model.safetensors")
     assert any((each == 0).any() for n, each in scales.items() if n.endswith(ending))
     model = load_model(directory)
-    got = dense_logits(model, prompt_of(24))
-    assert got.isfinite().all()
-    if name in WEIGHT_ONLY or name == "packed":
+    assert dense_logits(model, prompt_of(24)).isfinite().all()
+    if "fp8" not in name and name != "fbgemm":  # whose inputs are rounded
         check(model, reference)
 
 
@@ -217,7 +212,7 @@ def test_parts_with_static_scales_of_their_own(tmp_path: Path) -> None:
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
 
     def pack_of(name: str) -> Packer:
-        own = scales[name.rpartition("_proj")[0].rpartition(".")[2]]
+        own = scales.get(name.rpartition("_proj")[0].rpartition(".")[2], 1.0)
 
         def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
             parts, values = STATIC[1](weight)

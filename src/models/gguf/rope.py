@@ -31,8 +31,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "scaling.alpha": (0.0, 1.0),
     "scaling.yarn_attn_factor": (1.0,),
     "scaling.yarn_log_multiplier": (0.0,),
-    # Whether a model was trained with its scaling. False means that Granite has no RoPE.
-    "scaling.finetuned": (True,),
 }
 
 
@@ -97,6 +95,9 @@ class _Given:
         neutral = dict(_NEUTRAL)
         neutral["dimension_count_swa"] = (self.values.get("dimension_count", raw.get("head_dim")),)
         neutral["freq_base_swa"] = (self.values.get("freq_base", 10_000.0),)
+        # It tells how a model was trained, but of Granite whether there is RoPE at all.
+        is_granite = self._prefix.startswith("granite.")
+        neutral["scaling.finetuned"] = (True,) if is_granite else (True, False)
         # Shares of the two ways of reading frequencies. Below 0 it follows from the type.
         is_yarn = self.values.get("scaling.type") == "yarn"
         neutral["scaling.yarn_ext_factor"] = (-1.0, 1.0 if is_yarn else 0.0)

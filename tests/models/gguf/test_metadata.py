@@ -128,7 +128,8 @@ def test_every_key_of_rope_in_the_format_is_known() -> None:
         for name, value in vars(gguf.Keys.Rope).items()
         if not name.startswith("_")
     }
-    own = {"freq_base_swa", "dimension_count_swa", "dimension_sections", "scaling.yarn_ext_factor"}
+    own = {"freq_base_swa", "dimension_count_swa", "dimension_sections"}
+    own |= {"scaling.yarn_ext_factor", "scaling.finetuned"}
     assert keys <= rope_module._READ | set(rope_module._NEUTRAL) | own
 
 

@@ -7,6 +7,7 @@ start that exceeds it ends with an error.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, ParamSpec, TypeVar
@@ -15,6 +16,9 @@ PREFIX: Final = "re:"
 _LONGEST: Final = 1000  # characters
 # Seconds of CPU. Usual patterns take millionths of one for a module.
 _SECONDS: Final = 5.0
+
+# Patterns that call themselves, which `re` does not have. They take memory without end.
+_CALLS: Final = re.compile(r"\(\?(?:R\)|[0-9]|&|P[>&])")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +44,7 @@ class Allowance:
         begun = time.thread_time()
         try:
             result = function(*given, **named)
-        except TimeoutError:
+        except (TimeoutError, MemoryError):
             self._left = 0.0
             raise self._over(text) from None
         self._left -= time.thread_time() - begun
@@ -94,6 +98,8 @@ def _compiled(entry: str) -> Any:
     text = entry.removeprefix(PREFIX)
     if len(text) > _LONGEST:
         raise ValueError(f"a pattern of {len(text)} characters is too long: {text[:40]}...")
+    if _CALLS.search(text):
+        raise ValueError(f"the pattern {text!r} calls itself")
     try:
         return regex.compile(text, cache_pattern=False)
     except (regex.error, ValueError, RecursionError, OverflowError) as error:
