@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from src.core.errors import ModelLoadError
 from src.text.tokenizer import Tokenizer
@@ -133,6 +133,12 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path, architectur
     own, theirs = Tokenizer.from_directory(path), reference(path)
     texts = ("Hello world", "the end, and on the road 42!", "näïve 漢 🙂", "a  b   c", "the\n", *HARD)
     for text in texts:
+        if text in HARD and architecture == "llama":
+            # A text that begins with a space gets another one before it, as in SentencePiece, in
+            # llama.cpp and in Llama 2's tokenizer.json. transformers leaves it out for Llama alone.
+            spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+            theirs.backend_tokenizer.normalizer = normalizers.Sequence(spaces)
+            theirs.backend_tokenizer.pre_tokenizer = None
         ids = list(own.encode(text))
         expected = theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids
         assert ids == [1, *expected], text
@@ -140,6 +146,8 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path, architectur
     for text in ("a</s>b <s> c", "<tool></s>", " <tool> x"):
         expected = theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids
         assert list(own.encode(text)) == [1, *expected], text
+    assert list(own.encode("a<tool>b</s>"))[2:3] == [3]
+    assert own.special_ids == {1, 2}
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-4o", "tekken", "smollm", "default"])
@@ -163,11 +171,8 @@ def test_every_pattern_splits_as_that_of_transformers(
     for text in (*TEXTS, *HARD):
         text = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
         ids = list(own.encode(text))
-        begins = [own.bos_token_id] if pre in ("llama-bpe", "tekken") else []
-        assert ids == begins + theirs.encode(text, add_special_tokens=False).ids, text
-        assert own.decode(ids[len(begins) :]) == text
-    assert list(own.encode("a<tool>b</s>"))[2:3] == [3]
-    assert own.special_ids == {1, 2}
+        assert ids == theirs.encode(text, add_special_tokens=False).ids, text
+        assert own.decode(ids, skip_special_tokens=False) == text
 
 
 def test_a_file_says_whether_a_text_begins_with_a_token(tmp_path: Path) -> None:
