@@ -48,8 +48,8 @@ class Float8Weight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -68,8 +68,8 @@ class Float8BlockWeight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -90,8 +90,8 @@ class Float8TokenWeight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -112,8 +112,8 @@ class Float8StaticWeight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
