@@ -202,7 +202,15 @@ def test_a_model_with_zero_points_of_zero(tmp_path: Path) -> None:
 
 def test_parts_with_static_scales_of_their_own(tmp_path: Path) -> None:
     """Weights keep the scale of their part. Inputs are shared, so theirs is the largest."""
-    scales = {"q": 0.013, "k": 0.03, "v": 0.02, "o": 0.011, "gate": 0.017, "up": 0.025, "down": 0.01}
+    scales = {
+        "q": 0.013,
+        "k": 0.03,
+        "v": 0.02,
+        "o": 0.011,
+        "gate": 0.017,
+        "up": 0.025,
+        "down": 0.01,
+    }
     plain = make_checkpoint(tmp_path / "plain", num_hidden_layers=1)
     tensors = load_file(plain / "model.safetensors")
     for size, (name, weight) in enumerate(tensors.items(), 1):

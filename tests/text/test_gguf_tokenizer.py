@@ -131,7 +131,14 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path, architectur
 
     path = write_sentencepiece(tmp_path / "m.gguf", architecture, change)
     own, theirs = Tokenizer.from_directory(path), reference(path)
-    texts = ("Hello world", "the end, and on the road 42!", "näïve 漢 🙂", "a  b   c", "the\n", *HARD)
+    texts = (
+        "Hello world",
+        "the end, and on the road 42!",
+        "näïve 漢 🙂",
+        "a  b   c",
+        "the\n",
+        *HARD,
+    )
     for text in texts:
         if text in HARD and architecture == "llama":
             # A text that begins with a space gets another one before it, as in SentencePiece, in

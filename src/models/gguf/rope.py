@@ -161,9 +161,7 @@ def _scaling(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[str,
     return None if factor == 1 else {"rope_type": "linear", "factor": factor}
 
 
-def _factors_of(
-    file: GGUFFile, given: _Given, raw: Mapping[str, Any]
-) -> dict[str, Any]:
+def _factors_of(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of RoPE with a divisor of each frequency, and the names of the tensors."""
     if _LONG in file.tensors or _SHORT in file.tensors:
         # Phi's; a file with one set of factors alone uses it at any length.

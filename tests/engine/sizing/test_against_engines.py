@@ -100,7 +100,10 @@ async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None
 # Checkpoints that are quantized: a section and how it packs, or a file's types of tensors.
 STORED: dict[str, Any] = {
     **{f"fp8 {name}": ROUNDED[name][:2] for name in ("fp8", "fp8-static", "fp8-blocks", "fbgemm")},
-    **{name: WEIGHT_ONLY[name][:2] for name in ("awq", "gptq", "gptq-order", "gptq-v2-8-bits-by-16")},
+    **{
+        name: WEIGHT_ONLY[name][:2]
+        for name in ("awq", "gptq", "gptq-order", "gptq-v2-8-bits-by-16")
+    },
     **{name: WEIGHT_ONLY[name][:2] for name in ("packed", "packed-zeros", "int8", "fp8-rows")},
     "w8a8-int8": ROUNDED["w8a8-int8"][:2],
     "Q4_1": lambda name: Type.Q4_1,

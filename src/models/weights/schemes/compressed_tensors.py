@@ -79,9 +79,7 @@ def _check_cache(scheme: Any) -> None:
     section.among("symmetric", choices=(True,), default=True)
 
 
-def _group(
-    section: Section, common: Any, name: str, allowance: Allowance
-) -> tuple[Group, str]:
+def _group(section: Section, common: Any, name: str, allowance: Allowance) -> tuple[Group, str]:
     form = section.raw("format") or common
     if form not in _FORMATS:
         raise ValueError(f"format must be one of {', '.join(_FORMATS)}, got {form!r}")
