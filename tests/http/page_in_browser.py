@@ -359,7 +359,8 @@ MARKDOWN = [
     ("**bold** *soft*", "<p><strong>bold</strong> <em>soft</em></p>"),
     ("`x<y` ~~no~~", "<p><code>x&lt;y</code> <del>no</del></p>"),
     ("a * b * c and snake_case_name", "<p>a * b * c and snake_case_name</p>"),
-    ("**a** b **c**, ***d***", "<p><strong>a</strong> b <strong>c</strong>, <strong><em>d</em></strong></p>"),
+    ("**a** b **c**", "<p><strong>a</strong> b <strong>c</strong></p>"),
+    ("***d***", "<p><strong><em>d</em></strong></p>"),
     ("**no end *e* ** ~~ `x", "<p>**no end <em>e</em> ** ~~ `x</p>"),
     ("``a`b`` [a] (b) [c](d)", "<p><code>a`b</code> [a] (b) [c](d)</p>"),
     (

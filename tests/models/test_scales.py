@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
 from gguf import GGMLQuantizationType as Type
+from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -29,16 +29,21 @@ TEXTS = (
 # white space, marks on letters before and after composition, NUL and other controls, scripts without
 # spaces or from right to left, signs that are no text, and the text of special tokens within a text.
 HARD = (
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd \U0001f1e9\U0001f1ea\U0001f1eb",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd",
+    "\U0001f1e9\U0001f1ea\U0001f1eb",
     "  two   three" + " " * 40 + "forty\t\t\ttabs \t mixed\n\n \n  \r\n\r end  ",
     "\u00a0no\u00a0break\u3000wide\u2003em\u200bzero\u2028line\u2029paragraph\x85next\ufeffmark",
-    "e\u0301 \u00e9 A\u030a \u00c5 \u1e9b\u0323 a\u0301\u0302\u0303\u0304 \u0344 \uac00 \u1100\u1161 \ufb01",
+    "e\u0301 \u00e9 A\u030a \u00c5 \u1e9b\u0323 a\u0301\u0302\u0303\u0304 \u0344 \uac00",
+    "\u1100\u1161 \ufb01",
     "nul\0within\0\0 bell\x07 escape\x1b[0m delete\x7f high\x9c",
-    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u0e44\u0e17\u0e22\u0e44\u0e21\u0e48\u0e40\u0e27\u0e49\u0e19 \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \u0661\u0662\u0663 \u0967\u0968",
+    "\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u0e44\u0e17\u0e22\u0e44\u0e21\u0e48\u0e40\u0e27\u0e49\u0e19"",
+    ""\u4e2d\u6587\u6ca1\u6709\u7a7a\u683c\u3002\u0e44\u0e17\u0e22\u0e44\u0e21\u0e48\u0e40\u0e27\u0e49\u0e19",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \u0661\u0662\u0663 \u0967\u0968",
     "\ud7ff\ue000\ufffd\ufffe\uffff\U00010000\U0010ffff\U000e0041",
     "a<|im_start|>b<|im_end|>c <|im_end|> \n<|im_end|>\n<|im_start|><|im_start|>",
     "<|im_end <|im_end |> |im_end|> <|im_\u200bend|> <|IM_END|>",
-    "I'LL we'd 'twas don\u2019t CamelCase snake_case x86-64 1234567.89e-10 \u00bd\u00b2\u2167 \u0130\u0131\u017f",
+    "I'LL we'd 'twas don\u2019t CamelCase snake_case x86-64 1234567.89e-10",
+    "\u00bd\u00b2\u2167 \u0130\u0131\u017f",
     " ", "\n", "\0", "\u0301", "\u200d", "   \n   ",
 )  # fmt: skip
 

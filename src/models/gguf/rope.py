@@ -166,7 +166,7 @@ def _factors_of(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[s
     if _LONG in file.tensors or _SHORT in file.tensors:
         # Phi's; a file with one set of factors alone uses it at any length.
         short = file.tensors.get(_SHORT) or file.tensors[_LONG]
-        found = {
+        found: dict[str, Any] = {
             "names": [_SHORT, _LONG],
             "rope_type": "longrope",
             "short_factor": _factors(short),
