@@ -26,8 +26,8 @@ TEXTS = (
 )
 
 # Where tokenizers are known to differ: emoji with joiners and colours, flags, runs of all kinds of
-# white space, marks on letters before and after composition, NUL and other controls, scripts without
-# spaces or from right to left, signs that are no text, and the text of special tokens within a text.
+# white space, marks on letters before and after composition, NUL and other controls, scripts
+# without spaces or from right to left, signs that are no text, and special tokens within a text.
 HARD = (
     "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd",
     "\U0001f1e9\U0001f1ea\U0001f1eb",
