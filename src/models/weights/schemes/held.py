@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from src.models.weights.parameters import Index, Parameter, allocate
+from src.models.weights.parameters import Index, Parameter, allocate_unset
 
 
 class PartSpec(NamedTuple):
@@ -50,7 +50,8 @@ class Columns:
 def staged(specs: dict[str, PartSpec], rows: int, device: torch.device) -> dict[str, Tensor]:
     """Room for the parts of a matrix of so many rows."""
     return {
-        name: allocate((rows, spec.columns), spec.dtype, device) for name, spec in specs.items()
+        name: allocate_unset((rows, spec.columns), spec.dtype, device)
+        for name, spec in specs.items()
     }
 
 
@@ -73,3 +74,25 @@ def spans(parameter: Parameter) -> tuple[tuple[int, int], ...]:
 def of_shape(tensor: Tensor, rows: int) -> Tensor:
     """Scales of a checkpoint, a number or one per row, as float32 [rows, 1]."""
     return tensor.float().reshape(-1, 1).expand(rows, 1)
+
+
+def require_finite(scales: Tensor) -> Tensor:
+    """The same scales of a matrix. Zero is one, of a group of zeros, and so is a negative number.
+
+    Raises:
+        ValueError: one is infinite or not a number.
+    """
+    if not scales.isfinite().all():
+        raise ValueError("its scales must be finite numbers")
+    return scales
+
+
+def require_positive(scale: Tensor) -> Tensor:
+    """The same scale of inputs, which are divided by it.
+
+    Raises:
+        ValueError: it is not a positive finite number.
+    """
+    if not (scale.isfinite() & (scale > 0)).all():
+        raise ValueError("the scale of its inputs must be a positive number")
+    return scale

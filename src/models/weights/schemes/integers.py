@@ -14,9 +14,24 @@ import torch
 from torch import Tensor
 
 from src import ops
-from src.models.weights.methods import LinearMethod, PackedWeight, QuantizedWeight, Weight
+from src.models.weights.methods import (
+    LinearMethod,
+    PackedWeight,
+    QuantizedWeight,
+    Weight,
+    largest_of,
+)
 from src.models.weights.parameters import Index, Parameter, StoredForm
-from src.models.weights.schemes.held import Columns, PartSpec, at_rows, of_shape, spans, staged
+from src.models.weights.schemes.held import (
+    Columns,
+    PartSpec,
+    at_rows,
+    of_shape,
+    require_finite,
+    require_positive,
+    spans,
+    staged,
+)
 from src.models.weights.schemes.rounding import int8_scales, to_int8
 from src.ops.linear import INT4_RUN, SMALLEST_GROUP, dequantize
 
@@ -62,13 +77,18 @@ class IntegerPacking:
 
     layout: Layout
 
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
+
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`."""
         return self.layout.forms(tensor, shape)
 
     def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """See `parameters.Packing`."""
-        levels, scales, zeros, groups = self.layout.read(stored)
+        levels, scales, zeros, groups = self._read(stored)
         if groups is None:
             size = self.layout.columns.size or levels.shape[1]
             groups = torch.arange(levels.shape[1]) // size
@@ -79,12 +99,12 @@ class IntegerPacking:
 
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `parameters.RowPacking`. Columns are sorted by their group."""
-        levels, scales, zeros, groups = self.layout.read(stored)
+        levels, scales, zeros, groups = self._read(stored)
         parts = {"levels": levels, "scales": scales}
         if zeros is not None:
             parts["offsets"] = zeros * scales
         if "input_scale" in stored:
-            parts["input_scale"] = of_shape(stored["input_scale"], len(levels))
+            parts["input_scale"] = require_positive(of_shape(stored["input_scale"], len(levels)))
         if self.layout.is_reordered:
             inputs = levels.shape[1]
             order = torch.arange(inputs) if groups is None else groups.argsort(stable=True)
@@ -95,6 +115,11 @@ class IntegerPacking:
             parts["levels"] = levels[:, order]
             parts["order"] = order.int()
         return parts
+
+    def _read(self, stored: Mapping[str, Tensor]) -> Integers:
+        read = self.layout.read(stored)
+        require_finite(read.scales)
+        return read
 
 
 class PermutedWeight(NamedTuple):
@@ -273,7 +298,7 @@ class IntegerMethod:
         self, weight: QuantizedWeight, parts: Mapping[str, Tensor]
     ) -> PackedWeight:
         if self.inputs == "static":
-            return Int8StaticWeight(*weight, parts["input_scale"].amax().reshape(1, 1))
+            return Int8StaticWeight(*weight, largest_of(parts["input_scale"]))
         return Int8TokenWeight(*weight)
 
 
