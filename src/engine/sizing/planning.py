@@ -161,7 +161,7 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
     if (
         setup.config.model.quantization
         and isinstance(outline, Model)
-        and outline.names_of("experts")
+        and any(isinstance(outline.weights[n], torch.Tensor) for n in outline.names_of("experts"))
     ):
         yield "weights of experts are not rounded"
 

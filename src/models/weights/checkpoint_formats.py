@@ -14,12 +14,13 @@ from typing import Protocol
 from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import Held, LinearMethod
 from src.models.weights.parameters import NUMBERS, Parameter, Placement, RowPacking
+from src.models.weights.stacks import Stack, StackedMethod
 from src.models.weights.transforms import InHalves, PartByPart
 
 _ENDING = ".weight"
 # Kinds of parameters that are matrices of a checkpoint, and kinds that a weight may hold packed.
 _MATRICES = ("matrix", "head", "experts", "latent")
-_HELD = ("matrix", "head")
+_HELD = ("matrix", "head", "experts")
 # Transforms that do no more than move rows.
 _OF_ROWS = (InHalves, PartByPart)
 
@@ -44,6 +45,16 @@ class Scheme(Protocol):
             ValueError: the scheme cannot be cut like this.
         """
 
+    def stack(self, inputs: int) -> Stack | None:
+        """How matrices of experts are held as they are stored; None: they have to be decoded.
+
+        A scale may be repeated for the parts of its group that a rank has, or that fit a weight.
+        Inputs are not rounded.
+
+        Args:
+            inputs: of a matrix, of one rank.
+        """
+
 
 class Schemes(Protocol):
     """Which matrices of a checkpoint are stored in which scheme, as its configuration says it."""
@@ -56,8 +67,7 @@ class Schemes(Protocol):
 class CheckpointFormats:
     """Holds matrices as the checkpoint stores them, where there is a weight for that.
 
-    A parameter is decoded to the model's dtype if it is of experts, or if its parts are stored in
-    different ways.
+    A parameter is decoded to the model's dtype if its parts are stored in different ways.
 
     Attributes
     ----------
@@ -94,6 +104,8 @@ class CheckpointFormats:
         if parameter.kind not in _HELD or not is_one or not all(map(_keeps_rows, placements)):
             return Held(packed, None)
         assert first is not None
+        if parameter.kind == "experts":
+            return _held_stack(packed, first)
         shards = placements[0].shard if world_size > 1 else None
         return Held(packed, first.method(packed, shards))
 
@@ -104,6 +116,15 @@ class CheckpointFormats:
         if placement.part is not None or placement.packing is not None:
             return None
         return self.schemes.of(name.removesuffix(_ENDING), is_head=parameter.kind == "head")
+
+
+def _held_stack(parameter: Parameter, scheme: Scheme) -> Held:
+    """How experts are held that are stored in one scheme."""
+    stack = scheme.stack(parameter.shape[-1])
+    if stack is None:
+        return Held(parameter, None)
+    placements = tuple(replace(one, packing=stack.packing) for one in parameter.placements)
+    return Held(replace(parameter, placements=placements), StackedMethod(stack.method))
 
 
 def _keeps_rows(placement: Placement) -> bool:

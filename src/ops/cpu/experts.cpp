@@ -27,18 +27,17 @@ constexpr double kMovedPerMicrosecond = 4e3;  // elements
 
 // The matrices of all experts: gate and up, or down.
 struct Matrices {
-  const char* weight;
-  const float* scales;
-  const char* bias;  // or null
-  int64_t inputs, outputs, kind, group, bias_bytes;  // of one element of the bias
+  const char *weight, *scales, *offsets;  // offsets: or null
+  const char* bias;                       // or null
+  int64_t inputs, outputs, kind, group, group_dtype, bias_bytes;  // of one element of the bias
 
   bool in_strips() const {
     return kind == kBFloat16Strips || kind == kInt8Strips || kind == kInt4Strips;
   }
   int64_t row_bytes() const {
     switch (kind) {
-      case kInt4: case kInt4Strips: return inputs / 2;
-      case kInt8: case kInt8Strips: return inputs;
+      case kInt4: case kInt4Strips: case kE2M1: return inputs / 2;
+      case kInt8: case kInt8Strips: case kFloat8: return inputs;
       case kFloat32: return inputs * 4;
       default: return inputs * 2;
     }
@@ -46,20 +45,23 @@ struct Matrices {
   int64_t held_rows() const {
     return in_strips() ? (outputs + kStripOutputs - 1) / kStripOutputs * kStripOutputs : outputs;
   }
-  int64_t row_scales() const {
-    const bool is_int8 = kind == kInt8 || kind == kInt8Strips;
-    if (is_int8 && group == 0) return 1;
-    return is_int8 || kind == kInt4 || kind == kInt4Strips ? inputs / group : 0;
+  // Bytes of the scales of a row, and of its offsets.
+  int64_t scale_bytes() const {
+    if (kind <= kFloat16 || kind == kBFloat16Strips) return 0;
+    if (group == 0) return int64_t(sizeof(float));
+    return inputs / group * (group_dtype == kFloat32 ? 4 : group_dtype == kPowers ? 1 : 2);
   }
 
   // Rows [row, row + rows) of an expert as a layer; in strips, `row` is at the start of a strip.
   LinearArgs rows_of(int64_t expert, int64_t row, int64_t rows) const {
     LinearArgs args{};
+    const int64_t numbers = (expert * outputs + row) * scale_bytes();
     args.weight = weight + (expert * held_rows() + row) * row_bytes();
-    args.scales = scales + (expert * outputs + row) * row_scales();
+    args.scales = scales + numbers;
+    if (offsets != nullptr) args.offsets = offsets + numbers;
     if (bias != nullptr) args.bias = bias + (expert * outputs + row) * bias_bytes;
     args.inputs = inputs, args.outputs = rows;
-    args.kind = kind, args.group = group, args.threads = 1;
+    args.kind = kind, args.group = group, args.group_dtype = group_dtype, args.threads = 1;
     return args;
   }
 };
@@ -102,16 +104,18 @@ T* room(std::vector<T>& memory, int64_t count) {
   return memory.data();
 }
 
+inline const char* bytes(const void* at) { return static_cast<const char*>(at); }
+
 template <class T>
 class Experts {
  public:
   explicit Experts(const ExpertsArgs& args)
       : a(args),
-        gate_up{static_cast<const char*>(a.gate_up), a.gate_up_scales,
-                static_cast<const char*>(a.gate_up_bias), a.hidden, 2 * a.intermediate,
-                a.gate_up_kind, a.gate_up_group, sizeof(T)},
-        down{static_cast<const char*>(a.down), a.down_scales, static_cast<const char*>(a.down_bias),
-             a.intermediate, a.hidden, a.down_kind, a.down_group, sizeof(T)} {}
+        gate_up{bytes(a.gate_up), bytes(a.gate_up_scales), bytes(a.gate_up_offsets),
+                bytes(a.gate_up_bias), a.hidden, 2 * a.intermediate, a.gate_up_kind,
+                a.gate_up_group, a.gate_up_group_dtype, sizeof(T)},
+        down{bytes(a.down), bytes(a.down_scales), bytes(a.down_offsets), bytes(a.down_bias),
+             a.intermediate, a.hidden, a.down_kind, a.down_group, a.down_group_dtype, sizeof(T)} {}
 
   Status run() {
     if (gate_up.in_strips() && a.intermediate % kStripOutputs) return kBadShape;

@@ -23,9 +23,11 @@ from src.engine.sizing.planning import Question, plan_model
 from src.engine.sizing.roofline import Roofline
 from src.ops.cpu.build import ensure_built
 from tests.architectures.tiny import make_tiny
+from tests.models.test_packing import LEFT_OUT, Checkpoints
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
+from tests.support.quantized import awq, write_quantized
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -91,6 +93,27 @@ async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None
     assert started.kv.groups == memory.kv.groups
     assert started.kv.dtype == memory.kv.dtype
     assert started.tables == memory.tables
+
+
+@pytest.mark.parametrize("kind", ["awq", "mxfp4"])
+async def test_packed_experts_are_planned_as_they_are_held(tmp_path: Path, kind: str) -> None:
+    if kind == "mxfp4":
+        directory = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2}, tokenizer=True).packed
+    else:
+        plain = make_checkpoint(tmp_path / "plain", "mixtral", tokenizer=True)
+        section = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+        directory = write_quantized(plain, tmp_path / "packed", section, awq(32))
+    config = small_config(directory, compile__enforce_eager=True, cache__num_blocks=100)
+    memory = plan_model(config, Question()).memory
+    async with AsyncEngine.open(config) as engine:
+        weights, _ = taken_by(engine)
+        started = engine.inspector.memory
+    assert memory.weight_bytes == pytest.approx(weights, rel=0.03)
+    of_part = [{part.name: part.bytes for part in each.weights} for each in (memory, started)]
+    assert of_part[0] == of_part[1]
+    (experts,) = (part for part in started.weights if part.name == "experts")
+    # The model is in float32; beside the experts there are their biases and routers.
+    assert experts.bytes < experts.parameters * 4 / 4
 
 
 async def test_recurrent_states_are_planned_too(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from src import ops
+from src.models.weights.levels import OFFSETS, SCALES, VALUES, LevelForm, LevelMethod
 from src.models.weights.methods import LinearMethod, PackedWeight, QuantizedWeight, Weight
 from src.models.weights.parameters import Index, Parameter, StoredForm
 from src.models.weights.schemes.held import Columns, PartSpec, at_rows, of_shape, spans, staged
 from src.models.weights.schemes.rounding import int8_scales, to_int8
+from src.models.weights.stacks import Stack, group_in, spread
 from src.ops.linear import INT4_RUN, SMALLEST_GROUP, dequantize
 
 
@@ -307,3 +309,47 @@ class IntegerScheme:
             parameter.dtype,
             self.inputs,
         )
+
+    def stack(self, inputs: int) -> Stack | None:
+        """See `checkpoint_formats.Scheme`. Columns in an order of their own are decoded."""
+        layout = self.packing.layout
+        size = layout.columns.size
+        if layout.is_reordered and size is not None:
+            return None
+        group = group_in(size, inputs)
+        if group is None:
+            return None
+        bits = 4 if layout.bits <= 4 and group % INT4_RUN == 0 else 8
+        form = LevelForm(group, bits, not layout.is_symmetric)
+        return Stack(LevelMethod(form), StackedIntegers(layout, form))
+
+
+@dataclass(frozen=True, slots=True)
+class StackedIntegers:
+    """A matrix of experts as levels in groups that a weight has."""
+
+    layout: Layout
+    form: LevelForm
+
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
+        """See `parameters.Packing`."""
+        return self.layout.forms(tensor, shape)
+
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """See `parameters.Packing`."""
+        return IntegerPacking(self.layout).unpack(stored)
+
+    def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `parameters.RowPacking`."""
+        levels, scales, zeros, _ = self.layout.read(stored)
+        inputs, group = levels.shape[1], self.form.group
+        size = self.layout.columns.size
+        shift = None if zeros is None else spread(zeros * scales, size, inputs, group)
+        weight = QuantizedWeight.grouped(
+            levels, self.layout.bits, spread(scales, size, inputs, group), shift
+        )
+        parts = {VALUES: weight.values, SCALES: weight.scales.reshape(len(levels), -1)}
+        if self.form.has_offsets:
+            none = torch.zeros_like(parts[SCALES])
+            parts[OFFSETS] = none if weight.offsets is None else weight.offsets
+        return parts
