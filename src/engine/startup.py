@@ -49,6 +49,7 @@ from src.models import (
 )
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
+from src.models.weights.methods import QuantizedWeight
 from src.ops.cpu.build import (
     cache_root,
     ensure_built,

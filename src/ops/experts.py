@@ -80,6 +80,8 @@ def reference(
     deterministic: bool,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Tensor:
     """See [`experts`][src.ops.experts.experts]."""
     results = hidden.new_zeros((*ids.shape, hidden.shape[1]))  # [T, k, H]
@@ -91,14 +93,14 @@ def reference(
         if weighs_inputs:
             x = (x.float() * weights[tokens, slots, None]).to(x.dtype)
         projected = reference_linear(
-            x,
+            _in_order(x, _of(gate_up_order, expert)),
             gate_up[expert],
             _of(gate_up_scales, expert),
             _of(gate_up_bias, expert),
             _of(gate_up_offsets, expert),
         )
         results[tokens, slots] = reference_linear(
-            activate(projected, activation, alpha, limit),
+            _in_order(activate(projected, activation, alpha, limit), _of(down_order, expert)),
             down[expert],
             _of(down_scales, expert),
             _of(down_bias, expert),
@@ -109,6 +111,10 @@ def reference(
 
 def _of(tensor: Tensor | None, expert: int) -> Tensor | None:
     return None if tensor is None else tensor[expert]
+
+
+def _in_order(x: Tensor, order: Tensor | None) -> Tensor:
+    return x if order is None else x[:, order.long()]
 
 
 def combine(results: Tensor, weights: Tensor | None, ids: Tensor, num_experts: int) -> Tensor:
@@ -178,6 +184,8 @@ def _fake(
     deterministic: bool,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Tensor:
     return hidden.new_empty(hidden.shape)
 
@@ -218,9 +226,10 @@ def _build(
     biased: bool = False,
     weighs_inputs: bool = False,
     deterministic: bool = False,
+    ordered: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random arguments; `weight` is one of those of `linear`.
+    """Random arguments; `weight` is one of those of `linear`. `ordered`: columns have an order.
 
     Weights and biases of experts that no token chose are NaN. So are the last `padding` tokens,
     whose expert numbers are invalid: -1, or too large.
@@ -254,12 +263,18 @@ def _build(
         if not (ids == expert).any():
             for held in unread:
                 held[expert] = 255 if held.dtype == torch.uint8 else torch.nan
+    orders = [
+        torch.stack([torch.randperm(size, generator=random) for _ in range(experts)]).int()
+        if ordered
+        else None
+        for size in (hidden, intermediate)
+    ]
     tensors = (x, gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias)
-    moved, offsets = (
+    moved, others = (
         [None if tensor is None else tensor.to(device) for tensor in some]
-        for some in (tensors, (gate_up_offsets, down_offsets))
+        for some in (tensors, (gate_up_offsets, down_offsets, *orders))
     )
-    return *moved, *gating_arguments(activation), weighs_inputs, deterministic, *offsets
+    return *moved, *gating_arguments(activation), weighs_inputs, deterministic, *others
 
 
 def _cost(
@@ -279,10 +294,12 @@ def _cost(
     deterministic: bool,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Cost:
     chosen = ids[(ids >= 0) & (ids < len(gate_up))]
     held = (gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias)
-    held = (*held, gate_up_offsets, down_offsets)
+    held = (*held, gate_up_offsets, down_offsets, gate_up_order, down_order)
     of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
     outputs = num_outputs(gate_up[0], _of(gate_up_scales, 0))
     products = hidden.shape[1] * (outputs + outputs // 2)
@@ -297,7 +314,8 @@ EXPERTS = Op(
     "(Tensor hidden, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
     "Tensor? gate_up_scales, Tensor? down_scales, Tensor? gate_up_bias, Tensor? down_bias, "
     "int activation, float alpha, float limit, bool weighs_inputs, bool deterministic, "
-    "Tensor? gate_up_offsets=None, Tensor? down_offsets=None) -> Tensor",
+    "Tensor? gate_up_offsets=None, Tensor? down_offsets=None, "
+    "Tensor? gate_up_order=None, Tensor? down_order=None) -> Tensor",
     reference=reference,
     fake=_fake,
     build=_build,
@@ -335,6 +353,7 @@ EXPERTS = Op(
             "dtype": dtype,
             "weight": weight,
             "padding": tokens // 7,
+            "ordered": weight == "int4/64",
             "seed": tokens,
         }
         for tokens in (1, 7, 70)
@@ -395,6 +414,8 @@ def experts(
     down_bias: Tensor | None = None,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
     activation: Gating = "silu",
     weighs_inputs: bool = False,
     deterministic: bool = False,
@@ -424,6 +445,9 @@ def experts(
         down_bias: [E, H], likewise.
         gate_up_offsets: Offsets of quantized weights' groups, stacked over experts; None for none.
         down_offsets: The same for `down`.
+        gate_up_order: [E, H] int32, which input each column of an expert's quantized weights is
+            for, where columns were sorted by group; None: column k is for input k.
+        down_order: [E, I], likewise.
         activation: How gate and up are joined.
         weighs_inputs: Whether weights are factors of the experts' inputs.
         deterministic: Whether a token's result has the same bits whatever else is in the batch. The
@@ -436,6 +460,6 @@ def experts(
     result: Tensor = EXPERTS.overload(
         *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
         *(gate_up_bias, down_bias, *gating_arguments(activation), weighs_inputs, deterministic),
-        *(gate_up_offsets, down_offsets),
+        *(gate_up_offsets, down_offsets, gate_up_order, down_order),
     )
     return result

@@ -6,6 +6,7 @@ transformers computes in float32, whole and in chunks.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer, str, torch.dtype, int, bool]] =
     # One group has no order.
     "gptq-order-rows": (
         GPTQ | {"group_size": -1, "desc_act": True}, gptq(4, -1), "mixtral", torch.uint8, 1, False,
+    ),
+    "gptq-order": (
+        GPTQ | {"desc_act": True}, gptq(shuffled=True), "mixtral", torch.uint8, 2, False,
+    ),
+    "gptq-order-zeros": (
+        GPTQ | {"desc_act": True, "sym": False},
+        gptq(shuffled=True, symmetric=False), "qwen3_moe", torch.uint8, 2, True,
+    ),
+    "packed-order": (
+        compressed("pack-quantized", PER_GROUP | {"actorder": "group"}),
+        packed(shuffled=True), "qwen3_moe", torch.uint8, 2, False,
     ),
     "packed": (
         compressed("pack-quantized", PER_GROUP), packed(), "mixtral", torch.uint8, 2, False,
@@ -156,9 +168,15 @@ def dense(weight: Any) -> Tensor:
 def test_what_no_weight_holds_is_decoded_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Columns in an order of their own, experts of which one is plain, rows of no whole groups."""
+    """Orders of gates and ups that differ, experts of which one is plain, rows of no 32 columns."""
+    seeds = itertools.count()
     cases: dict[str, tuple[Any, ...]] = {
-        "order": (GPTQ | {"desc_act": True}, gptq(shuffled=True), "mixtral", {}),
+        "order": (
+            GPTQ | {"desc_act": True},
+            gptq(shuffled=True, seed=lambda: next(seeds)),
+            "mixtral",
+            {},
+        ),
         "mixed": (
             AWQ,
             lambda name: None if "experts.2" in name else awq(32),
@@ -170,13 +188,12 @@ def test_what_no_weight_holds_is_decoded_and_said(
     for name, (section, pack, family, more) in cases.items():
         caplog.clear()
         shape = {"num_hidden_layers": 1} | more
-        directory, reference = made(
-            tmp_path / name, section, pack, family, chosen=EXPERTS, **shape
-        )
+        directory, reference = made(tmp_path / name, section, pack, family, chosen=EXPERTS, **shape)
         with caplog.at_level("WARNING"):
             model = load_model(directory)
-        down = next(one for one in model.names_of("experts") if one.endswith("down"))
-        assert isinstance(model.weights[down], Tensor)
-        assert f"{down}" in caplog.text
+        gate_up, down = model.names_of("experts")
+        dense = down if name == "rows" else gate_up
+        assert isinstance(model.weights[dense], Tensor)
+        assert dense in caplog.text
         assert "decoded" in caplog.text
         check(model, reference)

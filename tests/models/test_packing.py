@@ -49,9 +49,7 @@ def test_every_number_and_scale_is_as_transformers_reads_it(dtype: torch.dtype) 
 class Checkpoints:
     """A checkpoint with packed experts in some layers, and one of the same values in float32."""
 
-    def __init__(
-        self, folder: Path, left_out: list[str], layers: set[int], **more: Any
-    ) -> None:
+    def __init__(self, folder: Path, left_out: list[str], layers: set[int], **more: Any) -> None:
         self.plain = make_checkpoint(folder / "plain", "gpt_oss", sliding_window=8, **more)
         tensors = load_file(self.plain / "model.safetensors")
         self.tensors = dict(tensors)

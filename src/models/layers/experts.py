@@ -75,6 +75,8 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
         down_bias=weights.down_bias,
         gate_up_offsets=gate_up.offsets,
         down_offsets=down.offsets,
+        gate_up_order=gate_up.order,
+        down_order=down.order,
         activation=spec.activation,
         weighs_inputs=spec.weighs_inputs,
         deterministic=spec.deterministic,
@@ -92,6 +94,7 @@ class _Parts(NamedTuple):
     values: Tensor
     scales: Tensor | None = None
     offsets: Tensor | None = None
+    order: Tensor | None = None
 
 
 def _parts(weight: Tensor | StackedWeight) -> _Parts:

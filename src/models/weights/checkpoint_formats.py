@@ -14,7 +14,7 @@ from typing import Protocol
 from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import Held, LinearMethod
 from src.models.weights.parameters import NUMBERS, Parameter, Placement, RowPacking
-from src.models.weights.stacks import Stack, StackedMethod
+from src.models.weights.stacks import OrderedStackMethod, Stack, StackedMethod
 from src.models.weights.transforms import InHalves, PartByPart
 
 _ENDING = ".weight"
@@ -45,7 +45,7 @@ class Scheme(Protocol):
             ValueError: the scheme cannot be cut like this.
         """
 
-    def stack(self, inputs: int) -> Stack | None:
+    def stack(self, inputs: int, *, is_whole: bool) -> Stack | None:
         """How matrices of experts are held as they are stored; None: they have to be decoded.
 
         A scale may be repeated for the parts of its group that a rank has, or that fit a weight.
@@ -53,6 +53,7 @@ class Scheme(Protocol):
 
         Args:
             inputs: of a matrix, of one rank.
+            is_whole: whether there is one rank only.
         """
 
 
@@ -105,7 +106,7 @@ class CheckpointFormats:
             return Held(packed, None)
         assert first is not None
         if parameter.kind == "experts":
-            return _held_stack(packed, first)
+            return _held_stack(packed, first, is_whole=world_size == 1)
         shards = placements[0].shard if world_size > 1 else None
         return Held(packed, first.method(packed, shards))
 
@@ -118,13 +119,18 @@ class CheckpointFormats:
         return self.schemes.of(name.removesuffix(_ENDING), is_head=parameter.kind == "head")
 
 
-def _held_stack(parameter: Parameter, scheme: Scheme) -> Held:
+def _held_stack(parameter: Parameter, scheme: Scheme, *, is_whole: bool) -> Held:
     """How experts are held that are stored in one scheme."""
-    stack = scheme.stack(parameter.shape[-1])
+    count, _, inputs = parameter.shape
+    stack = scheme.stack(inputs, is_whole=is_whole)
     if stack is None:
         return Held(parameter, None)
     placements = tuple(replace(one, packing=stack.packing) for one in parameter.placements)
-    return Held(replace(parameter, placements=placements), StackedMethod(stack.method))
+    method: LinearMethod = StackedMethod(stack.method)
+    if stack.is_ordered:
+        parts = len(placements) // count
+        method = OrderedStackMethod(StackedMethod(stack.method), parts, parameter.dtype)
+    return Held(replace(parameter, placements=placements), method)
 
 
 def _keeps_rows(placement: Placement) -> bool:

@@ -22,7 +22,7 @@ MIDDLE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LevelForm:
-    """What holds levels of one matrix: inputs of a group, 4 or 8 bits, whether there are offsets."""
+    """What holds levels of one matrix: inputs of a group, bits (4 or 8), whether it has offsets."""
 
     group: int
     bits: int

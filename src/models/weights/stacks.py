@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from src.models.weights.methods import LinearMethod
 from src.models.weights.parameters import Index, Parameter, RowPacking
 from src.ops.linear import INT4_RUN, SMALLEST_GROUP, STRIP, dequantize
 
+ORDER: Final = "order"
+
 
 class StackedWeight(NamedTuple):
     """Quantized matrices [E, N, K]; each is one that `ops.linear` multiplies by."""
@@ -25,6 +27,7 @@ class StackedWeight(NamedTuple):
     values: Tensor  # as in `QuantizedWeight` or `Float8Weight`, of each matrix [E, ...]
     scales: Tensor
     offsets: Tensor | None = None
+    order: Tensor | None = None  # int32 [E, K]: column of values -> input; None: as they are
 
     @property
     def nbytes(self) -> int:
@@ -35,14 +38,22 @@ class StackedWeight(NamedTuple):
         """The matrices in float32, [E, N, K]."""
         offsets = [None] * len(self.values) if self.offsets is None else self.offsets
         parts = zip(self.values, self.scales, offsets, strict=True)
-        return torch.stack([dequantize(*each) for each in parts])
+        dense = torch.stack([dequantize(*each) for each in parts])
+        if self.order is None:
+            return dense
+        columns = self.order.long()[:, None].expand_as(dense)
+        return torch.empty_like(dense).scatter_(2, columns, dense)
 
 
 class Stack(NamedTuple):
-    """How the matrices of a stack are held: by which method, and what is packed."""
+    """How the matrices of a stack are held: by which method, and what is packed.
+
+    ``is_ordered``: the packing has a part ``order`` too.
+    """
 
     method: LinearMethod
     packing: RowPacking
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,69 @@ class StackedMethod:
             None if one is None else one.unflatten(0, (count, -1)) for one in weight
         ]
         return StackedWeight(*tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedStackMethod:
+    """Holds a stack whose columns were sorted by group; see `methods.LinearMethod`.
+
+    Attributes
+    ----------
+    parts
+        Of each matrix: parts of equal height, such as gates and ups, that have an order each.
+    dtype
+        Of the parameter if it has to be decoded, because these orders differ.
+    """
+
+    stack: StackedMethod
+    parts: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """See `methods.LinearMethod`."""
+        return self.stack.name
+
+    def staging(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """See `methods.LinearMethod`; of a shape [E, N, K]."""
+        count, _, inputs = shape
+        orders = torch.zeros((count, self.parts, inputs), dtype=torch.int32, device=device)
+        return self.stack.staging(shape, dtype, device) | {ORDER: orders}
+
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
+        """See `methods.LinearMethod`. Of two parts the second does not begin at the first row."""
+        if kind != ORDER:
+            return self.stack.place(part, kind, index)
+        expert, *rows = index
+        is_second = bool(rows and isinstance(rows[0], slice) and rows[0].start)
+        return part[expert, int(is_second)]
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """See `methods.LinearMethod`."""
+        count, _, inputs = values.shape
+        order = torch.arange(inputs, dtype=torch.int32, device=values.device)
+        return self.stack.encode(values) | {ORDER: order.repeat(count, self.parts, 1)}
+
+    def make(self, parts: Mapping[str, Tensor]) -> Tensor | StackedWeight:
+        """See `methods.LinearMethod`."""
+        weight = self.stack.make({kind: part for kind, part in parts.items() if kind != ORDER})
+        orders = parts[ORDER]
+        if orders.is_meta or (orders == orders[:, :1]).all():
+            return weight._replace(order=orders[:, 0].contiguous())
+        count, _, inputs = orders.shape
+        decoded = torch.empty((count, weight.scales.shape[1], inputs), dtype=self.dtype)
+        for expert, own in enumerate(orders):
+            one = StackedWeight(
+                *(None if p is None else p[expert : expert + 1] for p in weight[:3])
+            )
+            for to, rows, order in zip(
+                decoded[expert].chunk(self.parts), one.dequantized()[0].chunk(self.parts), own,
+                strict=True,
+            ):  # fmt: skip
+                to[:, order.long()] = rows.to(self.dtype)
+        return decoded.to(orders.device)
 
 
 def group_in(size: int | None, inputs: int, smallest: int = SMALLEST_GROUP) -> int | None:

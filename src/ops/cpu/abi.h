@@ -146,6 +146,9 @@ struct ExpertsArgs {
   const void* gate_up_offsets;  // like the scales, or null
   const void* down_offsets;
   int64_t gate_up_group_dtype, down_group_dtype;  // as in LinearArgs
+  // [experts, inputs]: which input an expert's weights in each column are for; null: in order.
+  const int32_t* gate_up_order;
+  const int32_t* down_order;
 };
 
 // Updates of a projection's results; see `ops.adapt`. All matrices have one dtype.

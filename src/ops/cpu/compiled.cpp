@@ -129,7 +129,7 @@ template <class T>
 struct ExpertsGiven {
   T gate_up, down, weights, ids;
   T *gate_up_scales, *down_scales, *gate_up_bias, *down_bias;  // null for none
-  T *gate_up_offsets, *down_offsets;
+  T *gate_up_offsets, *down_offsets, *gate_up_order, *down_order;
   int64_t activation;
   double alpha, limit;
   int32_t weighs_inputs;
@@ -150,6 +150,10 @@ ExpertsArgs experts_args(const Seen& x, const ExpertsGiven<T>& given) {
   args.down = second.data, args.down_scales = last.scales, args.down_offsets = last.offsets;
   args.down_kind = last.kind, args.down_group = last.group;
   args.down_group_dtype = last.group_dtype;
+  const auto order = [](T* given) {
+    return given == nullptr ? nullptr : static_cast<const int32_t*>(Seen(*given).data);
+  };
+  args.gate_up_order = order(given.gate_up_order), args.down_order = order(given.down_order);
   if (given.gate_up_bias != nullptr) args.gate_up_bias = Seen(*given.gate_up_bias).data;
   if (given.down_bias != nullptr) args.down_bias = Seen(*given.down_bias).data;
   args.weights = static_cast<const float*>(Seen(given.weights).data);
@@ -344,11 +348,12 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(
     Handle x, Handle gate_up, Handle down, Handle weights, Handle ids, Handle* gate_up_scales,
     Handle* down_scales, Handle* gate_up_bias, Handle* down_bias, int64_t activation, double alpha,
     double limit, int32_t weighs_inputs, int32_t, Handle* gate_up_offsets, Handle* down_offsets,
-    Handle* result) {
+    Handle* gate_up_order, Handle* down_order, Handle* result) {
   const Seen input(x);
   ExpertsArgs args = experts_args<Handle>(
       input, {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
-              gate_up_offsets, down_offsets, activation, alpha, limit, weighs_inputs});
+              gate_up_offsets, down_offsets, gate_up_order, down_order, activation, alpha, limit,
+              weighs_inputs});
   const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
   Handle out = nullptr;
   if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
@@ -401,10 +406,11 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(
     Tensor* x, Tensor* gate_up, Tensor* down, Tensor* weights, Tensor* ids, Tensor** gate_up_scales,
     Tensor** down_scales, Tensor** gate_up_bias, Tensor** down_bias, int64_t activation,
     double alpha, double limit, int32_t weighs_inputs, int32_t, Tensor** gate_up_offsets,
-    Tensor** down_offsets, Tensor** result) {
+    Tensor** down_offsets, Tensor** gate_up_order, Tensor** down_order, Tensor** result) {
   ExpertsArgs args = experts_args<Tensor*>(
       Seen(x), {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
-                gate_up_offsets, down_offsets, activation, alpha, limit, weighs_inputs});
+                gate_up_offsets, down_offsets, gate_up_order, down_order, activation, alpha, limit,
+                weighs_inputs});
   const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
   Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
   if (!out) return kOutOfMemory;

@@ -29,6 +29,7 @@ constexpr double kMovedPerMicrosecond = 4e3;  // elements
 struct Matrices {
   const char *weight, *scales, *offsets;  // offsets: or null
   const char* bias;                       // or null
+  const int32_t* order;                   // as in ExpertsArgs, or null
   int64_t inputs, outputs, kind, group, group_dtype, bias_bytes;  // of one element of the bias
 
   bool in_strips() const {
@@ -112,10 +113,11 @@ class Experts {
   explicit Experts(const ExpertsArgs& args)
       : a(args),
         gate_up{bytes(a.gate_up), bytes(a.gate_up_scales), bytes(a.gate_up_offsets),
-                bytes(a.gate_up_bias), a.hidden, 2 * a.intermediate, a.gate_up_kind,
-                a.gate_up_group, a.gate_up_group_dtype, sizeof(T)},
+                bytes(a.gate_up_bias), a.gate_up_order, a.hidden, 2 * a.intermediate,
+                a.gate_up_kind, a.gate_up_group, a.gate_up_group_dtype, sizeof(T)},
         down{bytes(a.down), bytes(a.down_scales), bytes(a.down_offsets), bytes(a.down_bias),
-             a.intermediate, a.hidden, a.down_kind, a.down_group, a.down_group_dtype, sizeof(T)} {}
+             a.down_order, a.intermediate, a.hidden, a.down_kind, a.down_group,
+             a.down_group_dtype, sizeof(T)} {}
 
   Status run() {
     if (gate_up.in_strips() && a.intermediate % kStripOutputs) return kBadShape;
@@ -225,9 +227,24 @@ class Experts {
     });
   }
 
-  // Multiplies an item's tokens in `x` by its rows of the expert: out [tokens, rows].
-  void multiply(LinearArgs args, const Item& item, const T* x, T* out) {
-    args.x = x + item.first * args.inputs;
+  // An item's tokens, with inputs in the order of the expert's columns.
+  static const T* in_order(const Matrices& matrices, const Item& item, const T* x) {
+    thread_local std::vector<T> memory;
+    const int64_t inputs = matrices.inputs;
+    T* const ordered = room(memory, item.tokens * inputs);
+    const int32_t* order = matrices.order + item.expert * inputs;
+    for (int64_t t = 0; t < item.tokens; ++t) {
+      const T* from = x + t * inputs;
+      for (int64_t k = 0; k < inputs; ++k) ordered[t * inputs + k] = from[order[k]];
+    }
+    return ordered;
+  }
+
+  // Multiplies an item's tokens in `x` by rows of the expert, from `row` on: out [tokens, rows].
+  void multiply(const Matrices& matrices, int64_t row, const Item& item, const T* x, T* out) {
+    LinearArgs args = matrices.rows_of(item.expert, row, item.rows);
+    x += item.first * args.inputs;
+    args.x = matrices.order == nullptr ? x : in_order(matrices, item, x);
     args.x_stride = args.inputs;
     args.out = out;
     args.tokens = item.tokens;
@@ -243,8 +260,8 @@ class Experts {
     const int64_t count = item.tokens * item.rows;
     T* const gates = room(memory, 2 * count);
     T* const ups = gates + count;
-    multiply(gate_up.rows_of(item.expert, item.row, item.rows), item, inputs, gates);
-    multiply(gate_up.rows_of(item.expert, a.intermediate + item.row, item.rows), item, inputs, ups);
+    multiply(gate_up, item.row, item, inputs, gates);
+    multiply(gate_up, a.intermediate + item.row, item, inputs, ups);
     for (int64_t t = 0; t < item.tokens; ++t) {
       T* const to = activated + (item.first + t) * a.intermediate + item.row;
       const T *gate = gates + t * item.rows, *up = ups + t * item.rows;
@@ -260,7 +277,7 @@ class Experts {
   void project_down(const Item& item) {
     thread_local std::vector<T> memory;
     T* const outs = room(memory, item.tokens * item.rows);
-    multiply(down.rows_of(item.expert, item.row, item.rows), item, activated, outs);
+    multiply(down, item.row, item, activated, outs);
     for (int64_t t = 0; t < item.tokens; ++t) {
       std::memcpy(results + ordered[size_t(item.first + t)] * a.hidden + item.row,
                   outs + t * item.rows, size_t(item.rows) * sizeof(T));

@@ -16,7 +16,7 @@ from src.ops.linear import FLOAT8, INT4_RUN, STRIP, is_e2m1, num_outputs
 from src.ops.linear import reference as reference_linear
 
 _LINEAR = struct.Struct("@6P9q").pack  # LinearArgs
-_EXPERTS = struct.Struct("@8P13q2P2dq2P2q").pack  # ExpertsArgs
+_EXPERTS = struct.Struct("@8P13q2P2dq2P2q2P").pack  # ExpertsArgs
 KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
 _E2M1, _POWERS = 6, 3  # kE2M1, kPowers
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
@@ -128,22 +128,26 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         deterministic: bool,  # always true of this kernel
         gate_up_offsets: Tensor | None = None,
         down_offsets: Tensor | None = None,
+        gate_up_order: Tensor | None = None,
+        down_order: Tensor | None = None,
     ) -> Tensor:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
         intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
         scales, biases = (gate_up_scales, down_scales), (gate_up_bias, down_bias)
-        offsets = (gate_up_offsets, down_offsets)
+        offsets, orders = (gate_up_offsets, down_offsets), (gate_up_order, down_order)
         if any(
             of_rows is not None and inputs % INT4_RUN
             for of_rows, inputs in zip(scales, (size, intermediate), strict=True)
         ):
             return reference_experts(
                 *(hidden, gate_up, down, weights, ids, *scales, *biases),
-                *(activation, alpha, limit, weighs_inputs, deterministic, *offsets),
+                *(activation, alpha, limit, weighs_inputs, deterministic, *offsets, *orders),
             )
         for bias, outputs in ((gate_up_bias, 2 * intermediate), (down_bias, size)):
-            _check_bias(bias, (count, outputs), hidden.dtype)
+            _check_of_experts(bias, (count, outputs), hidden.dtype)
+        for order, inputs in zip(orders, (size, intermediate), strict=True):
+            _check_of_experts(order, (count, inputs), torch.int32)
         kinds = (
             *_kind_and_group(gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype),
             *_kind_and_group(down, down_scales, intermediate, size, hidden.dtype),
@@ -182,6 +186,7 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 *(alpha, limit, weighs_inputs),
                 *(0 if each is None else each.data_ptr() for each in offsets),
                 *map(_group_dtype, scales),
+                *(0 if each is None else each.data_ptr() for each in orders),
             )
         )
         if status:
@@ -191,11 +196,12 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
     return experts
 
 
-def _check_bias(bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    if bias is None or (bias.shape == shape and bias.dtype == dtype and bias.is_contiguous()):
+def _check_of_experts(given: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Of a bias, or an order of columns."""
+    if given is None or (given.shape == shape and given.dtype == dtype and given.is_contiguous()):
         return
     raise ValueError(
-        f"expected a contiguous bias {shape} of {dtype}, got {tuple(bias.shape)} of {bias.dtype}"
+        f"expected contiguous rows {shape} of {dtype}, got {tuple(given.shape)} of {given.dtype}"
     )
 
 

@@ -102,6 +102,7 @@ def _scale(scales, place, mask, KIND: tl.constexpr):
 @triton.jit
 def _in_groups(
     x,  # pointers to the first inputs of pairs [M, 1]
+    columns,  # [inputs] int32, column of weights -> input; None: in order
     is_pair,
     factor,  # of inputs, [M]; or None
     weight,  # of all experts, rows one after another
@@ -123,7 +124,7 @@ def _in_groups(
     for begin in range(0, inputs, K):
         if KIND == _BYTES:
             k = tl.arange(0, K)
-            some = _inputs(x + begin + k[None, :], is_pair, factor)
+            some = _inputs(x, columns, begin + k, is_pair, factor)
             at = row[None, :] * inputs + begin + k[:, None]
             levels = tl.load(weight + at, mask=held, other=0).to(some.dtype)
             products = tl.dot(some, levels, input_precision="ieee")
@@ -131,8 +132,8 @@ def _in_groups(
         else:
             byte = tl.arange(0, K // 2)
             k = byte // (RUN // 2) * RUN + byte % (RUN // 2)
-            first = _inputs(x + begin + k[None, :], is_pair, factor)
-            second = _inputs(x + begin + RUN // 2 + k[None, :], is_pair, factor)
+            first = _inputs(x, columns, begin + k, is_pair, factor)
+            second = _inputs(x, columns, begin + RUN // 2 + k, is_pair, factor)
             at = row[None, :] * (inputs // 2) + begin // 2 + byte[:, None]
             pairs = tl.load(weight + at, mask=held, other=0).to(tl.int32)
             low = _level(pairs & 15, KIND).to(first.dtype)
@@ -149,11 +150,24 @@ def _in_groups(
 
 
 @triton.jit
-def _inputs(at, is_pair, factor):
-    some = tl.load(at, mask=is_pair[:, None], other=0.0)
+def _inputs(x, columns, k, is_pair, factor):
+    """Inputs [M, K] for columns k of weights."""
+    at = k
+    if columns is not None:
+        at = tl.load(columns + k)
+    some = tl.load(x + at[None, :], mask=is_pair[:, None], other=0.0)
     if factor is not None:
         some = (some.to(tl.float32) * factor[:, None]).to(some.dtype)
     return some
+
+
+@triton.jit
+def _of(columns, expert, inputs):
+    """An expert's own; or None."""
+    own = columns
+    if columns is not None:
+        own = columns + expert * inputs
+    return own
 
 
 @triton.jit
@@ -179,6 +193,7 @@ def _gate_up_kernel(
     scales,  # [experts, 2 * outputs] float32, or of groups [..., inputs / group]; or None
     offsets,  # of groups, or None
     bias,  # [experts, 2 * outputs], or None
+    columns,  # [experts, inputs] int32, column of weights in groups -> input; None: in order
     weights,  # [tokens, chosen] float32, factors of the inputs; or None
     order,  # [pairs] int64, sorted pair -> index into [tokens, chosen]
     ends,  # [experts] int32, expert -> end of its sorted pairs
@@ -234,13 +249,14 @@ def _gate_up_kernel(
             ups *= tl.load(scales + outputs + gate_row, mask=is_output, other=0.0)[None, :]
     else:
         first = hidden + token[:, None] * hidden_stride
+        own = _of(columns, expert, inputs)
         gates = _in_groups(
-            first, is_pair, factor, gate_up, scales, offsets, gate_row, is_output, inputs, group,
-            KIND, RUN, M, N, K,
+            first, own, is_pair, factor, gate_up, scales, offsets, gate_row, is_output, inputs,
+            group, KIND, RUN, M, N, K,
         )  # fmt: skip
         ups = _in_groups(
-            first, is_pair, factor, gate_up, scales, offsets, gate_row + outputs, is_output, inputs,
-            group, KIND, RUN, M, N, K,
+            first, own, is_pair, factor, gate_up, scales, offsets, gate_row + outputs, is_output,
+            inputs, group, KIND, RUN, M, N, K,
         )  # fmt: skip
     if bias is not None:
         of_rows = bias + expert * 2 * outputs + n
@@ -261,6 +277,7 @@ def _down_kernel(
     scales,
     offsets,
     bias,  # [experts, outputs], or None
+    columns,
     order,  # [pairs] int64
     ends,  # [experts] int32
     results,  # [tokens, chosen, outputs]
@@ -298,8 +315,9 @@ def _down_kernel(
             sums *= tl.load(scales + row, mask=is_output, other=0.0)[None, :]
     else:
         first = activated + pair[:, None].to(tl.int64) * inputs
+        own = _of(columns, expert, inputs)
         sums = _in_groups(
-            first, is_pair, None, down, scales, offsets, row, is_output, inputs, group,
+            first, own, is_pair, None, down, scales, offsets, row, is_output, inputs, group,
             KIND, RUN, M, N, K,
         )  # fmt: skip
     if bias is not None:
@@ -346,22 +364,25 @@ class _Held(NamedTuple):
     step: int  # inputs per iteration
 
 
-def _held(weight: Tensor, scales: Tensor | None, inputs: int, tile: Tile, size: int) -> _Held:
+def _held(
+    weight: Tensor, scales: Tensor | None, order: Tensor | None, inputs: int, size: int, tile: Tile
+) -> _Held:
     """``size``: bytes of an input."""
-    if scales is None or (scales.dim() == 2 and weight.dtype == torch.int8):
+    if scales is None or (scales.dim() == 2 and weight.dtype == torch.int8 and order is None):
         return _Held(_ROWS.value, inputs, tile.inputs)
     kind = _BYTES if weight.dtype != torch.uint8 else _E2M1 if is_e2m1(scales) else _INT4
     group = inputs if scales.dim() == 2 else inputs // scales.shape[2]
     return _Held(kind.value, group, step_of(group, size))
 
 
-def _is_served(weight: Tensor, scales: Tensor | None, inputs: int) -> bool:
+def _is_served(weight: Tensor, scales: Tensor | None, order: Tensor | None, inputs: int) -> bool:
     """Whether the kernels can read a stack of matrices."""
     if weight.dim() != 3:
         return False
-    if scales is None or (scales.dim() == 2 and weight.dtype == torch.int8):
+    if order is None and (scales is None or (scales.dim() == 2 and weight.dtype == torch.int8)):
         return True
-    return inputs % INT4_RUN == 0 and (weight.dtype != FLOAT8 or has_float8(weight.device))
+    is_known = weight.dtype != FLOAT8 or has_float8(weight.device)
+    return scales is not None and inputs % INT4_RUN == 0 and is_known
 
 
 def run(
@@ -381,6 +402,8 @@ def run(
     deterministic: bool,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Tensor:
     """Launch the kernels; arguments as in [`experts`][src.ops.experts.experts].
 
@@ -389,12 +412,13 @@ def run(
     tokens, size = hidden.shape
     intermediate = (down.shape[2] if down.dim() == 3 else 0) * (1 + (down.dtype == torch.uint8))
     if not (
-        _is_served(gate_up, gate_up_scales, size) and _is_served(down, down_scales, intermediate)
+        _is_served(gate_up, gate_up_scales, gate_up_order, size)
+        and _is_served(down, down_scales, down_order, intermediate)
     ):
         return reference(
             *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
             *(gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic),
-            *(gate_up_offsets, down_offsets),
+            *(gate_up_offsets, down_offsets, gate_up_order, down_order),
         )
     experts, chosen = len(gate_up), ids.shape[1]
     pairs = tokens * chosen
@@ -414,17 +438,18 @@ def run(
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    held = _held(gate_up, gate_up_scales, size, tile, hidden.element_size())
+    element = hidden.element_size()
+    held = _held(gate_up, gate_up_scales, gate_up_order, size, element, tile)
     _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
-        hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias,
+        hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, gate_up_order,
         weights if weighs_inputs else None, order, ends, activated, hidden.stride(0), experts,
         chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha, LIMIT=limit,
         KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
-    held = _held(down, down_scales, intermediate, tile, hidden.element_size())
+    held = _held(down, down_scales, down_order, intermediate, element, tile)
     _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
-        activated, down, down_scales, down_offsets, down_bias, order, ends, results, experts,
-        intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
+        activated, down, down_scales, down_offsets, down_bias, down_order, order, ends, results,
+        experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
         results, None if weighs_inputs else weights, ids, out, experts, chosen, size,

@@ -308,7 +308,7 @@ class Float8Scheme:
             return None
         return Float8Method(self.inputs, columns.count(inputs), self.bound)
 
-    def stack(self, inputs: int) -> Stack | None:
+    def stack(self, inputs: int, *, is_whole: bool) -> Stack | None:
         """See `checkpoint_formats.Scheme`."""
         block = self.packing.block
         group = group_in(None if block is None else block[1], inputs)
