@@ -17,6 +17,7 @@ from torch import Tensor
 
 from src.distributed import Group
 from src.models import Model, load_config, load_model
+from src.models.weights.checkpoint import open_checkpoint
 from src.models.weights.loader import outline_model
 from src.models.weights.stacks import StackedWeight
 from tests.models.harness import dense_logits
@@ -144,6 +145,8 @@ def test_ranks_hold_parts_of_what_is_stored(tmp_path: Path, name: str) -> None:
     """Of two ranks, whose 48 columns of down end within a group of 32, or a block."""
     directory, _ = checkpoint(tmp_path, name, **SHARDED.get(name, {}))
     formats = load_config(directory).formats
+    assert formats is not None
+    formats = formats.opened(open_checkpoint(directory))
     whole = loaded(directory, formats=formats)
     parts = [loaded(directory, formats=formats, group=Group(rank, 2)) for rank in range(2)]
     for layer in whole.names_of("experts"):
