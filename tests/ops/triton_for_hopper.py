@@ -156,7 +156,10 @@ def compile_attention(
 def compile_experts(size: int, dtype: str) -> None:
     for crowd in ("few", "many"):
         tile = experts._TILES[crowd, size]
-        sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "scales": None}
+        sizes = {
+            **{"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "RUN": 32},
+            **{"scales": None, "offsets": None, "columns": None, "KIND": 0},
+        }
         plain = {"bias": None}
         silu = {"ACTIVATION": 0, "ALPHA": 1.0, "LIMIT": 0.0, "weights": None}
         clamped = {"ACTIVATION": 2, "ALPHA": 1.702, "LIMIT": 7.0}
@@ -168,6 +171,30 @@ def compile_experts(size: int, dtype: str) -> None:
         ):
             shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
+        for kernel, weight, more in (
+            (experts._gate_up_kernel, "gate_up", silu), (experts._down_kernel, "down", {}),
+        ):  # fmt: skip
+            for kind, group, columns in (
+                (1, 16, None),
+                (1, 4096, "*i32"),
+                (2, 128, "*i32"),
+                (3, 32, None),
+            ):
+                given = sizes | {"KIND": kind, "K": linear.step_of(group, size)} | more
+                pointers = {weight: "*i8" if kind == 1 else "*u8"}
+                if kind == 3:
+                    pointers["scales"] = "*u8"
+                for name in (
+                    "scales",
+                    *(["offsets"] if kind == 2 else ()),
+                    *(["columns"] if columns else ()),
+                ):
+                    del given[name]
+                pointers |= {"columns": columns} if columns else {}
+                shared = compile_for_hopper(
+                    kernel, dtype, tile.warps, tile.stages, pointers, **given
+                )
+                assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, kind, shared)
     for more in ({}, {"weights": None}):
         compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED, **more)
 

@@ -289,7 +289,8 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
                    biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
                    1.702, 1.0, biased,
                    has_offsets ? gate_up_scales.data() : nullptr,
-                   has_offsets ? down_scales.data() : nullptr, group_dtype, group_dtype};
+                   has_offsets ? down_scales.data() : nullptr, group_dtype, group_dtype, nullptr,
+                   nullptr};
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
