@@ -126,7 +126,8 @@ def _in_groups(
             k = tl.arange(0, K)
             some = _inputs(x, columns, begin + k, is_pair, factor)
             at = row[None, :] * inputs + begin + k[:, None]
-            levels = tl.load(weight + at, mask=held, other=0).to(some.dtype)
+            # Outputs that are none may have anything.
+            levels = tl.load(weight + at, mask=held).to(some.dtype)
             products = tl.dot(some, levels, input_precision="ieee")
             given = tl.sum(some.to(tl.float32), 1)
         else:

@@ -94,7 +94,8 @@ def _linear_kernel(
             k = tl.arange(0, K)
             some = tl.load(rows + begin + k[None, :], mask=is_token[:, None], other=0.0)
             of_levels = n[None, :].to(tl.int64) * inputs + begin + k[:, None]
-            levels = tl.load(weight + of_levels, mask=held, other=0).to(some.dtype)
+            # Outputs that are none may have anything.
+            levels = tl.load(weight + of_levels, mask=held).to(some.dtype)
             products = tl.dot(some, levels, input_precision="ieee")
             given = tl.sum(some.to(tl.float32), 1)
         place = n.to(tl.int64) * groups + begin // group

@@ -102,7 +102,8 @@ async def test_packed_experts_are_planned_as_they_are_held(tmp_path: Path, kind:
     else:
         plain = make_checkpoint(tmp_path / "plain", "mixtral", tokenizer=True)
         section = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
-        directory = write_quantized(plain, tmp_path / "packed", section, awq(32))
+        chosen = re.compile(r"(self_attn\.\w_proj|experts\.\d+\.\w+)\.weight$")
+        directory = write_quantized(plain, tmp_path / "packed", section, awq(32), chosen=chosen)
     config = small_config(directory, compile__enforce_eager=True, cache__num_blocks=100)
     memory = plan_model(config, Question()).memory
     async with AsyncEngine.open(config) as engine:
