@@ -130,7 +130,7 @@ def section(suites: Sequence[Line], peers: Sequence[Line], servers: Sequence[Lin
         parts += ["## Slipstream alone", _where(run[0]), _end_to_end(run), _per_token(run)]
         parts += ["## Kernels", _ops(run)]
     for shape in dict.fromkeys(line["shape"] for line in peers):
-        parts.append(f"## Engines, a model of {SHAPE_NAMES.get(shape, shape)}")
+        parts.append(f"## Engines, {_model(shape)}")
         parts += _peers(shape, last_contest([line for line in peers if line["shape"] == shape]))
     if servers:
         parts += ["## Servers over HTTP", *_servers(runs_of(servers)[-1])]
@@ -241,6 +241,12 @@ def _ops(run: Sequence[Line]) -> str:
     )
 
 
+def _model(shape: str) -> str:
+    """What all engines served: a shape with random weights, or the file of that name."""
+    named = SHAPE_NAMES.get(shape)
+    return f"the file {shape}.gguf" if named is None else f"a model of {named}"
+
+
 def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
     found = {(line["peer"], line.get("workload")): line for line in lines}
     names = list(dict.fromkeys(line["peer"] for line in lines))
@@ -265,10 +271,11 @@ def _peers(shape: str, lines: Sequence[Line]) -> list[str]:
         (line["figures"]["start"]["repeats"] for line in lines if "start" in line["figures"]),
         default=1,
     )
+    weights = ", random weights" if shape in SHAPE_NAMES else ""
     about = (
-        f"Other engines on a model of {SHAPE_NAMES.get(shape, shape)}, random weights, the same "
-        "token ids, in turns. With weights of 8 and 4 bits all round what they multiply them by to "
-        "8 bits as well (Slipstream: docs/quantization.md); groups of 4 bits are of 32. "
+        f"Other engines on {_model(shape)}{weights}, the same token ids, in turns. With weights of "
+        "8 and 4 bits all round what they multiply them by to 8 bits as well, unless inputs are "
+        "said to be exact (Slipstream: docs/quantization.md); groups of 4 bits are of 32. "
         + (f"Starts are medians of {starts}. " if starts > 1 else "Each start was timed once. ")
         + _where(latest)
         + shared

@@ -66,6 +66,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     "moe": {**_WITH_EXPERTS, **_EXPERTS},
     # The same without experts: a dense layer of as many parameters as a token's experts have
     "moe-dense": _WITH_EXPERTS,
+    # And one of as many bytes in all
+    "moe-bytes": {**_WITH_EXPERTS, "intermediate_size": 24 * 512},
     # Llama 3.2 1B
     "1b": {
         "hidden_size": 2048,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,10 +142,18 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 config, path, device, timeline, rounds_inputs, in_strips=in_strips
             )
             ends.callback(compilation.close)
-        tokenizer = Tokenizer.from_directory(path)
-        model = _load_model(
-            config, report, path, implementation, device, rounds_inputs, compilation
-        )
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
+            reading = beside.submit(Tokenizer.from_directory, path)
+
+            def report_both(phase: str, progress: float, line: str) -> None:
+                if reading.done():
+                    reading.result()  # Weights need not be read if there is no tokenizer.
+                report(phase, progress, line)
+
+            model = _load_model(
+                config, report_both, path, implementation, device, rounds_inputs, compilation
+            )
+        tokenizer = reading.result()
         set_cache_dtype(config.cache, model)
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(

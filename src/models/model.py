@@ -33,7 +33,7 @@ from src.models.program import (
 )
 from src.models.weights.cache_scales import CacheScales
 from src.models.weights.methods import ByKind, Formats, Kept, LinearMethod
-from src.models.weights.parameters import Kind, Parameter, allocate
+from src.models.weights.parameters import Kind, Parameter, allocate, allocate_unset
 from src.ops.linear import fits_strips, to_strips
 
 __all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelSpec"]
@@ -334,8 +334,8 @@ class Model:
         except ValueError as error:
             raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
         if isinstance(outline, Tensor):
-            return allocate(outline.shape, outline.dtype, device)
-        parts = (p if p is None else allocate(p.shape, p.dtype, device) for p in outline)
+            return allocate_unset(outline.shape, outline.dtype, device)
+        parts = (p if p is None else allocate_unset(p.shape, p.dtype, device) for p in outline)
         return type(outline)(*parts)
 
     def _resolve(self, weights: Any) -> Any:

@@ -52,6 +52,7 @@ STRIP = 64
 
 _OF_STRIPS = (torch.int8, torch.uint8, torch.bfloat16)
 _SIGN = -128  # XOR with it maps an int8 value to the bits of value + 128, unsigned.
+_LOW_HALVES = 0x0F0F0F0F
 _NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would overflow.
 
 
@@ -109,12 +110,27 @@ def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]
     _require_fit(weight, in_groups=in_groups)
     rows = weight.shape[0]
     laid_out = groups_in_strips(scales) if in_groups else scales
+    if weight.is_meta:
+        # Arithmetic on such tensors would import torch's compilers: seconds of a start.
+        return weight.new_empty(-(-rows // STRIP), weight.shape[1] // 4, 4 * STRIP), laid_out
     if weight.dtype == torch.int8:
         weight = functional.pad(weight, (0, 0, 0, -rows % STRIP))
         return _in_strips(weight ^ _SIGN), laid_out
-    values = unpack_int4(weight).view(rows, -1, 2, 4)  # [N, K / 8, 2, 4]
-    bytes_of_eight = values[:, :, 0] | (values[:, :, 1] << 4)  # [N, K / 8, 4]
-    return _in_strips(bytes_of_eight.view(rows, -1)), laid_out
+    return _in_strips(_in_eights(weight)), laid_out
+
+
+def _in_eights(packed: Tensor) -> Tensor:
+    """Levels as `pack_int4` has them, with those of every eight inputs in four bytes instead.
+
+    The first four are in the low halves. Works on words of four bytes: loading a model does this.
+    """
+    words = packed.view(torch.int32).view(len(packed), -1, INT4_RUN // 16, 2)
+    first, second = words[..., 0], words[..., 1]
+    eights = torch.empty_like(words.flatten(2))  # [N, K / 32, 4]
+    low, high = eights[..., :2], eights[..., 2:]
+    torch.bitwise_and(first, _LOW_HALVES, out=low).bitwise_or_((second & _LOW_HALVES) << 4)
+    torch.bitwise_and(first >> 4, _LOW_HALVES, out=high).bitwise_or_(second & ~_LOW_HALVES)
+    return eights.view(torch.uint8).view(len(packed), -1)
 
 
 def groups_in_strips(scales: Tensor) -> Tensor:
@@ -124,6 +140,8 @@ def groups_in_strips(scales: Tensor) -> Tensor:
 
 def pack_int4(levels: Tensor) -> Tensor:
     """Pack levels 0 to 15, [N, K] uint8, in rows: [N, K / 2] (see `INT4_RUN`)."""
+    if levels.is_meta:  # as in `to_quantized_strips`
+        return levels.new_empty(len(levels), levels.shape[1] // 2)
     runs = levels.view(len(levels), -1, 2, INT4_RUN // 2)
     return (runs[:, :, 0] | (runs[:, :, 1] << 4)).view(len(levels), -1)
 

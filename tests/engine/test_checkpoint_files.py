@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from src import LLM, SamplingParams
+from src.core.errors import ModelLoadError
+from src.models.weights.checkpoint import TensorReader
 from tests.support.checkpoints import load_reference, make_checkpoint, save_tokenizer
 from tests.support.engines import greedy, small_config
 
@@ -51,3 +56,24 @@ def test_old_files_serve_what_transformers_makes_of_them(tmp_path: Path) -> None
     assert result.prompt_token_ids == prompt
     assert result.token_ids == greedy(load_reference(tmp_path), prompt, 8)
     assert result.text == theirs.decode(result.token_ids, skip_special_tokens=True)
+
+
+def test_without_a_tokenizer_not_all_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read beside them, so they may have begun; they take minutes where it takes one look."""
+    make_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    (tmp_path / "tokenizer.json").write_text("{")
+    pieces = 0
+    read = TensorReader.read
+
+    def slowly(self: TensorReader, *args: Any) -> None:
+        nonlocal pieces
+        pieces += 1
+        time.sleep(0.5)
+        read(self, *args)
+
+    monkeypatch.setattr(TensorReader, "read", slowly)
+    with pytest.raises(ModelLoadError, match="tokenizer"):
+        LLM(small_config(tmp_path))
+    assert pieces <= 4

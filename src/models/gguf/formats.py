@@ -22,7 +22,7 @@ from src.ops.linear import INT4_RUN, pack_int4
 
 # Transforms that do no more than move rows.
 _OF_ROWS: Final = (InHalves, PartByPart)
-_ROWS_AT_ONCE: Final = 4096  # rows decoded at a time, so that their float32 copy stays small
+_VALUES_AT_ONCE: Final = 2**17  # decoded at a time, so that their float32 copy stays in caches
 
 
 def _common(kinds: Sequence[BlockType]) -> LevelForm:
@@ -50,6 +50,11 @@ class BlockPacking:
     form: LevelForm
     dtype: torch.dtype
 
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return True
+
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`."""
         block, size = TYPES_BY_NAME[self.kind].block, TYPES_BY_NAME[self.kind].size
@@ -60,19 +65,22 @@ class BlockPacking:
 
     def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """See `parameters.Packing`; in the model's dtype."""
-        raw = stored[WEIGHT]
-        size = TYPES_BY_NAME[self.kind].size
-        parts = [
-            decode(rows.view(-1, size), self.kind).view(len(rows), -1).to(self.dtype)
-            for rows in raw.flatten(0, -2).split(_ROWS_AT_ONCE)
-        ]
-        return torch.cat(parts).view(*raw.shape[:-1], -1)
+        raw, kind = stored[WEIGHT], TYPES_BY_NAME[self.kind]
+        blocks = raw.view(-1, kind.size)
+        values = torch.empty((len(blocks), kind.block), dtype=self.dtype)
+        at_once = _VALUES_AT_ONCE // kind.block
+        for some, decoded in zip(blocks.split(at_once), values.split(at_once), strict=True):
+            decoded.copy_(decode(some, self.kind))
+        return values.view(*raw.shape[:-1], -1)
 
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `parameters.RowPacking`."""
         raw, size = stored[WEIGHT], TYPES_BY_NAME[self.kind].size
         kind, form = BLOCK_TYPES[self.kind], self.form
-        levels, scales, offsets = kind.unpack(raw.view(-1, size))
+        blocks = raw.view(-1, size)
+        if kind.is_packed and form == _common([kind]):
+            return self._as_stored(blocks, len(raw))
+        levels, scales, offsets = kind.unpack(blocks)
         own = levels.shape[1] // scales.shape[1] // form.group
         if own > 1:
             scales = scales.repeat_interleave(own, dim=1)
@@ -89,10 +97,22 @@ class BlockPacking:
             values = pack_int4(levels.view(torch.uint8).view(len(raw), -1))
         else:
             values = levels.view(len(raw), -1)
-        parts = {VALUES: values, SCALES: scales.view(len(raw), -1)}
+        return _parts_of(len(raw), values, scales, offsets)
+
+    def _as_stored(self, blocks: Tensor, rows: int) -> dict[str, Tensor]:
+        """`rows` of a type whose blocks hold what `pack_int4` would make of their levels."""
+        values, scales, offsets = BLOCK_TYPES[self.kind].packed(blocks)
         if offsets is not None:
-            parts[OFFSETS] = offsets.view(len(raw), -1)
-        return parts
+            # The weight's levels are counted from the middle.
+            offsets = offsets - scales * MIDDLE
+        return _parts_of(rows, values, scales, offsets)
+
+
+def _parts_of(
+    rows: int, values: Tensor, scales: Tensor, offsets: Tensor | None
+) -> dict[str, Tensor]:
+    parts = {VALUES: values.view(rows, -1), SCALES: scales.view(rows, -1)}
+    return parts if offsets is None else parts | {OFFSETS: offsets.view(rows, -1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,29 @@ class BlockType:
         Whether groups have offsets.
     unpack
         From bytes [blocks, size] to their levels.
+    nibbles
+        Where the levels of a block begin that has them as `pack_int4` does: 32 of 4 bits, the
+        first 16 in low halves; None for other types.
     """
 
     group: int
     bits: int
     has_offsets: bool
     unpack: Callable[[Tensor], Levels]
+    nibbles: int | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether `packed` can be called."""
+        return self.nibbles is not None
+
+    def packed(self, blocks: Tensor) -> Levels:
+        """What `unpack` returns, but with the levels as `pack_int4` packs them.
+
+        Levels without offsets are counted from -8, those with offsets from 0.
+        """
+        offsets = -_halves(blocks, 2) if self.has_offsets else None
+        return Levels(blocks[:, self.nibbles :].contiguous(), _halves(blocks, 0), offsets)
 
 
 def _halves(blocks: Tensor, begin: int, count: int = 1) -> Tensor:
@@ -143,8 +160,8 @@ def _q6_k(blocks: Tensor) -> Levels:
 
 
 BLOCK_TYPES = {
-    "Q4_0": BlockType(32, 4, False, _q4_0),
-    "Q4_1": BlockType(32, 4, True, _q4_1),
+    "Q4_0": BlockType(32, 4, False, _q4_0, nibbles=2),
+    "Q4_1": BlockType(32, 4, True, _q4_1, nibbles=4),
     "Q5_0": BlockType(32, 8, False, _q5_0),
     "Q5_1": BlockType(32, 8, True, _q5_1),
     "Q8_0": BlockType(32, 8, False, _q8_0),

@@ -59,6 +59,12 @@ class StoredTensor:
         offset = self.offset + index * size
         return StoredTensor(self.name, self.file, self.dtype, self.shape[1:], offset, size)
 
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        """Some rows: a range of the first dimension."""
+        size = self.size // self.shape[0]
+        shape, offset = (stop - start, *self.shape[1:]), self.offset + start * size
+        return StoredTensor(self.name, self.file, self.dtype, shape, offset, (stop - start) * size)
+
 
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name; only headers are read.

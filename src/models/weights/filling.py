@@ -34,14 +34,19 @@ from src.models.weights.parameters import (
 # Buffers in older checkpoints that are not needed, because they are computed here.
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 _NAMES_SHOWN = 4
+_PIECE_BYTES = 2**24  # that a thread reads at most, if a tensor can be cut by rows
 
 
 class _Read(NamedTuple):
-    """One read: the checkpoint's tensors by role, and the views of a parameter's parts to fill."""
+    """One read: the checkpoint's tensors by role, and the views of a parameter's parts to fill.
+
+    ``rows`` are the first row to read and the one after the last; None: all.
+    """
 
     forms: dict[str, StoredForm]
     views: dict[str, Tensor]
     placement: Placement
+    rows: tuple[int, int] | None = None
 
 
 def stored_names(model: Model, parameter: Parameter) -> Iterator[str]:
@@ -78,7 +83,26 @@ def _reads(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> Iter
             else method.place(part, kind, placement.index)
             for kind, part in parts.items()
         }
-        yield _Read(_forms(model, parameter, placement), views, placement)
+        whole = _Read(_forms(model, parameter, placement), views, placement)
+        yield from _pieces(whole, model.group.size)
+
+
+def _pieces(whole: _Read, world_size: int) -> Iterator[_Read]:
+    """Cut a long read by rows, so that no thread is left alone with it."""
+    placement, views = whole.placement, whole.views
+    (rows, *_), size = next(iter(views.values())).shape, sum(v.nbytes for v in views.values())
+    packing = placement.packing
+    is_of_rows = packing is None or (isinstance(packing, RowPacking) and packing.is_of_rows)
+    is_whole = placement.part is None and (placement.shard is None or world_size == 1)
+    count = min(rows, -(-size // _PIECE_BYTES))
+    if count < 2 or not (is_of_rows and is_whole) or placement.transform is not None:
+        yield whole
+        return
+    step = -(-rows // count)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        some = {kind: view[start:stop] for kind, view in views.items()}
+        yield whole._replace(views=some, rows=(start, stop))
 
 
 def check_tensors(
@@ -149,7 +173,8 @@ def fill(
         ModelLoadError: the first failure; other reads stop at their next piece.
     """
     reader = _Reader(stored, on_bytes, model.group.rank, model.group.size)
-    with ThreadPoolExecutor(reader_threads(), thread_name_prefix="load") as pool:
+    threads = reader_threads()
+    with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
         staged: deque[tuple[Parameter, dict[str, Tensor], list[Future[None]]]] = deque()
         direct: list[Future[None]] = []
 
@@ -167,7 +192,7 @@ def fill(
             else:
                 staged.append((parameter, parts, reads))
             del parts, reads
-            if len(staged) > reader_threads():
+            if len(staged) > threads:
                 make_next()
         while staged:
             make_next()
@@ -243,6 +268,8 @@ class _Reader:
         stored = {r: self._stored[f.name] for r, f in read.forms.items() if f.name in self._stored}
         if placement.part is not None:
             stored = {role: each.part(placement.part.index) for role, each in stored.items()}
+        if read.rows is not None:
+            stored = {role: each.rows(*read.rows) for role, each in stored.items()}
         is_cut = placement.shard is not None and self._world_size > 1
         if packing is None and placement.transform is None and not is_cut:
             view = read.views[WEIGHT]

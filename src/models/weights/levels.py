@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from src.models.weights.methods import QuantizedWeight
-from src.models.weights.parameters import Index, allocate
+from src.models.weights.parameters import Index, allocate_unset
 from src.ops.linear import pack_int4
 
 VALUES: Final = "values"
@@ -54,11 +54,11 @@ class LevelMethod:
         is_packed = self.form.bits == 4
         values = (rows, inputs // 2) if is_packed else shape
         parts = {
-            VALUES: allocate(values, torch.uint8 if is_packed else torch.int8, device),
-            SCALES: allocate(groups, torch.float32, device),
+            VALUES: allocate_unset(values, torch.uint8 if is_packed else torch.int8, device),
+            SCALES: allocate_unset(groups, torch.float32, device),
         }
         if self.form.has_offsets:
-            parts[OFFSETS] = allocate(groups, torch.float32, device)
+            parts[OFFSETS] = allocate_unset(groups, torch.float32, device)
         return parts
 
     def place(self, part: Tensor, kind: str, index: Index) -> Tensor:

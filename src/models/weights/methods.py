@@ -21,14 +21,13 @@ from torch import Tensor
 
 from src import ops
 from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.parameters import WEIGHT, Index, Parameter, RowPacking, allocate
+from src.models.weights.parameters import WEIGHT, Index, Parameter, RowPacking, allocate_unset
 from src.models.weights.rounding import round_to_int4, round_to_int8
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
 from src.ops.linear import (
     INT4_RUN,
     SMALLEST_GROUP,
-    STRIP,
     dequantize,
     fits_strips,
     groups_in_strips,
@@ -93,14 +92,12 @@ class QuantizedWeight(NamedTuple):
             raise ValueError(f"rows of {inputs} weights cannot be cut into {groups} groups")
         shift = None if offsets is None else offsets.float().reshape(rows, groups)
         if levels.dtype == torch.uint8:
-            middle = 2 ** (bits - 1)
-            levels = (levels - middle).view(torch.int8)  # wraps below zero, as it should
-            by_middle = scales * -middle
-            shift = by_middle if shift is None else shift + by_middle
+            levels, shift = _signed(levels, bits, scales, shift)
         if shift is not None and not shift.is_meta and not shift.any():
             shift = None
         if bits <= 4 and inputs // groups % INT4_RUN == 0:
-            values = pack_int4((levels + 8).view(torch.uint8))
+            from_zero = levels if levels.is_meta else levels + 8
+            values = pack_int4(from_zero.view(torch.uint8))
         else:
             values = levels.contiguous()
             if groups == 1 and shift is None:
@@ -223,7 +220,7 @@ class RoundingMethod:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
         """See `LinearMethod`."""
-        return {WEIGHT: allocate(shape, dtype, device)}
+        return {WEIGHT: allocate_unset(shape, dtype, device)}
 
     def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
         """See `LinearMethod`."""
@@ -328,6 +325,24 @@ def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> For
     return ByKind() if name is None else _FORMATS[name](group_size, rounds_inputs)
 
 
+def _signed(
+    levels: torch.Tensor, bits: int, scales: torch.Tensor, offsets: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unsigned levels around the middle of their range, and the offsets that this needs."""
+    if levels.is_meta:
+        # Arithmetic on such tensors would import torch's compilers: seconds of a start.
+        return levels.view(torch.int8), scales
+    middle = 2 ** (bits - 1)
+    moved = scales * -middle
+    # Wraps below zero, as it should.
+    return (levels - middle).view(torch.int8), moved if offsets is None else offsets + moved
+
+
+def largest_of(scales: torch.Tensor) -> torch.Tensor:
+    """The largest of a matrix's static scales of its inputs, [1, 1]."""
+    return (scales[:1] if scales.is_meta else scales.amax()).reshape(1, 1)
+
+
 def plain(weight: Kept) -> torch.Tensor:
     """The weight as a tensor.
 
@@ -385,12 +400,10 @@ def _outlined(
         dtype=torch.int8 if is_int8 else torch.uint8,
         device="meta",
     )
-    shape: tuple[int, ...] = (rows,) if is_int8 else (rows, inputs // group_size)
-    if in_strips and fits_strips(values):
-        strips = -(-rows // STRIP)
-        values = values.new_empty(strips, values.shape[1] // 4, 4 * STRIP)
-        shape = shape if is_int8 else (strips, inputs // group_size, STRIP)
     if is_int8:
-        return QuantizedWeight(values, torch.empty(shape, device="meta"))
-    scales = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    return QuantizedWeight(values, scales, torch.empty_like(scales))
+        outline = QuantizedWeight(values, torch.empty(rows, device="meta"))
+    else:
+        groups = (rows, inputs // group_size)
+        scales = torch.empty(groups, dtype=torch.bfloat16, device="meta")
+        outline = QuantizedWeight(values, scales, scales.new_empty(groups))
+    return outline._laid_out(in_strips=in_strips)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from src.models.weights.levels import SCALES, VALUES
 from src.models.weights.methods import QuantizedWeight
-from src.models.weights.parameters import Index, StoredForm, allocate
+from src.models.weights.parameters import Index, StoredForm, allocate_unset
 from src.models.weights.stacks import StackedMethod
 from src.ops.linear import E2M1, pack_int4, powers_of_two
 
@@ -28,6 +28,11 @@ class Mxfp4:
     """
 
     BLOCK: ClassVar[int] = 32
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return True
 
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`. ``in`` must be a multiple of 32."""
@@ -69,8 +74,8 @@ class Mxfp4Method:
         """See `methods.LinearMethod`."""
         rows, inputs = shape
         return {
-            VALUES: allocate((rows, inputs // 2), torch.uint8, device),
-            SCALES: allocate((rows, inputs // Mxfp4.BLOCK), torch.uint8, device),
+            VALUES: allocate_unset((rows, inputs // 2), torch.uint8, device),
+            SCALES: allocate_unset((rows, inputs // Mxfp4.BLOCK), torch.uint8, device),
         }
 
     def place(self, part: Tensor, kind: str, index: Index) -> Tensor:

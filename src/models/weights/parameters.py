@@ -5,6 +5,7 @@ Allocation, loading, quantization, layout and dummy values all read this one tab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -12,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from src.ops.host_memory import lazy_zeros
+from src.ops.host_memory import LARGE_PAGE, lazy_zeros
 
 # matrix: a projection [out, in], which a linear method may hold in another format.
 # head: the projection to logits, where errors matter most.
@@ -76,7 +77,17 @@ class Packing(Protocol):
 
 @runtime_checkable
 class RowPacking(Packing, Protocol):
-    """A form of a matrix [N, K] whose tensors a weight can hold, row by row."""
+    """A form of a matrix [N, K] whose tensors a weight can hold, row by row.
+
+    Attributes
+    ----------
+    is_of_rows
+        Whether the checkpoint's tensors have the matrix's rows too, so that some can be read alone.
+    """
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See the class."""
 
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parts of the matrix: of every part, dimension 0 is a row [N, ...].
@@ -232,3 +243,13 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
     if device.type == "cpu":
         return lazy_zeros(tuple(shape), dtype)
     return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def allocate_unset(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate what is written whole, or replaced, before anything reads it.
+
+    `allocate` would touch the pages of what is too small for large ones.
+    """
+    if math.prod(shape) * dtype.itemsize < LARGE_PAGE:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    return allocate(shape, dtype, device)

@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Type
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model, outline_model
+from src.models.weights import filling
 from src.models.weights.methods import QuantizedWeight
 from src.models.weights.stacks import StackedWeight
 from tests.models.harness import PagedSequence, dense_logits
@@ -185,3 +186,20 @@ def test_a_file_of_plain_types_may_be_rounded(make: Callable[..., tuple[Path, Pa
     model = load_model(path, quantization="int8")
     assert isinstance(model.weights["layers.0.qkv_weight"], QuantizedWeight)
     assert load_config(path).formats is None
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q4_1, Type.Q8_0, Type.Q5_0])
+def test_long_tensors_are_read_in_pieces(
+    make: Callable[..., tuple[Path, Path]], kind: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make("llama", lambda name: kind)[1]
+    whole = load_model(path).parameters()
+    monkeypatch.setattr(filling, "_PIECE_BYTES", 3000)
+    rows: list[tuple[int, int] | None] = []
+    read = filling._Reader.read
+    monkeypatch.setattr(
+        filling._Reader, "read", lambda own, one: (rows.append(one.rows), read(own, one))[1]
+    )
+    pieces = load_model(path).parameters()
+    assert sum(one is not None for one in rows) > 20
+    assert all(torch.equal(pieces[name], value) for name, value in whole.items())

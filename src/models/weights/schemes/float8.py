@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from src import ops
-from src.models.weights.methods import LinearMethod, PackedWeight
+from src.models.weights.methods import LinearMethod, PackedWeight, largest_of
 from src.models.weights.parameters import NUMBERS, Index, Parameter, StoredForm
 from src.models.weights.schemes.held import Columns, PartSpec, at_rows, of_shape, staged
 from src.models.weights.schemes.rounding import (
@@ -161,6 +161,11 @@ class Float8Packing:
     block: tuple[int, int] | None
     is_static: bool
 
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
+
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`. A scale has one of two names."""
         rows, inputs = shape
@@ -208,6 +213,11 @@ class StackedFloat8:
 
     matrix: Float8Packing
     group: int
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
 
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`."""
@@ -275,7 +285,7 @@ class Float8Method:
         values = parts["values"].view(FLOAT8)
         scales = parts["scales"] if self.groups else parts["scales"].squeeze(1)
         if self.inputs == "static":
-            largest = parts["input_scale"].amax().reshape(1, 1)
+            largest = largest_of(parts["input_scale"])
             return Float8StaticWeight(values, scales, largest)
         if self.inputs == "block":
             return Float8BlockWeight(values, scales)

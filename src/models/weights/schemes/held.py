@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from src.models.weights.parameters import Index, Parameter, allocate
+from src.models.weights.parameters import Index, Parameter, allocate_unset
 
 
 class PartSpec(NamedTuple):
@@ -50,7 +50,8 @@ class Columns:
 def staged(specs: dict[str, PartSpec], rows: int, device: torch.device) -> dict[str, Tensor]:
     """Room for the parts of a matrix of so many rows."""
     return {
-        name: allocate((rows, spec.columns), spec.dtype, device) for name, spec in specs.items()
+        name: allocate_unset((rows, spec.columns), spec.dtype, device)
+        for name, spec in specs.items()
     }
 
 

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from src import ops
 from src.models.weights.levels import OFFSETS, SCALES, VALUES, LevelForm, LevelMethod
-from src.models.weights.methods import LinearMethod, PackedWeight, QuantizedWeight, Weight
+from src.models.weights.methods import (
+    LinearMethod,
+    PackedWeight,
+    QuantizedWeight,
+    Weight,
+    largest_of,
+)
 from src.models.weights.parameters import Index, Parameter, StoredForm
 from src.models.weights.schemes.held import Columns, PartSpec, at_rows, of_shape, spans, staged
 from src.models.weights.schemes.rounding import int8_scales, to_int8
@@ -63,6 +69,11 @@ class IntegerPacking:
     """A layout as `parameters.RowPacking`."""
 
     layout: Layout
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
 
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`."""
@@ -275,7 +286,7 @@ class IntegerMethod:
         self, weight: QuantizedWeight, parts: Mapping[str, Tensor]
     ) -> PackedWeight:
         if self.inputs == "static":
-            return Int8StaticWeight(*weight, parts["input_scale"].amax().reshape(1, 1))
+            return Int8StaticWeight(*weight, largest_of(parts["input_scale"]))
         return Int8TokenWeight(*weight)
 
 
@@ -331,6 +342,11 @@ class StackedIntegers:
 
     matrix: IntegerPacking
     form: LevelForm
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
 
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `parameters.Packing`."""
