@@ -298,8 +298,10 @@ def _cost(
     down_order: Tensor | None = None,
 ) -> Cost:
     chosen = ids[(ids >= 0) & (ids < len(gate_up))]
-    held = (gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias)
-    held = (*held, gate_up_offsets, down_offsets, gate_up_order, down_order)
+    held = (
+        *(gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias),
+        *(gate_up_offsets, down_offsets, gate_up_order, down_order),
+    )
     of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
     outputs = num_outputs(gate_up[0], _of(gate_up_scales, 0))
     products = hidden.shape[1] * (outputs + outputs // 2)

@@ -150,11 +150,10 @@ class OrderedStackMethod:
         count, _, inputs = orders.shape
         decoded = torch.empty((count, weight.scales.shape[1], inputs), dtype=self.dtype)
         for expert, own in enumerate(orders):
-            one = StackedWeight(
-                *(None if p is None else p[expert : expert + 1] for p in weight[:3])
-            )
+            shift = None if weight.offsets is None else weight.offsets[expert]
+            dense = dequantize(weight.values[expert], weight.scales[expert], shift)
             for to, rows, order in zip(
-                decoded[expert].chunk(self.parts), one.dequantized()[0].chunk(self.parts), own,
+                decoded[expert].chunk(self.parts), dense.chunk(self.parts), own,
                 strict=True,
             ):  # fmt: skip
                 to[:, order.long()] = rows.to(self.dtype)

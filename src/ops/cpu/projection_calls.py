@@ -233,8 +233,8 @@ def _kind_and_group(
             f"expected contiguous experts of {inputs} inputs and {outputs} outputs, and what is "
             f"not quantized in {dtype}; got {tuple(weight.shape)} of {weight.dtype}"
         )
-    by_row = scales is None or scales.dim() == 2
-    return _kind(one, scales), 0 if by_row else inputs // scales.shape[2]
+    kind = _kind(one, scales)
+    return kind, 0 if scales is None or scales.dim() == 2 else inputs // scales.shape[2]
 
 
 def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:
