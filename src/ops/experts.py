@@ -365,9 +365,10 @@ EXPERTS = Op(
             *("int4/64", "int4/32 with bfloat16 offsets", "int8/16"),
             *("strips of int4/32 with offsets", "int8/32 with offsets"),
         )
-        # An input of down that is rounded falls to another step by its last bit in float32.
+        # In float32 an input of down that is rounded may fall to another step by its last bit.
         if dtype == torch.bfloat16
-        or weight not in ("strips of same", "strips of int4/32 with offsets")
+        or not weight.startswith("strips")
+        or (weight == "strips of int8" and tokens < 70)
     ]
     + [
         # The limit is low enough that most gates and ups reach it.
