@@ -100,6 +100,16 @@ def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
             LATENT_ATTENTION,
             {"rows": [(1, length)] * rows, "dtype": torch.bfloat16, **latents},
         )
+    for new, length in ((2048, 2048), (2048, 8192)):
+        named[f"latent attention, {new // scale} new of {length // scale}"] = (
+            LATENT_ATTENTION,
+            {
+                "rows": [(new // scale, length // scale)],
+                "dtype": torch.bfloat16,
+                "expands": True,
+                **latents,
+            },
+        )
     return named
 
 

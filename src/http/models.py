@@ -33,7 +33,8 @@ def _card(engine: AsyncEngine, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=info.created if adapter is None else adapter.created,
-        root=info.name if adapter is None else adapter.path,
+        # Not where the files are: that is no client's business.
+        root=info.name if adapter is None else name,
         max_model_len=info.max_model_len,
         implementation=info.implementation,
         parent=None if adapter is None else info.name,

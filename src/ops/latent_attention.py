@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from src.ops.declaration import Case, Cost, Op
+from src.ops.latent_expansion import LatentShape, is_expanded, plan_expansion
 
 _REFERENCE_QUERY_TILE = 256
 """Queries that the reference attends at once; this bounds the size of its score matrix."""
@@ -37,6 +39,8 @@ def reference(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    expansion: Tensor | None = None,
+    expanded_keys: int = 0,
 ) -> None:
     """See [`latent_attention`][src.ops.latent_attention.latent_attention]."""
     block_size = cache.shape[1]
@@ -95,9 +99,13 @@ def _build(
     padding: int = 0,
     strided: bool = False,
     deterministic: bool = False,
+    expands: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random arguments; `rows` are (query_len, seq_len). Memory that must not be read is NaN."""
+    """Random arguments; `rows` are (query_len, seq_len). Memory that must not be read is NaN.
+
+    With `expands` they have a GPU's plan, as the arguments of a model's layers have.
+    """
     random = torch.Generator().manual_seed(seed)
     width, count = rank + rope, sum(length for length, _ in rows)
     longest = max((seq_len for _, seq_len in rows), default=1)
@@ -129,6 +137,10 @@ def _build(
     if strided:  # `to` with another dtype makes them contiguous.
         moved[:2] = [torch.cat((each, each[:, :8]), dim=1)[:, :-8] for each in moved[:2]]
     moved[0] = moved[0].unflatten(-1, (heads, nope + rope))
+    expansion = None
+    if expands:
+        queries, keys = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+        expansion = plan_expansion(queries, keys, LatentShape(nope, rope, rank, value))
     return (
         *moved,
         tables.to(device),
@@ -140,6 +152,8 @@ def _build(
         max((length for length, _ in rows), default=0),
         longest,
         deterministic,
+        None if expansion is None else torch.from_numpy(expansion.plan).to(device),
+        0 if expansion is None else expansion.keys,
     )
 
 
@@ -157,18 +171,24 @@ def _cost(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    expansion: Tensor | None = None,
+    expanded_keys: int = 0,
 ) -> Cost:
-    """Each vector and the projection read once; products as if all rows were absorbed."""
-    starts, keys, pairs = query_start_loc.tolist(), 0, 0
-    for row, seq_len in enumerate(seq_lens.tolist()):
-        queries = starts[row + 1] - starts[row]
-        keys += seq_len if queries else 0
-        pairs += queries * seq_len - queries * (queries - 1) // 2
-    heads, rank, width = up.shape[0], up.shape[2], cache.shape[2]
-    elements = query.numel() + out.numel() + up.numel() + 2 * latent.numel() + keys * width
+    """Each vector and the projection read once; products of the way that needs fewer of them."""
+    starts, heads, width = query_start_loc.cpu().numpy(), up.shape[0], cache.shape[2]
+    queries, keys = np.diff(starts).astype(np.int64), seq_lens.cpu().numpy().astype(np.int64)
+    shape = LatentShape.of(up, width, out.shape[2])
+    keys = np.where(queries > 0, keys, 0)
+    pairs = queries * keys - queries * (queries - 1) // 2
+    expanded = (not deterministic) & is_expanded(queries, keys, shape, 1)
+    per_pair = np.where(
+        expanded, shape.nope + shape.rope + shape.value, 2 * shape.rank + shape.rope
+    )
+    projected = np.where(expanded, keys, queries).sum()
+    elements = query.numel() + out.numel() + up.numel() + 2 * latent.numel()
     return Cost(
-        bytes=elements * query.element_size(),
-        flops=2 * pairs * heads * (width + rank) + 2 * starts[-1] * up.numel(),
+        bytes=(elements + int(keys.sum()) * width) * query.element_size(),
+        flops=2 * heads * int((pairs * per_pair).sum()) + 2 * int(projected) * up.numel(),
     )
 
 
@@ -181,6 +201,9 @@ _SHAPES: list[Case] = [
     {"rows": ((1, 70), (3, 20)), "heads": 70, "value": 40, "rank": 24},
     {"rows": ((1, 700), (1, 690), (60, 90)), "deterministic": True, "padding": 1},
     {"rows": ((90, 200), (1, 65)), "heads": 2, "nope": 24, "rank": 40},
+    # Planned for a GPU: rows that are expanded before, between and behind others; only such a row.
+    {"rows": ((90, 200), (1, 300), (2, 2), (40, 40), (0, 3)), "expands": True, "padding": 2},
+    {"rows": ((200, 330),), "heads": 3, "value": 24, "expands": True, "strided": True},
 ]
 # Whole vectors of bfloat16, with as many heads as lanes of 4, 8 and 16 query rows hold, and more.
 _VECTORS: list[Case] = [
@@ -196,13 +219,14 @@ _CASES: list[Case] = [
     {"rows": ()},
     {"rows": ((0, 0), (0, 3)), "padding": 2},
     {
-        "rows": ((1, 530), (70, 150)),
+        "rows": ((1, 530), (70, 150), (130, 150)),
         "heads": 2,
         "nope": 128,
         "rope": 64,
         "rank": 512,
         "value": 128,
         "dtype": torch.bfloat16,
+        "expands": True,
     },
 ]
 
@@ -210,7 +234,8 @@ LATENT_ATTENTION = Op(
     "latent_attention",
     "(Tensor query, Tensor latent, Tensor(a!) cache, Tensor up, Tensor block_tables, "
     "Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, Tensor(b!) out, float scale, "
-    "SymInt max_query_len, SymInt max_seq_len, bool deterministic=False) -> ()",
+    "SymInt max_query_len, SymInt max_seq_len, bool deterministic=False, "
+    "Tensor? expansion=None, SymInt expanded_keys=0) -> ()",
     reference=reference,
     fake=_fake,
     build=_build,
@@ -234,6 +259,8 @@ def latent_attention(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    expansion: Tensor | None = None,
+    expanded_keys: int = 0,
 ) -> None:
     """Write vectors into the paged cache, then attend causally over the cache into `out`.
 
@@ -258,6 +285,10 @@ def latent_attention(
         max_seq_len: Upper bound of `seq_lens`.
         deterministic: Whether a token's bits must depend only on its query and on what it sees.
             Then every row is absorbed.
+        expansion: The rows that are expanded, on the device of the others; see
+            [`Expansion`][src.ops.latent_expansion.Expansion]. `None`: no row. For CUDA only; on the
+            CPU the kernel decides.
+        expanded_keys: Number of expanded keys.
 
     Raises
         ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
@@ -265,5 +296,5 @@ def latent_attention(
     """
     LATENT_ATTENTION.overload(
         *(query, latent, cache, up, block_tables, query_start_loc, seq_lens, slot_mapping, out),
-        *(scale, max_query_len, max_seq_len, deterministic),
+        *(scale, max_query_len, max_seq_len, deterministic, expansion, expanded_keys),
     )

@@ -17,6 +17,7 @@ from src.core.config import Config
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
+from src.engine.execution import mixers
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
@@ -27,6 +28,8 @@ from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.models import load_model
+from src.ops import latent_expansion
+from src.ops.latent_expansion import Expansion
 from tests.support.fake_cuda import DEVICE, NobodyWaits, fake_cuda
 from tests.support.rotation import rotates_in_mixers
 
@@ -138,15 +141,39 @@ class Steps:
         assert samples.token_ids.shape == (len(rows),)
 
 
+class Plans:
+    """The plans of latent attention that layers ask for; prompts as short as here are expanded."""
+
+    def __init__(self) -> None:
+        self.made: list[Expansion | None] = []
+        latent_expansion.FEWEST_ON_GPU = PROMPT // 4
+        mixers.plan_expansion = self._plan  # type: ignore[assignment]
+
+    def _plan(self, *given: Any) -> Expansion | None:
+        plan = latent_expansion.plan_expansion(*given)
+        self.made.append(plan)
+        return plan
+
+    def check(self) -> None:
+        """Each step with a prompt's tokens makes one for all layers, and no other step does."""
+        half = PROMPT // 2
+        # Of the second chunk few queries would pay for many keys.
+        expected = [plan for rows in (*[1] * len(KINDS), len(KINDS)) for plan in (rows * half, -1)]
+        assert [-1 if plan is None else plan.keys for plan in self.made] == expected
+
+
 def main() -> None:
     # Values are of no use, and random ones come of a device's generator.
     src.models.weights.loader.fill_dummy = lambda *_: None
     with fake_cuda():
         steps = Steps(Path(sys.argv[1]), rotates=sys.argv[2] == "rotates")
         with NobodyWaits():
+            plans = Plans()
             for kind in KINDS:
                 steps.run((kind,))
             steps.run(KINDS)
+            if any(mixer.kind == "latent_attention" for mixer in steps.forward.model.mixers):
+                plans.check()
             steps.choose_under_masks()
             steps.compute_as_captured()
             compute_largest_step(Config(), steps.forward.model)

@@ -62,6 +62,44 @@ async def test_one_adapter_is_read_at_a_time_though_callers_go_away(path: str) -
     assert list(adapters.loaded) == (["first"] if path == "good" else []) + ["second"]
 
 
+async def test_an_adapter_that_is_replaced_counts_while_it_is_used() -> None:
+    reader = SlowReader()
+    reader.may_end.set()
+    section = LoraSection(slots=1, max_adapters=2)
+    dropped: list[int] = []
+    adapters = Adapters(section, reader, lambda *_: None, dropped.append, ())
+    await adapters.load("it", "good")
+    with adapters.using("it"):
+        await adapters.load("it", "good", replaces=True)
+        # The newer one is not used: another one takes its place.
+        await adapters.load("it", "good", replaces=True)
+        assert dropped == [2]
+        with adapters.using("it"):
+            for name in ("it", "other"):
+                with pytest.raises(ModelLoadError, match=r"lora\.max_adapters = 2"):
+                    await adapters.load(name, "good", replaces=True)
+    assert dropped == [2, 1]
+    await adapters.load("it", "good", replaces=True)
+    await adapters.load("other", "good")
+
+
+async def test_an_adapter_that_is_taken_into_use_while_another_one_is_read() -> None:
+    reader = SlowReader()
+    section = LoraSection(slots=1, max_adapters=1)
+    adapters = Adapters(section, reader, lambda *_: None, lambda _: None, ())
+    reader.may_end.set()
+    await adapters.load("it", "good")
+    reader.may_end.clear()
+    await asyncio.to_thread(reader.started.acquire)
+    loading = asyncio.create_task(adapters.load("it", "good", replaces=True))
+    await asyncio.to_thread(reader.started.acquire)
+    with adapters.using("it") as used:
+        reader.may_end.set()
+        with pytest.raises(ModelLoadError, match=r"lora\.max_adapters = 1"):
+            await loading
+    assert adapters.loaded["it"].adapter is used
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(

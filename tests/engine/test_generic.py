@@ -154,6 +154,7 @@ async def test_a_native_family_is_preferred_and_agrees(checkpoint: Path) -> None
         ({"model__quantization": "int8"}, "model.quantization is for native families"),
         ({"model__deterministic": True}, "model.deterministic is for native families"),
         ({"model__max_model_len": 4096}, "exceeds"),
+        ({"lora__slots": 1}, "lora: adapters are served with native .* leave .lora. out, or"),
     ],
 )
 async def test_what_it_cannot_do_is_refused_by_name(

@@ -36,8 +36,17 @@ def test_who_waits_for_the_device_is_found_out() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "rotates"),
-    [("llama", True), ("qwen3", True), ("qwen3_moe", True), ("gemma3", False)],
-    ids=["llama", "norms of queries", "experts", "groups of layers, not rotated in the mixer"],
+    [
+        ("llama", True),
+        ("qwen3", True),
+        ("qwen3_moe", True),
+        ("gemma3", False),
+        ("deepseekv3", False),
+    ],
+    ids=[
+        *("llama", "norms of queries", "experts"),
+        *("groups of layers, not rotated in the mixer", "latent attention"),
+    ],
 )
 def test_no_step_waits_for_the_device(tmp_path: Path, architecture: str, rotates: bool) -> None:
     directory = make_checkpoint(tmp_path, architecture)

@@ -359,6 +359,22 @@ MARKDOWN = [
     ("**bold** *soft*", "<p><strong>bold</strong> <em>soft</em></p>"),
     ("`x<y` ~~no~~", "<p><code>x&lt;y</code> <del>no</del></p>"),
     ("a * b * c and snake_case_name", "<p>a * b * c and snake_case_name</p>"),
+    ("**a** b **c**", "<p><strong>a</strong> b <strong>c</strong></p>"),
+    ("***d***", "<p><strong><em>d</em></strong></p>"),
+    ("**no end *e* ** ~~ `x", "<p>**no end <em>e</em> ** ~~ `x</p>"),
+    ("``a`b`` [a] (b) [c](d)", "<p><code>a`b</code> [a] (b) [c](d)</p>"),
+    (
+        "see https://e.org/a.b?c=d.",
+        '<p>see <a href="https://e.org/a.b?c=d" target="_blank" rel="noopener noreferrer">'
+        "https://e.org/a.b?c=d</a>.</p>",
+    ),
+    (
+        "|a|b|\n|:-|-:|\n|c|*d*|",
+        '<div class="wide" tabindex="0" role="region" aria-label="Table"><table><thead><tr>'
+        '<th scope="col">a</th><th scope="col">b</th></tr></thead><tbody><tr><td>c</td>'
+        "<td><em>d</em></td></tr></tbody></table></div>",
+    ),
+    ("## Head ##", "<h4>Head</h4>"),
     ("## Head", "<h4>Head</h4>"),
     ("- one\n- two\n  - deep", "<ul><li>one</li><li>two<ul><li>deep</li></ul></li></ul>"),
     ("3. three\n4. four", '<ol start="3"><li>three</li><li>four</li></ol>'),
@@ -389,6 +405,53 @@ def test_markdown_becomes_elements_and_html_stays_text(page: Page, server: Serve
         "say\n```py\nif a < b:\n\n    <script>\n```\nand\n~~~\nopen",
     )
     assert code == [None, "if a < b:\n\n    <script>", None, "open"]
+
+
+# What could be looked for again from every place of a text, or nested without end.
+LONG = 60_000
+HOSTILE = {
+    "ticks": "`" * (LONG // 2) + "a" * (LONG // 2),
+    "ticks of all lengths": " ".join("`" * i for i in range(1, 340)),
+    "brackets": "[" * LONG,
+    "brackets and a target": "[" * (LONG // 2) + "](" + "a" * (LONG // 2),
+    "targets": "[](a" * (LONG // 4),
+    "strong": "**a " * (LONG // 4),
+    "strong and underlined": "**__" * (LONG // 8) + "x" + "__**" * (LONG // 8),
+    "stars": "*" * LONG,
+    "lines": "_" * LONG + "a",
+    "struck": "~~a" + " ~~" * (LONG // 3),
+    "emphasis": "*a _b " * (LONG // 6),
+    "addresses": "http://" * (LONG // 7) + "." * 1000,
+    "dots": ("http://" + "." * 60 + " ") * (LONG // 70),
+    "a heading with spaces": "# a" + " " * LONG + "b",
+    "a heading with signs": "# a" + "#" * LONG + "b",
+    "spaces before a table": " " * LONG + "a\n---",
+    "under a head": "a|b\n" + "---" + " " * LONG + "x",
+    "quotes": ">" * LONG + " a",
+    "items": "- " + "a" * (LONG // 2) + "\n- b" * (LONG // 8),
+    "an item with another end": "- " + " " * LONG + "a\u2028",
+    "deep items": "\n".join(" " * 2 * i + "- a" for i in range(240)),
+    "a rule": "-" + "   -" * (LONG // 4) + "x",
+    "fences": "```\n~~~\n" * (LONG // 8),
+}
+
+
+def test_no_answer_keeps_the_page_busy(page: Page, server: ServerProcess) -> None:
+    """Milliseconds, in which a quadratic search of such texts takes minutes."""
+    open_page(page, server)
+    taken = page.evaluate(
+        """async texts => {
+          const { blocks, render } = await import('./playground/markdown.js');
+          return texts.map(text => {
+            const begun = performance.now();
+            blocks(text).map(block => render(block));
+            return performance.now() - begun;
+          });
+        }""",
+        list(HOSTILE.values()),
+    )
+    slow = {name: one for name, one in zip(HOSTILE, taken, strict=True) if one > 1000}
+    assert not slow
 
 
 def test_a_conversation_is_kept_cleared_and_brought_back(page: Page, server: ServerProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import openai
 import pytest
 from msgspec.structs import replace
 
+from src import AsyncEngine
 from src.core.config import Config, LoraSection, Secret
 from src.core.errors import InvalidRequestError
 from src.http import create_app
@@ -75,7 +77,8 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
         )
         cards = {card.id: card for card in (await client_.models.list()).data}
         assert list(cards) == ["tiny", "org/alias", "one"]
-        assert (cards["one"].parent, cards["one"].root) == ("tiny", str(root / "one"))
+        assert (cards["one"].parent, cards["one"].root) == ("tiny", "one")
+        assert str(root) not in (await client.get("/v1/models")).text
         assert cards["tiny"].parent is None
         assert await tokens_of(client, "one") == expected["one"]
         assert await tokens_of(client, "tiny") == expected["tiny"]
@@ -110,6 +113,38 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
         assert (await client.post(UNLOAD, json={"lora_name": "one"})).status_code == 404
         gone = await client.post("/v1/completions", json={"model": "one", "prompt": PROMPT})
         assert gone.status_code == 404
+
+
+# What is awaited between the name and the request, and bodies of the endpoints that go that way.
+_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+GOING: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/completions": ("src.http.completions.token_ids_of", {"prompt": "Hi", "max_tokens": 4}),
+    "/v1/chat/completions": ("src.http.chat._plan", _CHAT),
+    "/v1/messages": ("src.http.chat._plan", _CHAT),
+    "/v1/responses": ("src.http.chat._plan", {"input": "Hi", "max_output_tokens": 16}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", GOING)
+async def test_an_adapter_that_goes_meanwhile_is_missed(
+    adapted: httpx.AsyncClient, root: Path, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    """Between its name and the request. The model alone must not answer in its place."""
+    place, body = GOING[path]
+    loaded = await adapted.post(LOAD, json={"lora_name": "going", "lora_path": "one"})
+    assert loaded.status_code == 200, loaded.text
+    module, _, name = place.rpartition(".")
+    awaited = getattr(importlib.import_module(module), name)
+
+    async def gone(engine: AsyncEngine, *given: Any, **named: Any) -> Any:
+        await engine.adapters.unload("going")
+        return await awaited(engine, *given, **named)
+
+    monkeypatch.setattr(place, gone)
+    answer = await adapted.post(path, json={"model": "going", "stream": stream, **body})
+    assert answer.status_code == 404, answer.text
+    assert "no adapter `going` is loaded" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

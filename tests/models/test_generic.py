@@ -95,7 +95,10 @@ def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
         ({"model_type": "vit", "architectures": ["ViTModel"]}, "not among its causal language"),
         ({"architectures": ["PhiForTokenClassification"]}, "not a causal language model"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            r"quantization_config \(awq\) is for native families; use the unquantized checkpoint",
+        ),
         ({"model_type": "mamba", "architectures": None}, "keep a state"),
         ({"model_type": "bloom", "architectures": None}, "does not use the attention interface"),
         ({"transformers_weights": "adapter_model.bin"}, "transformers_weights is not supported"),

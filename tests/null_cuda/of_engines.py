@@ -25,6 +25,7 @@ from src.engine.execution.row_state import RowState
 from src.models import Model
 from src.models.weights import loader
 from src.models.weights.filling import fill
+from src.ops.triton import latent_expanded
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
@@ -131,6 +132,33 @@ async def test_no_step_waits_and_nothing_is_refused(
         assert len(seen) > 30
         assert (stats.steps["decode"] > 0) == (graphs != "off")
         assert engine.stats.compiled == (code != "off")
+        assert_idle(engine)
+
+
+async def test_prompts_of_latent_attention_are_expanded_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of prompts beside decoding rows, in captured pieces and without."""
+    expanded: list[int] = []
+    expand = latent_expanded.run
+
+    def noted(*given: Any) -> None:
+        expanded.append(given[-1])
+        expand(*given)
+
+    monkeypatch.setattr(latent_expanded, "run", noted)
+    path = make_checkpoint(tmp_path / "model", "deepseekv3", tokenizer=True, dtype=torch.bfloat16)
+    async with AsyncEngine.open(small_config(path, **CUDA)) as engine:
+        # Warming up compiles what prompts will launch.
+        assert expanded
+        assert not any(expanded)
+        await ask(engine, random.Random(4))
+        seen = watch_on_cuda(monkeypatch)
+        expanded.clear()
+        await ask(engine, random.Random(5))
+        assert len(seen) > 30
+        assert max(expanded) >= 200
+        assert stats_of(engine).steps["decode"] > 0
         assert_idle(engine)
 
 

@@ -26,7 +26,7 @@ def in_chunks(
     kernel: Callable[..., None], args: tuple[Any, ...], bounds: Sequence[int]
 ) -> torch.Tensor:
     """Compute the only row's tokens in chunks that end at ``bounds``."""
-    query, latent, cache, up, tables, _, _, slots, out, scale, *_, deterministic = args
+    query, latent, cache, up, tables, _, _, slots, out, scale, _, _, deterministic, *_ = args
     for begin, end in itertools.pairwise(bounds):
         kernel(
             *(query[begin:end], latent[begin:end], cache, up, tables),

@@ -17,6 +17,7 @@ from src.ops.triton import (
     experts,
     gumbel_argmax,
     latent_attention,
+    latent_expanded,
     linear,
     paged_attention,
     paged_decode,
@@ -40,6 +41,9 @@ POINTERS = {
     "partial_out": "*fp32",
     "partial_lse": "*fp32",
     "logits": "*fp32",
+    "expansion": "*i32",
+    "state_out": "*fp32",
+    "state_lse": "*fp32",
     "seeds": "*i64",
     "positions": "*i64",
     "temperatures": "*fp32",
@@ -63,6 +67,7 @@ CACHED = (
     *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
     *("hidden", "gate_up", "down", "bias", "activated", "results"),
     *("absorbed", "latent", "cache", "merged", "x", "weight", "to"),
+    *("vectors", "made"),
 )
 
 
@@ -210,6 +215,14 @@ def compile_latents(size: int, dtype: str) -> None:
     compile_for_hopper(
         latent_attention._project_kernel, dtype, 4, 3, INPUTS=128, OUTPUTS=512, **sizes
     )
+    expanded = latent_expanded.TILES[size]
+    del shape["BLOCK_SIZE"]
+    shared = compile_for_hopper(
+        latent_expanded._attend_kernel, dtype, expanded.warps, expanded.stages,
+        VALUE=128, M=expanded.tokens, N=expanded.keys, D=128, P=64, V=128, **shape,
+    )  # fmt: skip
+    assert shared + RESERVED <= SHARED_MEMORY, (dtype, shared)
+    compile_for_hopper(latent_expanded._gather_kernel, dtype, 4, 1, BLOCK_SIZE=64, BLOCK=1024)
 
 
 def compile_linears(size: int, dtype: str) -> None:

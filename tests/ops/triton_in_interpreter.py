@@ -36,6 +36,7 @@ from src.ops.triton import (
     experts,
     gumbel_argmax,
     latent_attention,
+    latent_expanded,
     linear,
     paged_attention,
     paged_decode,
@@ -288,11 +289,15 @@ def latents_match() -> None:
         for case in LATENT_ATTENTION.cases
         if case.get("heads", 0) < 16 and case.get("dtype") != torch.bfloat16
     ]
-    for seed, case in enumerate([*cases[:5], cases[6], *cases[-2:]]):
+    absorbed = [case for case in cases if "expands" not in case]
+    # Two shapes, each in both dtypes: one of either.
+    expanded = [case for case in cases if "expands" in case][::3]
+    for seed, case in enumerate([*absorbed[:5], absorbed[6], *absorbed[-2:], *expanded]):
         number = (1, 7, 40)[seed % 3]
         latent_attention.multiprocessors = lambda device, number=number: number
         latent_matches(latent_attention.run, LATENT_ATTENTION.build("cpu", **case))
     latent_attention.multiprocessors = multiprocessors
+    expansions_match(expanded)
     args = LATENT_ATTENTION.build("cpu", rows=((3, 40), (9, 70), (1, 50)), deterministic=True)
     latent_attention.run(*args)
     whole = args[8].clone()
@@ -304,6 +309,40 @@ def latents_match() -> None:
             one[0], one[1], *args[2:4], tables, starts, lengths, *one[2:], *args[9:]
         )
         assert torch.equal(one[3][0], whole[token]), token
+
+
+def expansions_match(cases: list[dict[str, Any]]) -> None:
+    """In pieces that end within a row, within a tile, at both ends, and before every token."""
+    piece_keys = latent_expanded.piece_keys
+    for keys, case in zip((37, 100), cases, strict=True):
+        args = LATENT_ATTENTION.build("cpu", **case)
+        assert args[13] is not None
+        assert args[14] > 2 * keys
+        latent_expanded.piece_keys = lambda up, keys=keys: keys
+        latent_matches(latent_attention.run, args)
+    latent_expanded.piece_keys = piece_keys
+    ways_divide_the_tokens(LATENT_ATTENTION.build("cpu", **cases[0]))
+    # As a step that warms up: nothing is written.
+    empty = LATENT_ATTENTION.build("cpu", rows=((0, 0),), padding=3, expands=True)
+    assert (empty[13].tolist(), empty[14]) == ([0, 0], 0)
+    latent_matches(latent_attention.run, empty)
+
+
+def ways_divide_the_tokens(args: tuple[Any, ...]) -> None:
+    """Each way leaves the other's tokens alone."""
+    LATENT_ATTENTION.reference(*args)
+    query, _, cache, up, tables, starts, lengths, _, out, scale, *_, plan, keys = args
+    count = int(starts[-1])
+    marks = plan[len(tables) + 1 :].bool()
+    assert marks.any()
+    assert not marks.all()
+    absorbed, expanded = (torch.full_like(out, torch.nan) for _ in range(2))
+    rows = (cache, up, tables, starts, lengths)
+    latent_attention._absorb(query, *rows, absorbed, scale, plan, deterministic=False)
+    latent_expanded.run(query, *rows, expanded, scale, plan, keys)
+    for got, tokens in ((absorbed, ~marks), (expanded, marks)):
+        assert torch.equal(~got[:count].isnan().all(-1).all(-1), tokens)
+        torch.testing.assert_close(got[:count][tokens], out[:count][tokens])
 
 
 def beside_a_library(case: dict[str, Any]) -> None:

@@ -19,11 +19,20 @@ from src.core.plan import RowStep, StepPlan
 from src.engine.execution.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import _KERNEL_WARM_UP_TOKENS
-from src.ops.triton import decode_schedule, gumbel_argmax, paged_attention, rotate_and_cache, tuning
+from src.ops.latent_expansion import LatentShape, plan_expansion
+from src.ops.triton import (
+    decode_schedule,
+    gumbel_argmax,
+    latent_attention,
+    paged_attention,
+    rotate_and_cache,
+    tuning,
+)
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LONGEST, ROWS = 32, 8, 128, 64, 8192, 256
 STEPS = 400
+LATENT_HEADS, LATENTS = 32, LatentShape(nope=32, rope=16, rank=64, value=32)
 
 seen: set[tuple[Any, ...]] = set()
 _binders: dict[JITFunction, Any] = {}
@@ -64,6 +73,25 @@ def step(inputs: StepInputs, window: int) -> None:
     gumbel_argmax.run(logits, torch.zeros_like(positions), positions, torch.zeros(len(positions)))
 
 
+def latent_step(inputs: StepInputs) -> None:
+    """What a layer of latent attention launches for a step, with the plan that its mixer makes."""
+    nope, rope, rank, value = LATENTS
+    num_tokens, width = len(inputs.input_ids_t), rank + rope
+    plan = None if inputs.lengths_b is None else plan_expansion(*inputs.lengths_b, LATENTS)
+    made = (None, 0) if plan is None else (torch.from_numpy(plan.plan), plan.keys)
+    kind = {"dtype": torch.bfloat16}
+    latent_attention.run(
+        torch.empty(num_tokens, LATENT_HEADS, nope + rope, **kind),
+        torch.empty(num_tokens, width, **kind),
+        torch.zeros(1, BLOCK_SIZE, width, **kind),
+        torch.empty(LATENT_HEADS, nope + value, rank, **kind),
+        *(inputs.block_tables_b[0], inputs.query_start_loc, inputs.seq_lens_b),
+        inputs.slot_mappings_t[0],
+        torch.empty(num_tokens, LATENT_HEADS, value, **kind),
+        *(0.1, inputs.max_query_len, inputs.max_seq_len, False, *made),
+    )
+
+
 def random_plan(chance: random.Random) -> StepPlan:
     """Up to `ROWS` decoding rows of any length, and up to two prompts."""
     decoding = chance.randint(0, ROWS - 2)
@@ -98,6 +126,21 @@ def main() -> None:
         assert not late, (len(late), sorted(late)[:3])
     # Two forms of the prefill kernel; with a window, attention's and the schedule's once more.
     assert len(seen) <= 14, sorted(seen)
+    seen.clear()
+    for num_tokens in _KERNEL_WARM_UP_TOKENS:
+        latent_step(padding_inputs(num_tokens, state))
+    ready, chance = set(seen), random.Random(0)
+    for _ in range(STEPS // 8):
+        plan = random_plan(chance)
+        padded = chance.choice([0, plan.num_tokens + chance.randint(0, 40)])
+        latent_step(build_inputs(plan, state, padded))
+    late = seen - ready
+    assert not late, (len(late), sorted(late)[:3])
+    # One of each kernel, but attention's with splits and without, and two projections.
+    assert {name for _, name, *_ in seen} == {
+        *("_write_kernel", "_project_kernel", "_attend_kernel", "_merge_kernel", "_gather_kernel")
+    }
+    assert len(seen) == 8, sorted(seen)
     sys.stdout.write("ok\n")
 
 

@@ -8,6 +8,7 @@ rows of queries and keys are permuted, and norms of Gemma are shifted.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,16 +44,21 @@ TypeOf = Callable[[str], Type]
 
 
 def write_gguf(
-    path: Path, checkpoint: Path, architecture: str, type_of: TypeOf = lambda name: Type.F32
+    path: Path,
+    checkpoint: Path,
+    architecture: str,
+    type_of: TypeOf = lambda name: Type.F32,
+    also: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
     """Write a checkpoint of `make_checkpoint` as a GGUF file; returns ``path``.
 
     Matrices have the types that ``type_of`` says, vectors are F32. Blocks of types that the package
-    does not write are random.
+    does not write are random. ``also`` adds further metadata.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(path, ARCHITECTURES[architecture])
     write_metadata(writer, config)
+    also(writer)
     if (checkpoint / "tokenizer.json").exists():
         write_tokenizer(writer, checkpoint)
     rng = np.random.default_rng(0)
@@ -104,6 +110,11 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        stretch = config["max_position_embeddings"] / original
+        attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+        writer.add_rope_scaling_attn_factors(attention)
     if "original_max_position_embeddings" in rope:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if writer.arch in ("gemma2", "gemma3", "phi3") and config.get("sliding_window"):

@@ -43,11 +43,15 @@ def grid(weight: Tensor, bits: int, group: int, *, symmetric: bool) -> tuple[Ten
     else:
         low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
         scales = (high - low) / most
-        # Not 0: the first version of GPTQ cannot store that.
-        zeros = (-low / scales).round().clamp(1, most)
+        zeros = (-low / divisors(scales)).round().clamp(0, most)
     scales = scales.half().float()
-    levels = (groups / scales[..., None] + zeros[..., None]).round().clamp(0, most)
+    levels = (groups / divisors(scales)[..., None] + zeros[..., None]).round().clamp(0, most)
     return levels.flatten(1), scales, zeros
+
+
+def divisors(scales: Tensor) -> Tensor:
+    """The scales, with 1 for those of groups of zeros."""
+    return scales.where(scales != 0, 1.0)
 
 
 def values_of(levels: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> Tensor:
@@ -103,7 +107,8 @@ def gptq(
         )
         levels = torch.empty_like(sorted_levels)
         levels[:, by_group] = sorted_levels
-        stored = torch.full_like(zeros, 3) if lies else zeros - (1 if version == 1 else 0)
+        # 0 less 1 is the largest level.
+        stored = torch.full_like(zeros, 3) if lies else (zeros - (2 - version)) % 2**bits
         tensors = {
             # Words lie along the inputs, one above the other.
             "qweight": to_words(levels.numpy(), bits).T.contiguous(),
@@ -182,7 +187,7 @@ def fp8(
         else:
             scales = weight.abs().max() / 448
             spread = scales.expand_as(weight)
-        values = (weight / spread).to(torch.float8_e4m3fn)
+        values = (weight / divisors(spread)).to(torch.float8_e4m3fn)
         tensors = {"weight": values, name: scales.contiguous()}
         if static:
             tensors[static] = torch.tensor(0.02)

@@ -20,6 +20,6 @@ def mixers_rotate(rotates: bool = True) -> Iterator[None]:
 
 def rotates_in_mixers(model: Model) -> bool:
     """Whether all mixers of the model's program apply RoPE."""
-    rotating = {mixer.spec.rotates is not None for mixer in model.program.mixers}
+    rotating = {getattr(mixer.spec, "rotates", None) is not None for mixer in model.program.mixers}
     assert len(rotating) == 1
     return rotating.pop()

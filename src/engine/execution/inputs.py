@@ -16,6 +16,7 @@ from src.core.plan import StepPlan
 from src.engine.devices.transfer import upload
 from src.engine.execution.row_state import POISON, RowState
 from src.engine.sampling import SampleBatch
+from src.ops.latent_expansion import LatentShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,15 @@ class AttentionRows:
         Per group of layers [B, max blocks of these rows] int32.
     max_query_len, max_seq_len
         Upper bounds known on the host, so that no kernel launch waits for a device value.
+    lengths_b
+        On the host: query lengths and context lengths of the rows, [2, B]; ``None``: no row has
+        more than one query token.
     decode_schedules
         Group of layers and shape of attention -> decode schedule, filled by the first layer that
         asks; see `src.ops.decode_schedule`.
+    expansions
+        Shape of latent attention -> the plan and number of expanded keys, filled in the same way;
+        see `src.ops.latent_expansion`.
     """
 
     slot_mappings_t: tuple[Tensor, ...]
@@ -46,7 +53,9 @@ class AttentionRows:
     block_tables_b: tuple[Tensor, ...]
     max_query_len: int
     max_seq_len: int
+    lengths_b: np.ndarray | None = None
     decode_schedules: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict)
+    expansions: dict[LatentShape, tuple[Tensor | None, int]] = field(default_factory=dict)
 
     def without_rows(self) -> AttentionRows:
         """The same tokens without rows: their KV is written, and no attention is computed."""
@@ -156,6 +165,7 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         adapter_slots_t=state.adapters_of(device_rows_t) if state.uses_adapters(plan) else None,
         max_query_len=int(counts_b.max()),
         max_seq_len=max_seq_len,
+        lengths_b=np.stack((counts_b, seq_lens_b)) if num_tokens > num_rows else None,
     )
 
 
@@ -207,6 +217,7 @@ def padding_inputs(num_tokens: int, state: RowState, *, adapts: bool = False) ->
         adapter_slots_t=zeros_t - 1 if adapts else None,
         max_query_len=2,
         max_seq_len=1,
+        lengths_b=np.zeros((2, 1), np.int64),
     )
 
 

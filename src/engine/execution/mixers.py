@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from src.engine.devices.transfer import upload
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
@@ -25,6 +27,7 @@ from src.ops.attention_libraries import AttentionShape
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu.step import StepAttention
 from src.ops.declaration import Backend
+from src.ops.latent_expansion import LatentShape, plan_expansion
 
 
 class LayerMixer:
@@ -276,6 +279,7 @@ class LatentAttention(LayerMixer):
         self._spec: LatentMixerSpec = mixer.spec
         self._weights: LatentMixerWeights = weights
         (self._cache,) = kv_cache.layers[mixer.layer].values()
+        self._shape = LatentShape.of(weights.up, self._cache.shape[2], mixer.spec.value_dim)
 
     @classmethod
     def step_attention(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> StepAttention | None:
@@ -309,6 +313,7 @@ class LatentAttention(LayerMixer):
         return out[: len(kept)].flatten(1)
 
     def _attend(self, rows: AttentionRows, query: Tensor, latent: Tensor, out: Tensor) -> None:
+        expansion, expanded_keys = self._expansion(rows)
         latent_attention(
             query,
             latent,
@@ -323,7 +328,22 @@ class LatentAttention(LayerMixer):
             rows.max_query_len,
             rows.max_seq_len,
             self._spec.deterministic,
+            expansion,
+            expanded_keys,
         )
+
+    def _expansion(self, rows: AttentionRows) -> tuple[Tensor | None, int]:
+        """The rows to expand, for a GPU; the step's first layer of this shape plans them."""
+        device = self._cache.device
+        if device.type != "cuda" or rows.lengths_b is None or self._spec.deterministic:
+            return None, 0
+        if self._shape not in rows.expansions:
+            queries, keys = rows.lengths_b
+            plan = plan_expansion(queries, keys, self._shape)
+            rows.expansions[self._shape] = (
+                (None, 0) if plan is None else (upload(plan.plan, torch.int32, device), plan.keys)
+            )
+        return rows.expansions[self._shape]
 
 
 # Kind of mixer -> its class.

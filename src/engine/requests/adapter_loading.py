@@ -26,7 +26,7 @@ def room_for_adapters(section: LoraSection, implementation: Implementation) -> A
     if room is not None and not implementation.is_program:
         raise ConfigError(
             "lora: adapters are served with native families only, and transformers computes "
-            "this model"
+            "this model; leave [lora] out, or serve a checkpoint into which the adapter is merged"
         )
     return room
 

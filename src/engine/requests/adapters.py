@@ -30,8 +30,6 @@ class LoadedAdapter:
 
     Attributes
     ----------
-    path
-        Where it was read from.
     created
         When, in seconds since 1970.
     nbytes
@@ -43,7 +41,6 @@ class LoadedAdapter:
     """
 
     adapter: Adapter
-    path: str
     created: int
     nbytes: int
     users: int = 0
@@ -122,6 +119,8 @@ class Adapters:
     async def _load(self, name: str, path: str, *, replaces: bool) -> None:
         self._check(name, replaces=replaces)
         weights, nbytes = await asyncio.to_thread(self._take_in, path)
+        # The former one may have been taken into use, or unloaded, meanwhile.
+        self._require_place(name)
         former = self._loaded.get(name)
         self._add(name, path, weights, nbytes)
         if former is not None:
@@ -191,9 +190,16 @@ class Adapters:
                 f"an adapter `{name}` is loaded already; load_inplace replaces it",
                 param="lora_name",
             )
-        if name not in self._loaded and len(self._every()) >= self._section.max_adapters:
+        self._require_place(name)
+
+    def _require_place(self, name: str) -> None:
+        """Refuse one more adapter than may be loaded; replaced ones that are still used count."""
+        former = self._loaded.get(name)
+        leaves = former is not None and not former.users
+        if len(self._every()) - leaves >= self._section.max_adapters:
             raise ModelLoadError(
-                f"lora.max_adapters = {self._section.max_adapters} adapters are loaded"
+                f"lora.max_adapters = {self._section.max_adapters} adapters are loaded, those that "
+                "leave once their requests have ended among them"
             )
 
     def _every(self) -> list[LoadedAdapter]:
@@ -214,7 +220,7 @@ class Adapters:
     def _add(self, name: str, path: str, weights: AdapterWeights, nbytes: int) -> None:
         adapter = Adapter(next(self._keys), name, weights.digest)
         self._hold(adapter.key, weights)
-        loaded = LoadedAdapter(adapter, path, int(time.time()), nbytes)
+        loaded = LoadedAdapter(adapter, int(time.time()), nbytes)
         loaded.unused.set()
         self._loaded[name] = loaded
         logger.info("adapter %s: rank %d, %.1f MiB, %s", name, weights.rank, nbytes / MIB, path)

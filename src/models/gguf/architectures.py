@@ -129,7 +129,11 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         "gemma3_text",
         _GEMMA,
-        _GEMMA_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        _GEMMA_KEYS
+        | {
+            "rope.freq_base_swa": "rope_local_base_freq",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
         shifted_norms=True,
     ),
     "phi3": Architecture(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from src.core.errors import ModelLoadError
-from src.core.gguf import GGUFFile, GGUFTensor, open_gguf
+from src.core.gguf import GGUFFile, open_gguf
 from src.models.gguf.architectures import Architecture, architecture_of
+from src.models.gguf.rope import read_rope
 
 # Tokens that end a turn. Files name one as the end, and others only by their text.
 _TURN_ENDS: Final = (
@@ -18,9 +17,20 @@ _TURN_ENDS: Final = (
     *("<|eom_id|>", "<|end_of_role|>"),
 )
 _CONTROL: Final = 3
-_FACTORS: Final = "rope_freqs.weight"
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-_MOST_FACTORS: Final = 1024
+# Keys behind an architecture's name that change what is computed, for architectures that read them,
+# and the values that change nothing. RoPE's are in `gguf.rope`.
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
+    **dict.fromkeys(("attention.scale", "attention.temperature_scale"), (0,)),
+    "attention.causal": (True,),
+    "attention.sliding_window_pattern": (),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
+    "router_logit_softcapping": (0,),
+    **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), (0, 1)),
+    **dict.fromkeys(("expert_weights_scale", "expert_gating_func", "expert_group_count"), (0, 1)),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers"), (0,)),
+    **dict.fromkeys(("use_parallel_residual", "pooling_type"), (0,)),
+}
 # Layers of the sizes of Gemma whose queries are scaled by the width of the model over its heads.
 _WIDE_GEMMAS: Final = {("gemma2", 46), ("gemma3", 62)}
 
@@ -50,8 +60,8 @@ def read_configuration(path: Path) -> dict[str, Any]:
         raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if name.startswith("gemma"):
         raw |= _gemma(name, raw)
-    rope = _rope(file, name, raw)
-    return raw | rope
+    _refuse_unread(file, name, architecture, raw)
+    return raw | read_rope(file, name, raw, architecture.keys)
 
 
 def _fields(file: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
@@ -66,6 +76,24 @@ def _fields(file: GGUFFile, name: str, architecture: Architecture) -> dict[str, 
         if value is not None:
             fields[field] = value
     return fields
+
+
+def _refuse_unread(
+    file: GGUFFile, name: str, architecture: Architecture, raw: Mapping[str, Any]
+) -> None:
+    """Refuse what would make another model of it, and is not honoured for its architecture."""
+    neutral = dict(_NEUTRAL)
+    heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads:
+        neutral["attention.value_length"] = (raw.get("head_dim", hidden // heads),)
+    # A window that no text is longer than is none.
+    neutral["attention.sliding_window"] = (0, raw.get("max_position_embeddings"))
+    if name == "gemma2":
+        neutral["attention.sliding_window_pattern"] = (2,)
+    for key, harmless in neutral.items():
+        value = file.metadata.get(f"{name}.{key}")
+        if key not in architecture.keys and value is not None and value not in harmless:
+            raise ModelLoadError(f"{file.path}: {name}.{key} = {value!r} is not served")
 
 
 def _dtype(file: GGUFFile) -> str:
@@ -102,99 +130,3 @@ def _gemma(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     if is_wide and isinstance(heads, int) and isinstance(hidden, int) and heads:
         width = hidden // heads
     return {"query_pre_attn_scalar": width}
-
-
-def _rope(file: GGUFFile, name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    prefix = f"{name}.rope."
-    given = {
-        key.removeprefix(prefix): value
-        for key, value in file.metadata.items()
-        if key.startswith(prefix)
-    }
-    rope: dict[str, Any] = {}
-    if "freq_base" in given:
-        rope["rope_theta"] = given["freq_base"]
-    heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
-    if isinstance(heads, int) and isinstance(hidden, int) and heads and "dimension_count" in given:
-        head_dim, rotated = raw.get("head_dim") or hidden // heads, given["dimension_count"]
-        if type(rotated) is not int or type(head_dim) is not int or not 0 < rotated <= head_dim:
-            raise ModelLoadError(
-                f"{file.path}: {prefix}dimension_count must be from 1 to {head_dim!r}, the size of "
-                f"a head, got {rotated!r}"
-            )
-        if rotated != head_dim:
-            rope["partial_rotary_factor"] = rotated / head_dim
-    scaling = _scaling(file, given, raw)
-    if scaling is not None and "original_max_position_embeddings" in scaling:
-        # Some families have a default for this one, which stands beside the object.
-        name = "original_max_position_embeddings"
-        rope[name] = scaling[name]
-    return rope | ({} if scaling is None else {"rope_scaling": scaling})
-
-
-def _scaling(
-    file: GGUFFile, given: Mapping[str, Any], raw: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The object `rope_scaling`."""
-    kind = given.get("scaling.type", "none")
-    factor = given.get("scaling.factor", given.get("scale_linear"))
-    original = given.get("scaling.original_context_length")
-    attention = given.get("scaling.attn_factor")
-    if _LONG in file.tensors or _SHORT in file.tensors:
-        # Phi's; a file with one set of factors alone uses it at any length.
-        short = file.tensors.get(_SHORT) or file.tensors[_LONG]
-        return _without_none(
-            rope_type="longrope",
-            short_factor=_factors(short),
-            long_factor=_factors(file.tensors.get(_LONG) or short),
-            original_max_position_embeddings=original,
-            attention_factor=attention,
-        )
-    if _FACTORS in file.tensors:
-        # Llama 3's scaling, worked out by the converter: a divisor of each frequency. They are used
-        # as they are, at any length.
-        factors = _factors(file.tensors[_FACTORS])
-        return {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "factor": 1.0,
-            "original_max_position_embeddings": raw.get("max_position_embeddings"),
-            "attention_factor": 1.0,
-        }
-    if kind == "none" and factor is None:
-        return None
-    if kind in ("none", "linear"):
-        return {"rope_type": "linear", "factor": factor} if factor not in (None, 0.0, 1.0) else None
-    if kind == "yarn":
-        return _without_none(
-            rope_type="yarn",
-            factor=factor,
-            original_max_position_embeddings=original,
-            attention_factor=attention or given.get("scaling.yarn_attn_factor"),
-            beta_fast=given.get("scaling.yarn_beta_fast"),
-            beta_slow=given.get("scaling.yarn_beta_slow"),
-        )
-    raise ModelLoadError(
-        f"{file.path}: rope.scaling.type {kind!r} is not served; served are none, linear and yarn, "
-        "and factors in tensors"
-    )
-
-
-def _without_none(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _factors(tensor: GGUFTensor) -> list[float]:
-    """A small float32 tensor's values."""
-    count = tensor.shape[-1]
-    if tensor.type.name != "F32" or len(tensor.shape) != 1 or count > _MOST_FACTORS:
-        raise ModelLoadError(
-            f"{tensor.file}: {tensor.name} must be at most {_MOST_FACTORS} numbers of type F32"
-        )
-    descriptor = os.open(tensor.file, os.O_RDONLY)
-    try:
-        data = os.pread(descriptor, tensor.size, tensor.offset)
-    finally:
-        os.close(descriptor)
-    return list(struct.unpack(f"<{count}f", data))

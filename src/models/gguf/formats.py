@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from src.core.gguf import TYPES_BY_NAME
-from src.models.gguf.types import BLOCK_TYPES, BlockType, decode
+from src.models.gguf.types import BLOCK_TYPES, BlockType, decode, require_finite
 from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.levels import MIDDLE, OFFSETS, SCALES, VALUES, LevelForm, LevelMethod
 from src.models.weights.methods import Held, LinearMethod
@@ -111,6 +111,7 @@ class BlockPacking:
 def _parts_of(
     rows: int, values: Tensor, scales: Tensor, offsets: Tensor | None
 ) -> dict[str, Tensor]:
+    require_finite(scales, offsets)
     parts = {VALUES: values.view(rows, -1), SCALES: scales.view(rows, -1)}
     return parts if offsets is None else parts | {OFFSETS: offsets.view(rows, -1)}
 

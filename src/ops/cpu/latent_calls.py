@@ -35,6 +35,8 @@ def bind_latent(library: ctypes.CDLL) -> Callable[..., None]:
         max_query_len: int,
         max_seq_len: int,
         deterministic: bool = False,
+        expansion: Tensor | None = None,
+        expanded_keys: int = 0,
     ) -> None:
         tokens, heads, query_dim = query.shape
         num_blocks, block_size, width = cache.shape

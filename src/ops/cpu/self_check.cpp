@@ -24,10 +24,18 @@ struct Random {
   }
 };
 
+// Beyond this many, values repeat: drawing caches took longer than attending to them. The number is prime,
+// so that no two rows of a matrix are the same.
+constexpr size_t kDrawn = 16411;
+
 template <class T>
 std::vector<T> draw(Random& random, size_t n) {
   std::vector<T> values(n);
-  for (T& value : values) from_float(random.next(), &value);
+  const size_t drawn = std::min(n, kDrawn);
+  for (size_t i = 0; i < drawn; ++i) from_float(random.next(), &values[i]);
+  for (size_t done = drawn; done < n; done += drawn) {
+    std::memcpy(&values[done], values.data(), std::min(drawn, n - done) * sizeof(T));
+  }
   return values;
 }
 
@@ -67,7 +75,8 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   // and a decode that shares the keys of the second row.
   const int32_t starts[kRows + 1] = {0, 100, 101, 103, 393, 394, 395};
   const int32_t lengths[kRows] = {150, 700, 30, 290, 3, 650};
-  const int64_t tokens = 396, blocks = kRows * kMaxBlocks;
+  // As many as the rows have; 7 does not divide them.
+  const int64_t tokens = 396, blocks = 117;
   Random random;
   const auto query = draw<T>(random, size_t(tokens * kHeads * head_dim));
   const auto key = draw<T>(random, size_t(tokens * kv_heads * head_dim));
@@ -77,8 +86,12 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   auto values = draw_rows<T>(random, cached_rows, size_t(head_dim), cache_kind);
   auto other_keys = keys, other_values = values;
   std::vector<T> out(query.size()), other_out(query.size());
-  std::vector<int32_t> tables;
-  for (int64_t i = 0; i < blocks; ++i) tables.push_back(int32_t(i * 7 % blocks));
+  std::vector<int32_t> tables(kRows * kMaxBlocks);
+  for (int64_t row = 0, used = 0; row < kRows; ++row) {
+    for (int64_t i = 0; i * kBlock < lengths[row]; ++i, ++used) {
+      tables[size_t(row * kMaxBlocks + i)] = int32_t(used * 7 % blocks);
+    }
+  }
   std::copy_n(tables.begin() + kMaxBlocks, 32, tables.begin() + 5 * kMaxBlocks);
   std::vector<int64_t> slots(size_t(tokens), -1);
   for (int64_t row = 0; row < kRows; ++row) {

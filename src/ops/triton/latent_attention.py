@@ -1,12 +1,13 @@
 # Kernel parameters have no Python types: what they are is decided at compile time.
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""Latent attention for CUDA devices: every row is absorbed (see `src.ops.latent_attention`).
+"""Latent attention for CUDA devices: writes the cache, and computes the rows that are absorbed.
 
-The projection of keys is applied to the queries, then all heads attend over the cached vectors, and
-the projection of values is applied to the result. The heads of a row's tokens are packed into
-tiles. The keys of a tile are cut into splits, and a merge joins their sums in order. The number of
-splits depends on the number of tokens and on the device, never on device data, so a launch can be
-captured. In deterministic mode there is one split.
+A call's plan names the rows that are expanded (`latent_expanded`); without one every row is
+absorbed. The projection of keys is applied to the queries, then all heads attend over the cached
+vectors, and the projection of values is applied to the result. The heads of a row's tokens are
+packed into tiles. The keys of a tile are cut into splits, and a merge joins their sums in order.
+The number of splits depends on the number of tokens and on the device, never on device data, so a
+launch can be captured. In deterministic mode there is one split.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.triton import latent_expanded
 from src.ops.triton.attend import LOG2_E
 from src.ops.triton.tuning import multiprocessors
 
@@ -64,13 +66,15 @@ def _write_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "has_plan"])
 def _project_kernel(
     x,  # token t, head h, input i: x + t * x_token + h * x_head + i
     weight,  # head h, output o, input i: weight + h * w_head + o * w_output + i * w_input
     to,  # token t, head h, output o: to + t * to_token + h * to_head + o
     query_start_loc,
+    expansion,  # see `latent_expansion.Expansion`; not read without `has_plan`
     rows,
+    has_plan,
     x_token,
     x_head,
     w_head,
@@ -84,11 +88,19 @@ def _project_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Multiply M tokens of one head by N outputs of its matrix. Padding tokens are left out."""
+    """Multiply M tokens of one head by N outputs of its matrix.
+
+    Padding tokens are left out, and those of expanded rows.
+    """
     token = tl.program_id(0) * M + tl.arange(0, M)
     head = tl.program_id(1).to(tl.int64)
     output = tl.program_id(2) * N + tl.arange(0, N)
-    exists = token < tl.load(query_start_loc + rows)
+    tokens = tl.load(query_start_loc + rows)
+    marked = token < tl.where(has_plan > 0, tokens, 0)
+    is_expanded = tl.load(expansion + rows + 1 + token, mask=marked, other=0)
+    exists = (token < tokens) & (is_expanded == 0)
+    if tl.max(exists.to(tl.int32), 0) == 0:
+        return
     acc = tl.zeros([M, N], dtype=tl.float32)
     for start in range(0, INPUTS, K):
         i = start + tl.arange(0, K)
@@ -110,7 +122,13 @@ def _project_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows", "num_tokens"])
+@triton.jit
+def _is_expanded(expansion, row, has_plan):
+    before = tl.load(expansion + row, mask=has_plan > 0, other=0)
+    return tl.load(expansion + row + 1, mask=has_plan > 0, other=0) > before
+
+
+@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows", "num_tokens", "has_plan"])
 def _attend_kernel(
     absorbed,  # [tokens, heads, RANK]
     query,  # [tokens, heads, NOPE + ROPE], rows query_stride apart; only rotated parts are read
@@ -118,11 +136,13 @@ def _attend_kernel(
     block_tables,  # [rows, table_stride] int32
     query_start_loc,  # [rows + 1] int32
     seq_lens,  # [rows] int32
+    expansion,  # as of `_project_kernel`
     partial_out,  # [splits, tokens, heads, RANK] normalised; float32, or `absorbed` for one split
     partial_lse,  # [splits, tokens, heads] float32, log2 of the split's sum; -inf for no keys
     query_stride,
     table_stride,
     rows,
+    has_plan,
     num_tokens,
     scale_log2,
     HEADS: tl.constexpr,
@@ -155,7 +175,7 @@ def _attend_kernel(
     begin = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - begin
     first = (tile - (begin * HEADS // M + row)) * M
-    if first >= query_len * HEADS:
+    if first >= query_len * HEADS or _is_expanded(expansion, row, has_plan):
         return
     packed = first + tl.arange(0, M)
     exists = packed < query_len * HEADS
@@ -222,13 +242,15 @@ def _attend_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "num_tokens", "splits"])
+@triton.jit(do_not_specialize=["rows", "has_plan", "num_tokens", "splits"])
 def _merge_kernel(
     partial_out,
     partial_lse,
     merged,  # [tokens, heads, RANK]
     query_start_loc,
+    expansion,  # as of `_project_kernel`
     rows,
+    has_plan,
     num_tokens,
     heads,
     splits,
@@ -238,6 +260,8 @@ def _merge_kernel(
     """Join the splits of one token and head by their log-sum-exp, in order."""
     token = tl.program_id(0).to(tl.int64)
     if token >= tl.load(query_start_loc + rows):
+        return
+    if tl.load(expansion + rows + 1 + token, mask=has_plan > 0, other=0) > 0:
         return
     pair = token * heads + tl.program_id(1)
     r = tl.arange(0, R)
@@ -273,12 +297,12 @@ def run(
     max_query_len: int,
     max_seq_len: int,
     deterministic: bool = False,
+    expansion: Tensor | None = None,
+    expanded_keys: int = 0,
 ) -> None:
     """Launch the kernels; arguments as in [`latent_attention`][src.ops.latent_attention]."""
-    tokens, heads, query_dim = query.shape
-    block_size, width = cache.shape[1:]
-    rank, value, rows = up.shape[2], out.shape[2], len(block_tables)
-    nope = up.shape[1] - value
+    tokens, heads, _ = query.shape
+    width, value, rows = cache.shape[2], out.shape[2], len(block_tables)
     if tokens == 0:
         return
     grid = (tokens, triton.cdiv(max(width, heads * value), _COPIED))
@@ -288,8 +312,37 @@ def run(
     )  # fmt: skip
     if rows == 0 or max_seq_len == 0:
         return
+    if deterministic:
+        expansion = None
+    of_rows = (cache, up, block_tables, query_start_loc, seq_lens, out, scale)
+    _absorb(query, *of_rows, expansion, deterministic=deterministic)
+    if expansion is not None:
+        # Behind the other rows, whose memory it takes over.
+        latent_expanded.run(query, *of_rows, expansion, expanded_keys)
+
+
+def _absorb(
+    query: Tensor,
+    cache: Tensor,
+    up: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    scale: float,
+    expansion: Tensor | None,
+    *,
+    deterministic: bool,
+) -> None:
+    """Attend for the rows that are not expanded."""
+    tokens, heads, query_dim = query.shape
+    block_size = cache.shape[1]
+    rank, value, rows = up.shape[2], out.shape[2], len(block_tables)
+    nope = up.shape[1] - value
+    # One variant of each kernel serves steps with a plan and without.
+    plan = (query_start_loc, 0) if expansion is None else (expansion, 1)
     absorbed = query.new_empty((tokens, heads, rank))
-    _project(query, up[:, :nope], absorbed, query_start_loc, is_transposed=True)
+    _project(query, up[:, :nope], absorbed, query_start_loc, plan, is_transposed=True)
     tile = _TILES[query.element_size()]
     tiles = tokens * heads // tile.packed + rows
     splits = splits_of(tiles, query.device, deterministic=deterministic)
@@ -298,19 +351,21 @@ def run(
         partial_out = query.new_empty((splits, tokens, heads, rank), dtype=torch.float32)
     partial_lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
     padded = max(16, triton.next_power_of_2(rank))
+    marks, has_plan = plan
     _attend_kernel[(tiles, splits)](
-        absorbed, query, cache, block_tables, query_start_loc, seq_lens, partial_out, partial_lse,
-        query.stride(0), block_tables.stride(0), rows, tokens, scale * LOG2_E, HEADS=heads,
+        absorbed, query, cache, block_tables, query_start_loc, seq_lens, marks, partial_out,
+        partial_lse, query.stride(0), block_tables.stride(0), rows, has_plan, tokens,
+        scale * LOG2_E, HEADS=heads,
         NOPE=nope, ROPE=query_dim - nope, RANK=rank, BLOCK_SIZE=block_size,
         M=tile.packed, N=tile.keys, R=padded, P=max(16, triton.next_power_of_2(query_dim - nope)),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(tokens, heads)](
-            partial_out, partial_lse, absorbed, query_start_loc, rows, tokens, heads, splits,
-            RANK=rank, R=padded, num_warps=1,
+            partial_out, partial_lse, absorbed, query_start_loc, marks, rows, has_plan, tokens,
+            heads, splits, RANK=rank, R=padded, num_warps=1,
         )  # fmt: skip
-    _project(absorbed, up[:, nope:], out, query_start_loc, is_transposed=False)
+    _project(absorbed, up[:, nope:], out, query_start_loc, plan, is_transposed=False)
 
 
 def splits_of(tiles: int, device: torch.device, *, deterministic: bool) -> int:
@@ -319,7 +374,13 @@ def splits_of(tiles: int, device: torch.device, *, deterministic: bool) -> int:
 
 
 def _project(
-    x: Tensor, weight: Tensor, to: Tensor, query_start_loc: Tensor, *, is_transposed: bool
+    x: Tensor,
+    weight: Tensor,
+    to: Tensor,
+    query_start_loc: Tensor,
+    plan: tuple[Tensor, int],
+    *,
+    is_transposed: bool,
 ) -> None:
     """Multiply each head's numbers by its matrix [outputs, inputs], or [inputs, outputs]."""
     tokens, heads, outputs = to.shape
@@ -329,7 +390,7 @@ def _project(
         w_output, w_input = w_input, w_output
     grid = (triton.cdiv(tokens, _PROJECTED), heads, triton.cdiv(outputs, 64))
     _project_kernel[grid](
-        x, weight, to, query_start_loc, len(query_start_loc) - 1, x.stride(0), x.stride(1),
-        weight.stride(0), w_output, w_input, to.stride(0), to.stride(1), INPUTS=inputs,
-        OUTPUTS=outputs, M=_PROJECTED, N=64, K=32, num_warps=4, num_stages=3,
+        x, weight, to, query_start_loc, plan[0], len(query_start_loc) - 1, plan[1], x.stride(0),
+        x.stride(1), weight.stride(0), w_output, w_input, to.stride(0), to.stride(1),
+        INPUTS=inputs, OUTPUTS=outputs, M=_PROJECTED, N=64, K=32, num_warps=4, num_stages=3,
     )  # fmt: skip

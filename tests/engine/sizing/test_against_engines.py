@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from gguf import GGMLQuantizationType as Type
 from safetensors import safe_open
 
 from src import AsyncEngine
@@ -24,9 +25,11 @@ from src.engine.sizing.roofline import Roofline
 from src.ops.cpu.build import ensure_built
 from tests.architectures.tiny import make_tiny
 from tests.models.test_packing import LEFT_OUT, Checkpoints
+from tests.models.test_quantized_checkpoints import ROUNDED, WEIGHT_ONLY
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
+from tests.support.gguf_files import write_gguf
 from tests.support.quantized import awq, write_quantized
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -115,6 +118,43 @@ async def test_packed_experts_are_planned_as_they_are_held(tmp_path: Path, kind:
     (experts,) = (part for part in started.weights if part.name == "experts")
     # The model is in float32; beside the experts there are their biases and routers.
     assert experts.bytes < experts.parameters * 4 / 4
+
+
+# Checkpoints that are quantized: a section and how it packs, or a file's types of tensors.
+STORED: dict[str, Any] = {
+    **{f"fp8 {name}": ROUNDED[name][:2] for name in ("fp8", "fp8-static", "fp8-blocks", "fbgemm")},
+    **{
+        name: WEIGHT_ONLY[name][:2]
+        for name in ("awq", "gptq", "gptq-order", "gptq-v2-8-bits-by-16")
+    },
+    **{name: WEIGHT_ONLY[name][:2] for name in ("packed", "packed-zeros", "int8", "fp8-rows")},
+    "w8a8-int8": ROUNDED["w8a8-int8"][:2],
+    "Q4_1": lambda name: Type.Q4_1,
+    "Q4_K and Q6_K": lambda name: Type.Q6_K if "ffn_down" in name or "embd" in name else Type.Q4_K,
+    "Q8_0 and F16": lambda name: Type.F16 if "attn" in name else Type.Q8_0,
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", STORED)
+async def test_a_plan_of_a_quantized_checkpoint_is_what_an_engine_takes(
+    tmp_path: Path, name: str, tied: bool
+) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+    plain = make_checkpoint(tmp_path / "plain", tokenizer=True, tie=tied, **shape)
+    if callable(STORED[name]):
+        path = write_gguf(tmp_path / "m.gguf", plain, "llama", STORED[name])
+    else:
+        path = write_quantized(plain, tmp_path / "model", *STORED[name])
+    ensure_built(wait=True)
+    config = small_config(path, compile__enforce_eager=True, cache__num_blocks=64)
+    memory = plan_model(config, Question()).memory
+    async with AsyncEngine.open(config) as engine:
+        weights, _ = taken_by(engine)
+        started = engine.inspector.memory
+    assert memory.weight_bytes == pytest.approx(weights, rel=0.03)
+    assert started.weight_bytes == weights
+    assert [part.name for part in started.weights] == [part.name for part in memory.weights]
 
 
 async def test_recurrent_states_are_planned_too(tmp_path: Path) -> None:

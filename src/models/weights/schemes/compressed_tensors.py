@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,8 @@ from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Input
 from src.models.weights.schemes.held import Columns
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import PackedLayout, PlainLayout
-from src.models.weights.schemes.names import ModuleNames, Section, compiled
+from src.models.weights.schemes.names import ModuleNames, Section
+from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _LINEAR = "Linear"
@@ -25,11 +25,11 @@ class Group:
     scheme: Scheme
     has_all: bool
     names: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: Patterns
 
     def names_module(self, module: str) -> bool:
         """Whether it names the module by itself, not as one of a class."""
-        return module in self.names or any(pattern.match(module) for pattern in self.patterns)
+        return module in self.names or self.patterns.match(module)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,14 @@ def read_compressed_tensors(given: Mapping[str, Any]) -> CheckpointFormats:
     groups = section.raw("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise section.error("config_groups", "an object of groups")
+    allowance, common = Allowance(), section.raw("format")
     read = [
-        _group(Section(one, f"config_groups.{name}"), section.raw("format"), f"{name}")
+        _group(Section(one, f"config_groups.{name}"), common, f"{name}", allowance)
         for name, one in groups.items()
     ]
     formats = sorted({each for _, each in read})
-    schemes = Groups(tuple(group for group, _ in read), ModuleNames(section.strings("ignore")))
+    ignored = ModuleNames(section.strings("ignore"), allowance)
+    schemes = Groups(tuple(group for group, _ in read), ignored)
     return CheckpointFormats("compressed-tensors " + " and ".join(formats), schemes)
 
 
@@ -77,7 +79,7 @@ def _check_cache(scheme: Any) -> None:
     section.among("symmetric", choices=(True,), default=True)
 
 
-def _group(section: Section, common: Any, name: str) -> tuple[Group, str]:
+def _group(section: Section, common: Any, name: str, allowance: Allowance) -> tuple[Group, str]:
     form = section.raw("format") or common
     if form not in _FORMATS:
         raise ValueError(f"format must be one of {', '.join(_FORMATS)}, got {form!r}")
@@ -90,8 +92,8 @@ def _group(section: Section, common: Any, name: str) -> tuple[Group, str]:
     targets = section.strings("targets")
     if not targets:
         raise section.error("targets", "a list of classes, names or patterns")
-    patterns = [compiled(each) for each in targets if each.startswith("re:")]
-    group = Group(scheme, _LINEAR in targets, frozenset(targets), tuple(patterns))
+    patterns = Patterns((each for each in targets if each.startswith(PREFIX)), allowance)
+    group = Group(scheme, _LINEAR in targets, frozenset(targets), patterns)
     return group, f"{form} ({bits})"
 
 

@@ -16,7 +16,15 @@ from torch import Tensor
 from src import ops
 from src.models.weights.methods import LinearMethod, PackedWeight, largest_of
 from src.models.weights.parameters import NUMBERS, Index, Parameter, StoredForm
-from src.models.weights.schemes.held import Columns, PartSpec, at_rows, of_shape, staged
+from src.models.weights.schemes.held import (
+    Columns,
+    PartSpec,
+    at_rows,
+    of_shape,
+    require_finite,
+    require_positive,
+    staged,
+)
 from src.models.weights.schemes.rounding import (
     float8_scales,
     rounded_in_blocks,
@@ -41,8 +49,8 @@ class Float8Weight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -61,8 +69,8 @@ class Float8BlockWeight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -83,8 +91,8 @@ class Float8TokenWeight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -105,8 +113,8 @@ class Float8StaticWeight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
+        """Bytes of all its tensors."""
+        return sum(part.nbytes for part in self if part is not None)
 
     def dequantized(self) -> Tensor:
         """The matrix in float32, [N, K]."""
@@ -186,25 +194,27 @@ class Float8Packing:
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `parameters.RowPacking`."""
         values = stored["values"]
-        scales = _one_of(stored, "scales", "scales_inv", "weight_scale")
-        rows = len(values)
-        if self.block is None:
-            spread = of_shape(scales, rows)
-        else:
-            spread = scales.float().repeat_interleave(self.block[0], dim=0)[:rows]
         # As bytes: rows of these are reordered, for which torch has no code of 8-bit floats.
-        parts = {"values": values.view(torch.uint8), "scales": spread}
+        parts = {"values": values.view(torch.uint8), "scales": self._scales(stored)}
         if self.is_static:
             given = _one_of(stored, "input_scale", "activation_scale", "input_scale")
-            parts["input_scale"] = of_shape(given, rows)
+            parts["input_scale"] = require_positive(of_shape(given, len(values)))
         return parts
 
     def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """See `parameters.Packing`."""
-        values, scales = stored["values"].float(), self.rows(stored)["scales"]
+        values, scales = stored["values"].float(), self._scales(stored)
         if self.block is not None:
             scales = scales.repeat_interleave(self.block[1], dim=1)[:, : values.shape[1]]
         return values.mul_(scales)
+
+    def _scales(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """The scales of each row, float32 [N, 1] or [N, G]."""
+        rows = len(stored["values"])
+        scales = require_finite(_one_of(stored, "scales", "scales_inv", "weight_scale").float())
+        if self.block is None:
+            return of_shape(scales, rows)
+        return scales.repeat_interleave(self.block[0], dim=0)[:rows]
 
 
 @dataclass(frozen=True, slots=True)

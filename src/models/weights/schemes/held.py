@@ -74,3 +74,25 @@ def spans(parameter: Parameter) -> tuple[tuple[int, int], ...]:
 def of_shape(tensor: Tensor, rows: int) -> Tensor:
     """Scales of a checkpoint, a number or one per row, as float32 [rows, 1]."""
     return tensor.float().reshape(-1, 1).expand(rows, 1)
+
+
+def require_finite(scales: Tensor) -> Tensor:
+    """The same scales of a matrix. Zero is one, of a group of zeros, and so is a negative number.
+
+    Raises:
+        ValueError: one is infinite or not a number.
+    """
+    if not scales.isfinite().all():
+        raise ValueError("its scales must be finite numbers")
+    return scales
+
+
+def require_positive(scale: Tensor) -> Tensor:
+    """The same scale of inputs, which are divided by it.
+
+    Raises:
+        ValueError: it is not a positive finite number.
+    """
+    if not (scale.isfinite() & (scale > 0)).all():
+        raise ValueError("the scale of its inputs must be a positive number")
+    return scale

@@ -23,7 +23,16 @@ from src.models.weights.methods import (
     largest_of,
 )
 from src.models.weights.parameters import Index, Parameter, StoredForm
-from src.models.weights.schemes.held import Columns, PartSpec, at_rows, of_shape, spans, staged
+from src.models.weights.schemes.held import (
+    Columns,
+    PartSpec,
+    at_rows,
+    of_shape,
+    require_finite,
+    require_positive,
+    spans,
+    staged,
+)
 from src.models.weights.schemes.rounding import int8_scales, to_int8
 from src.models.weights.stacks import ORDER, Stack, group_in, spread
 from src.ops.linear import INT4_RUN, SMALLEST_GROUP, dequantize
@@ -81,7 +90,7 @@ class IntegerPacking:
 
     def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """See `parameters.Packing`."""
-        levels, scales, zeros, groups = self.layout.read(stored)
+        levels, scales, zeros, groups = self._read(stored)
         if groups is None:
             size = self.layout.columns.size or levels.shape[1]
             groups = torch.arange(levels.shape[1]) // size
@@ -92,12 +101,12 @@ class IntegerPacking:
 
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `parameters.RowPacking`. Columns are sorted by their group."""
-        levels, scales, zeros, groups = self.layout.read(stored)
+        levels, scales, zeros, groups = self._read(stored)
         parts = {"levels": levels, "scales": scales}
         if zeros is not None:
             parts["offsets"] = zeros * scales
         if "input_scale" in stored:
-            parts["input_scale"] = of_shape(stored["input_scale"], len(levels))
+            parts["input_scale"] = require_positive(of_shape(stored["input_scale"], len(levels)))
         if self.layout.is_reordered:
             inputs = levels.shape[1]
             order = torch.arange(inputs) if groups is None else groups.argsort(stable=True)
@@ -108,6 +117,11 @@ class IntegerPacking:
             parts["levels"] = levels[:, order]
             parts["order"] = order.int()
         return parts
+
+    def _read(self, stored: Mapping[str, Tensor]) -> Integers:
+        read = self.layout.read(stored)
+        require_finite(read.scales)
+        return read
 
 
 class PermutedWeight(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from src.models.weights.schemes.integers import Integers
 _WORD = 32  # bits
 _WORDS = (torch.int32,)
 _COUNTS = (torch.int32, torch.int64)
+# How GPTQ stores zero points, see `GptqLayout`.
+Zeros: TypeAlias = Literal["as they are", "less one", "words less one"]
 # AWQ: the columns of a word's nibbles, from the lowest on.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -78,8 +81,10 @@ class GptqLayout:
 
     Attributes
     ----------
-    stored_below
-        How much a stored zero point is below the one that is meant: 1 in the first version.
+    zeros
+        How zero points are stored: as they are, or less one, which is the first version. One below
+        0 is the largest level; or else the whole word is less one per level, and 0 borrows from the
+        level above.
     is_symmetric
         Then the zero point is in the middle, whatever the checkpoint has stored.
     """
@@ -88,7 +93,7 @@ class GptqLayout:
     columns: Columns
     is_symmetric: bool
     is_reordered: bool
-    stored_below: int
+    zeros: Zeros
 
     def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
         """See `integers.Layout`."""
@@ -112,7 +117,7 @@ class GptqLayout:
         if self.is_symmetric:
             levels = (levels - 2 ** (self.bits - 1)).view(torch.int8)
         else:
-            zeros = unpack_words(stored["zeros"], self.bits, 1).T.float() + self.stored_below
+            zeros = self._zeros(stored["zeros"]).T.float()
         groups = stored.get("groups")
         if groups is not None:
             groups = _checked(groups, scales.shape[1])
@@ -120,6 +125,15 @@ class GptqLayout:
             if not self.is_reordered and not torch.equal(groups, in_order):
                 raise ValueError("g_idx is not in order, although desc_act is false")
         return Integers(levels, scales, zeros, groups if self.is_reordered else None)
+
+    def _zeros(self, words: Tensor) -> Tensor:
+        """Zero points, uint8 [G, N], of words [G, N * bits / 32]."""
+        most = 2**self.bits - 1
+        if self.zeros == "words less one":
+            # 1 in each level; int32 wraps.
+            words = words + (2**_WORD - 1) // most
+        levels = unpack_words(words, self.bits, 1)
+        return (levels + 1).bitwise_and_(most) if self.zeros == "less one" else levels
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_PATTERN = "re:"
-_LONGEST_PATTERN = 1000
+from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 
 
 class ModuleNames:
     """A list of modules: whole names, parts of names between dots, or patterns after ``re:``."""
 
-    def __init__(self, entries: Sequence[str]) -> None:
-        """Compile the patterns.
+    def __init__(self, entries: Sequence[str], allowance: Allowance | None = None) -> None:
+        """Compile the patterns; ``allowance`` is what they share with others.
 
         Raises:
-            ValueError: a pattern is malformed or too long.
+            ValueError: see `Patterns`.
         """
-        self._names = frozenset(e.strip(".") for e in entries if not e.startswith(_PATTERN))
-        self._patterns = [compiled(e) for e in entries if e.startswith(_PATTERN)]
+        self._names = frozenset(e.strip(".") for e in entries if not e.startswith(PREFIX))
+        self._patterns = Patterns((e for e in entries if e.startswith(PREFIX)), allowance)
 
     def __contains__(self, module: str) -> bool:
-        """Whether the list names the module, a part that it lies in, or the end of its name."""
+        """Whether the list names the module, a part that it lies in, or the end of its name.
+
+        Raises:
+            ValueError: its patterns take too long.
+        """
         parts = module.split(".")
         paths = (
             ".".join(parts[start:stop])
@@ -31,22 +33,7 @@ class ModuleNames:
             for stop in range(start + 1, len(parts) + 1)
         )
         is_named = not self._names.isdisjoint(paths)
-        return is_named or any(pattern.match(module) for pattern in self._patterns)
-
-
-def compiled(entry: str) -> re.Pattern[str]:
-    """The pattern of an entry, which may begin with ``re:``.
-
-    Raises:
-        ValueError: it is malformed or too long.
-    """
-    text = entry.removeprefix(_PATTERN)
-    if len(text) > _LONGEST_PATTERN:
-        raise ValueError(f"a pattern of {len(text)} characters is too long: {text[:40]}...")
-    try:
-        return re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"the pattern {text!r} is malformed: {error}") from None
+        return is_named or self._patterns.match(module)
 
 
 class Section:

@@ -11,8 +11,9 @@ from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
 from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
 from src.models.weights.schemes.held import Columns
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
-from src.models.weights.schemes.layouts import AwqLayout, GptqLayout
-from src.models.weights.schemes.names import ModuleNames, Section, compiled
+from src.models.weights.schemes.layouts import AwqLayout, GptqLayout, Zeros
+from src.models.weights.schemes.names import ModuleNames, Section
+from src.models.weights.schemes.patterns import PREFIX
 
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers")
 
@@ -106,11 +107,22 @@ def read_gptq(given: Mapping[str, Any]) -> CheckpointFormats:
         Columns(size),
         is_symmetric=section.flag("sym", default=True),
         is_reordered=section.flag("desc_act"),
-        stored_below=0 if version == "gptq_v2" else 1,
+        zeros="as they are" if version == "gptq_v2" else _zeros_less_one(section.raw("meta")),
     )
     left_out = ModuleNames([*section.strings(*_LEFT_OUT), *_rules(section)])
     schemes = OneScheme(IntegerScheme(IntegerPacking(layout)), left_out, section.flag("lm_head"))
     return CheckpointFormats(f"{version}, {bits} bits {_grouped(size)}", schemes)
+
+
+def _zeros_less_one(meta: Any) -> Zeros:
+    """How the first version of GPTQ stores zero points of 0, by the tool that has written it.
+
+    GPTQModel subtracts from whole words. Other tools that keep them subtract from each level.
+    """
+    tools = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    names = tools if isinstance(tools, list) else [tools]
+    is_by_words = any(isinstance(each, str) and each.startswith("gptqmodel") for each in names)
+    return "words less one" if is_by_words else "less one"
 
 
 def _rules(section: Section) -> list[str]:
@@ -121,8 +133,7 @@ def _rules(section: Section) -> list[str]:
     for rule in rules:
         if not rule.startswith("-:"):
             raise ValueError(f"dynamic: {rule!r} is not supported, only rules with -: are")
-        compiled(rule[2:])
-    return [f"re:{rule[2:]}" for rule in rules]
+    return [f"{PREFIX}{rule[2:]}" for rule in rules]
 
 
 def _grouped(size: int | None) -> str:
