@@ -52,6 +52,8 @@ _C_SHIMS: Final = {
         "AtenTensorHandle* gate_up_scales, AtenTensorHandle* down_scales, "
         "AtenTensorHandle* gate_up_bias, AtenTensorHandle* down_bias, int64_t activation, "
         "double alpha, double limit, int32_t weighs_inputs, int32_t deterministic, "
+        "AtenTensorHandle* gate_up_offsets, AtenTensorHandle* down_offsets, "
+        "AtenTensorHandle* gate_up_order, AtenTensorHandle* down_order, "
         "AtenTensorHandle* ret)"
     ],
 }

@@ -50,6 +50,7 @@ from src.models import (
 )
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
+from src.models.weights.methods import QuantizedWeight
 from src.ops.cpu.build import (
     ensure_built,
     is_compiling,
@@ -281,14 +282,15 @@ def _load_model(
         # Memory must not be measured while it compiles.
         compilation.wait_just_in_time()
     if config.model.quantization is not None and isinstance(model, Model):
-        matrices = [v for name, v in model.parameters().items() if name.endswith(".values")]
+        experts = [model.weights[name] for name in model.names_of("experts")]
+        matrices = [w.values for w in model.weights.values() if isinstance(w, QuantizedWeight)]
         logger.info(
             "weights rounded to %s, inputs to 8 bits in %d of %d projections",
             config.model.quantization,
             sum(values.dim() == 3 for values in matrices),
             len(matrices),
         )
-        if left := sum(model.weights[name].nbytes for name in model.names_of("experts")):
+        if left := sum(each.nbytes for each in experts if isinstance(each, torch.Tensor)):
             logger.warning(
                 "weights of experts are not rounded: %.2f GiB stay in %s",
                 left / GIB,

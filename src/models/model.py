@@ -32,7 +32,7 @@ from src.models.program import (
     run_program,
 )
 from src.models.weights.cache_scales import CacheScales
-from src.models.weights.methods import ByKind, Formats, LinearMethod, Weight
+from src.models.weights.methods import ByKind, Formats, Kept, LinearMethod
 from src.models.weights.parameters import Kind, Parameter, allocate, allocate_unset
 from src.ops.linear import fits_strips, to_strips
 
@@ -130,7 +130,7 @@ class Model:
         }
         self.aliases: dict[str, str] = builder.aliases
         self._buffers = tuple(builder.buffers)
-        self.weights: dict[str, Weight] = {
+        self.weights: dict[str, Kept] = {
             name: _on(device, make) if outlines_tables else make().to(device)
             for name, make in builder.buffers.items()
         }
@@ -198,7 +198,7 @@ class Model:
         """The functions that run the program's calls uncompiled."""
         return (run_chain,) * len(self.program.calls)
 
-    def replace(self, name: str, weight: Weight) -> None:
+    def replace(self, name: str, weight: Kept) -> None:
         """Replace a parameter's weight. Not while a call runs.
 
         A mixer's weights must be replaced before the engine builds its mixers, which keep them.
@@ -324,7 +324,7 @@ class Model:
             self.methods[parameter.name] = method
         return held
 
-    def _room_for(self, parameter: Parameter) -> Weight:
+    def _room_for(self, parameter: Parameter) -> Kept:
         method, device = self.methods.get(parameter.name), self.spec.device
         if method is None:
             return allocate(parameter.shape, parameter.dtype, device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Cost, Op
-from src.ops.linear import num_outputs, to_quantized_strips, to_strips
+from src.ops.linear import LINEAR, num_outputs
 from src.ops.linear import reference as reference_linear
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
@@ -78,6 +78,10 @@ def reference(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_offsets: Tensor | None = None,
+    down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Tensor:
     """See [`experts`][src.ops.experts.experts]."""
     results = hidden.new_zeros((*ids.shape, hidden.shape[1]))  # [T, k, H]
@@ -89,19 +93,28 @@ def reference(
         if weighs_inputs:
             x = (x.float() * weights[tokens, slots, None]).to(x.dtype)
         projected = reference_linear(
-            x, gate_up[expert], _of(gate_up_scales, expert), _of(gate_up_bias, expert)
+            _in_order(x, _of(gate_up_order, expert)),
+            gate_up[expert],
+            _of(gate_up_scales, expert),
+            _of(gate_up_bias, expert),
+            _of(gate_up_offsets, expert),
         )
         results[tokens, slots] = reference_linear(
-            activate(projected, activation, alpha, limit),
+            _in_order(activate(projected, activation, alpha, limit), _of(down_order, expert)),
             down[expert],
             _of(down_scales, expert),
             _of(down_bias, expert),
+            _of(down_offsets, expert),
         )
     return combine(results, None if weighs_inputs else weights, ids, len(gate_up))
 
 
 def _of(tensor: Tensor | None, expert: int) -> Tensor | None:
     return None if tensor is None else tensor[expert]
+
+
+def _in_order(x: Tensor, order: Tensor | None) -> Tensor:
+    return x if order is None else x[:, order.long()]
 
 
 def combine(results: Tensor, weights: Tensor | None, ids: Tensor, num_experts: int) -> Tensor:
@@ -169,31 +182,33 @@ def _fake(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_offsets: Tensor | None = None,
+    down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Tensor:
     return hidden.new_empty(hidden.shape)
 
 
-_STRIPS_OF = "strips of "
-
-
 def _matrices(
-    count: int, outputs: int, inputs: int, dtype: torch.dtype, weight: str, random: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    kind = weight.removeprefix(_STRIPS_OF)
-    if kind == "same":
-        rows = (torch.randn(count, outputs, inputs, generator=random) * inputs**-0.5).to(dtype)
-        if kind == weight:
-            return rows, None
-        return torch.stack([to_strips(each) for each in rows]), None
-    if kind != "int8":
-        raise ValueError(f"no test has weights that are {weight}")
-    shape = (count, outputs, inputs)
-    values = torch.randint(-127, 128, shape, generator=random, dtype=torch.int8)
-    scales = (torch.rand(count, outputs, generator=random) + 0.1) / 64 * inputs**-0.5
-    if kind == weight:
-        return values, scales
-    strips = [to_quantized_strips(*each)[0] for each in zip(values, scales, strict=True)]
-    return torch.stack(strips), scales
+    count: int, outputs: int, inputs: int, dtype: torch.dtype, weight: str, seed: int
+) -> tuple[Tensor | None, ...]:
+    """Weights, scales and offsets of all experts: those of so many layers."""
+    layers = [
+        LINEAR.build(
+            "cpu",
+            tokens=0,
+            inputs=inputs,
+            outputs=outputs,
+            dtype=dtype,
+            weight=weight,
+            seed=seed * count + expert,
+        )
+        for expert in range(count)
+    ]
+    _, matrices, scales, _, *offsets = zip(*layers, strict=True)
+    held = (matrices, scales, *(offsets or [(None,)]))
+    return tuple(None if each[0] is None else torch.stack(each) for each in held)
 
 
 def _build(
@@ -211,9 +226,10 @@ def _build(
     biased: bool = False,
     weighs_inputs: bool = False,
     deterministic: bool = False,
+    ordered: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random arguments; `weight` is `same` (x's dtype), `int8`, or `strips of` one of these.
+    """Random arguments; `weight` is one of those of `linear`. `ordered`: columns have an order.
 
     Weights and biases of experts that no token chose are NaN. So are the last `padding` tokens,
     whose expert numbers are invalid: -1, or too large.
@@ -226,8 +242,14 @@ def _build(
     if padding:
         x[-padding:], weights[-padding:], ids[-padding:] = torch.nan, torch.nan, -1
         ids[-1] = experts
-    gate_up, gate_up_scales = _matrices(experts, 2 * intermediate, hidden, dtype, weight, random)
-    down, down_scales = _matrices(experts, hidden, intermediate, dtype, weight, random)
+    gate_up, gate_up_scales, gate_up_offsets = _matrices(
+        experts, 2 * intermediate, hidden, dtype, weight, seed
+    )
+    down, down_scales, down_offsets = _matrices(
+        experts, hidden, intermediate, dtype, weight, seed + 1
+    )
+    assert gate_up is not None
+    assert down is not None
     gate_up_bias, down_bias = (
         torch.randn(experts, size, generator=random).to(dtype) if biased else None
         for size in (2 * intermediate, hidden)
@@ -240,10 +262,19 @@ def _build(
     for expert in range(experts):
         if not (ids == expert).any():
             for held in unread:
-                held[expert] = torch.nan
+                held[expert] = 255 if held.dtype == torch.uint8 else torch.nan
+    orders = [
+        torch.stack([torch.randperm(size, generator=random) for _ in range(experts)]).int()
+        if ordered
+        else None
+        for size in (hidden, intermediate)
+    ]
     tensors = (x, gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias)
-    moved = (None if tensor is None else tensor.to(device) for tensor in tensors)
-    return *moved, *gating_arguments(activation), weighs_inputs, deterministic
+    moved, others = (
+        [None if tensor is None else tensor.to(device) for tensor in some]
+        for some in (tensors, (gate_up_offsets, down_offsets, *orders))
+    )
+    return *moved, *gating_arguments(activation), weighs_inputs, deterministic, *others
 
 
 def _cost(
@@ -261,9 +292,16 @@ def _cost(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_offsets: Tensor | None = None,
+    down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Cost:
     chosen = ids[(ids >= 0) & (ids < len(gate_up))]
-    held = (gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias)
+    held = (
+        *(gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias),
+        *(gate_up_offsets, down_offsets, gate_up_order, down_order),
+    )
     of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
     outputs = num_outputs(gate_up[0], _of(gate_up_scales, 0))
     products = hidden.shape[1] * (outputs + outputs // 2)
@@ -277,7 +315,9 @@ EXPERTS = Op(
     "experts",
     "(Tensor hidden, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
     "Tensor? gate_up_scales, Tensor? down_scales, Tensor? gate_up_bias, Tensor? down_bias, "
-    "int activation, float alpha, float limit, bool weighs_inputs, bool deterministic) -> Tensor",
+    "int activation, float alpha, float limit, bool weighs_inputs, bool deterministic, "
+    "Tensor? gate_up_offsets=None, Tensor? down_offsets=None, "
+    "Tensor? gate_up_order=None, Tensor? down_order=None) -> Tensor",
     reference=reference,
     fake=_fake,
     build=_build,
@@ -315,12 +355,20 @@ EXPERTS = Op(
             "dtype": dtype,
             "weight": weight,
             "padding": tokens // 7,
+            "ordered": weight == "int4/64",
             "seed": tokens,
         }
         for tokens in (1, 7, 70)
         for dtype in (torch.float32, torch.bfloat16)
-        for weight in ("int8", f"{_STRIPS_OF}int8", f"{_STRIPS_OF}same")
-        if dtype == torch.bfloat16 or weight != f"{_STRIPS_OF}same"
+        for weight in (
+            *("int8", "strips of int8", "strips of same", "float8", "float8/32", "e2m1/32"),
+            *("int4/64", "int4/32 with bfloat16 offsets", "int8/16"),
+            *("strips of int4/32 with offsets", "int8/32 with offsets"),
+        )
+        # In float32 an input of down that is rounded may fall to another step by its last bit.
+        if dtype == torch.bfloat16
+        or not weight.startswith("strips")
+        or (weight == "strips of int8" and tokens < 70)
     ]
     + [
         # The limit is low enough that most gates and ups reach it.
@@ -346,8 +394,11 @@ EXPERTS = Op(
             (70, torch.bfloat16, "same"),
             (7, torch.float16, "same"),
             (9, torch.float32, "int8"),
-            (9, torch.bfloat16, f"{_STRIPS_OF}same"),
-            (70, torch.bfloat16, f"{_STRIPS_OF}int8"),
+            (9, torch.bfloat16, "strips of same"),
+            (70, torch.bfloat16, "strips of int8"),
+            (1, torch.float32, "e2m1/32"),
+            (9, torch.bfloat16, "e2m1/32"),
+            (70, torch.float16, "e2m1/32"),
         ]
     ],
     cost=_cost,
@@ -366,6 +417,10 @@ def experts(
     down_scales: Tensor | None = None,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gate_up_offsets: Tensor | None = None,
+    down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
     activation: Gating = "silu",
     weighs_inputs: bool = False,
     deterministic: bool = False,
@@ -393,6 +448,11 @@ def experts(
         down_scales: The same for `down`.
         gate_up_bias: [E, 2 I] in hidden's dtype, contiguous; None for no bias.
         down_bias: [E, H], likewise.
+        gate_up_offsets: Offsets of quantized weights' groups, stacked over experts; None for none.
+        down_offsets: The same for `down`.
+        gate_up_order: [E, H] int32, which input each column of an expert's quantized weights is
+            for, where columns were sorted by group; None: column k is for input k.
+        down_order: [E, I], likewise.
         activation: How gate and up are joined.
         weighs_inputs: Whether weights are factors of the experts' inputs.
         deterministic: Whether a token's result has the same bits whatever else is in the batch. The
@@ -405,5 +465,6 @@ def experts(
     result: Tensor = EXPERTS.overload(
         *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
         *(gate_up_bias, down_bias, *gating_arguments(activation), weighs_inputs, deterministic),
+        *(gate_up_offsets, down_offsets, gate_up_order, down_order),
     )
     return result

@@ -13,6 +13,9 @@ to 7), with one scale per row or per group of a row's inputs, and perhaps one of
 Without offsets nothing is computed for them. 4 bits have groups of a multiple of 32 inputs, 8 bits
 of a multiple of 16; a group may be a whole row.
 
+Where the scales of 4 bits are bytes, these are powers of two, and the 4 bits are numbers of e2m1
+(`E2M1`): MXFP4 of the OCP Microscaling Formats (2023). There are no offsets then.
+
 Weights may also be packed in strips, the layout of a CPU's dot-product instructions. Strips hold
 bfloat16 weights, or quantized weights; for the latter, inputs are rounded to 8 bits and multiplied
 as integers. `src.models.weights.methods` produces quantized weights.
@@ -40,6 +43,9 @@ LARGEST_UNIT = 64
 
 FLOAT8 = torch.float8_e4m3fn
 """The dtype of weights that are 8-bit floating point numbers."""
+
+E2M1 = tuple(s * m for s in (1.0, -1.0) for m in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+"""The numbers of 4 bits: one of the sign, two of the exponent, one of the mantissa."""
 
 STRIP = 64
 """Rows of a strip."""
@@ -177,6 +183,24 @@ def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, int]:
     return torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1), 8
 
 
+def is_e2m1(scales: Tensor) -> bool:
+    """Whether weights of 4 bits with these scales are numbers of e2m1, and not levels."""
+    return scales.dtype == torch.uint8
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """`2 ** (exponent - 127)` of bytes, in float32; infinite for 255."""
+    # Of a float whose bits are an exponent alone; the least is a number below those.
+    return (exponents.int() << 23).clamp_(min=1 << 22).view(torch.float32)
+
+
+def _e2m1_values(weight: Tensor, scales: Tensor) -> Tensor:
+    numbers = torch.tensor(E2M1, device=weight.device)
+    codes = unpack_int4(weight)
+    groups = numbers[codes.int()].view(len(codes), scales.shape[1], -1)
+    return groups.mul_(powers_of_two(scales)[:, :, None]).view(len(codes), -1)
+
+
 def _by_row(scales: Tensor) -> Tensor:
     """Scales or offsets of groups, [N, G], of rows or strips."""
     return scales if scales.dim() == 2 else scales.transpose(1, 2).reshape(-1, scales.shape[1])
@@ -189,9 +213,12 @@ def dequantize(weight: Tensor, scales: Tensor, offsets: Tensor | None = None) ->
         weight: [N, K] int8 or float8_e4m3fn, or [N, K / 2] uint8 of packed int4, which stores
             q + 8 (see `pack_int4`); or integers in strips (see `to_quantized_strips`).
         scales: float32 [N] for rows of 8 bits; float32 or bfloat16 [N, G] for groups of K / G
-            inputs, which int4 always has; in strips, as `to_quantized_strips` returns them.
+            inputs, which int4 always has; in strips, as `to_quantized_strips` returns them. Or
+            uint8 [N, G], powers of two of packed e2m1.
         offsets: Of groups, in the shape and dtype of `scales`; None for zeros.
     """
+    if is_e2m1(scales):
+        return _e2m1_values(weight, scales)
     values, middle = _values_of(weight, scales)
     # In place: until the kernels are built, every step dequantizes all weights here.
     if scales.dim() == 1:
@@ -286,7 +313,8 @@ def _build(
     has_bias: bool = False,
     seed: int = 0,
 ) -> tuple[Any, ...]:
-    """Random arguments; `weight` is `same` (as x), `int8`, `float8`, or one of int4 too `/<group>`.
+    """Random arguments; `weight` is `same` (as x), `int8`, `float8`, or one of these, int4 or e2m1
+    `/<group>`.
 
     Groups may be `with offsets` or `with bfloat16 offsets`, and scales of that dtype; offsets are
     the last argument then. All of these may be `strips of`.
@@ -319,6 +347,10 @@ def _build(
     kind, _, kind_of_offsets = weight.partition(_WITH)
     kind, size = kind.split("/")
     shape = (outputs, inputs // int(size))
+    if kind == "e2m1":
+        bits = torch.randint(0, 256, (outputs, inputs // 2), generator=random, dtype=torch.uint8)
+        scales = torch.randint(116, 122, shape, generator=random, dtype=torch.uint8)
+        return x, bits.to(device), scales.to(device), bias
     if kind == "int8":
         bits = torch.randint(-128, 128, (outputs, inputs), generator=random, dtype=torch.int8)
         scales = torch.rand(shape, generator=random) / 64 * inputs**-0.5
@@ -374,6 +406,7 @@ LINEAR = Op(
         for weight in (
             *("same", "int8", "int4/32", "int4/64", "int8/16", "int8/32"),
             *("int4/32 with bfloat16 offsets", "int8/32 with offsets", "float8", "float8/32"),
+            *("e2m1/32", "e2m1/64"),
         )
     ]
     + [

@@ -92,11 +92,14 @@ def mixture(
     down: Tensor,
     gate_up_scales: Tensor | None,
     down_scales: Tensor | None,
+    gate_up_offsets: Tensor | None,
+    down_offsets: Tensor | None,
 ) -> Tensor:
     """x [T, 64] through two of eight experts."""
     weights, ids = ops.route(ops.linear(x.float(), router), ops.Routing(chosen=2))
-    layer = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
-    return x + ops.experts(x * 2, gate_up, down, weights, ids, **layer)
+    scales = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
+    offsets = {"gate_up_offsets": gate_up_offsets, "down_offsets": down_offsets}
+    return x + ops.experts(x * 2, gate_up, down, weights, ids, **scales, **offsets)
 
 
 class Gated(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from src.core.errors import ModelLoadError
-from src.models import load_config, load_model
+from src.models import Model, load_config, load_model
 from src.models.weights.checkpoint import first_dtype
+from src.models.weights.methods import QuantizedWeight
 from src.models.weights.packing import Mxfp4
+from src.models.weights.stacks import StackedWeight
+from tests.models.harness import dense_logits
 from tests.models.test_oracle import check_float32
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -45,8 +49,8 @@ def test_every_number_and_scale_is_as_transformers_reads_it(dtype: torch.dtype) 
 class Checkpoints:
     """A checkpoint with packed experts in some layers, and one of the same values in float32."""
 
-    def __init__(self, folder: Path, left_out: list[str], layers: set[int]) -> None:
-        self.plain = make_checkpoint(folder / "plain", "gpt_oss", sliding_window=8)
+    def __init__(self, folder: Path, left_out: list[str], layers: set[int], **more: Any) -> None:
+        self.plain = make_checkpoint(folder / "plain", "gpt_oss", sliding_window=8, **more)
         tensors = load_file(self.plain / "model.safetensors")
         self.tensors = dict(tensors)
         for layer in layers:
@@ -60,7 +64,7 @@ class Checkpoints:
                 self.tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         save_file(tensors, self.plain / "model.safetensors", {"format": "pt"})
         self.packed = folder / "packed"
-        self.packed.mkdir()
+        shutil.copytree(self.plain, self.packed)
         self.config = json.loads((self.plain / "config.json").read_text())
         quantization: dict[str, Any] = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
         self.config["quantization_config"] = quantization
@@ -92,19 +96,57 @@ def test_a_packed_checkpoint_gives_the_logits_of_its_values(
 ) -> None:
     checkpoints = Checkpoints(tmp_path, left_out, layers)
     model, plain = load_model(checkpoints.packed), load_model(checkpoints.plain)
-    for name, value in plain.parameters().items():
-        assert torch.equal(model.parameters()[name], value), name
+    same_values(model, plain, layers)
     check_float32(model, load_reference(checkpoints.plain))
 
 
-def test_values_are_cast_to_the_models_dtype(tmp_path: Path) -> None:
+def same_values(model: Model, plain: Model, layers: set[int]) -> None:
+    """The parameters are the plain ones; experts of these layers are packed as in the file."""
+    for name, value in plain.weights.items():
+        own = model.weights[name]
+        if any(name.startswith(f"layers.{i}.experts.") for i in layers) and "bias" not in name:
+            assert isinstance(own, StackedWeight)
+            # Half a byte a number, and a byte for 32 of them.
+            assert own.nbytes == own.values.nbytes * 17 // 16 == value.numel() * 17 // 32
+            own = own.dequantized()
+        assert isinstance(own, torch.Tensor)
+        assert torch.equal(own.to(value.dtype), value), name
+
+
+def test_values_are_the_models_in_any_dtype(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model in bfloat16 is the one of plain weights: products are of the same numbers."""
     checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
-    model, plain = (
-        load_model(path, dtype="bfloat16") for path in (checkpoints.packed, checkpoints.plain)
-    )
-    assert model.parameters()["layers.1.experts.down"].dtype == torch.bfloat16
-    for name, value in plain.parameters().items():
-        assert torch.equal(model.parameters()[name], value), name
+    with caplog.at_level("INFO"):
+        model, plain = (
+            load_model(path, dtype="bfloat16") for path in (checkpoints.packed, checkpoints.plain)
+        )
+    same_values(model, plain, {0, 1, 2})
+    assert "experts of mxfp4, 6 matrices as they are stored" in caplog.text
+    assert "decoded" not in caplog.text
+    prompt = list(range(3, 40))
+    ours, theirs = dense_logits(model, prompt), dense_logits(plain, prompt)
+    assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+def test_what_is_rounded_at_load_leaves_packed_experts(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
+    model = load_model(checkpoints.packed, quantization="int8")
+    assert isinstance(model.weights["layers.1.qkv_weight"], QuantizedWeight)
+    assert isinstance(model.weights["layers.1.experts.down"], StackedWeight)
+    assert dense_logits(model, [3, 4, 5]).isfinite().all()
+
+
+def test_dummy_weights_are_packed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
+    model = load_model(checkpoints.packed, load_format="dummy")
+    weight = model.weights["layers.1.experts.gate_up"]
+    assert isinstance(weight, StackedWeight)
+    values = weight.dequantized()
+    # As random weights: of variance 1 / inputs, up to the rounding to four bits.
+    assert 0.8 < values.var() * values.shape[-1] < 1.2
+    assert dense_logits(model, [3, 4, 5]).isfinite().all()
 
 
 def test_packed_bytes_are_not_taken_for_the_dtype_of_a_file_that_names_none(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) ->
     """What the compiled kernel promises, whatever the weights are held in and who else is there."""
     clamped = {"activation": ClampedSwiglu(1.702, 0.7), "biased": True, "weighs_inputs": True}
     for weight, dtype, more in itertools.product(
-        ("same", "strips of same", "int8", "strips of int8"),
+        ("same", "strips of same", "int8", "strips of int8", "e2m1/32", "float8/32"),
         (torch.float32, torch.bfloat16),
         ({}, clamped),
     ):

@@ -61,6 +61,7 @@ POINTERS = {
     "scales": "*fp32",
     "offsets": "*fp32",
 }
+ABSENT = ("scales", "offsets", "columns")
 UNNORMED = {"q_norm": None, "k_norm": None}
 CACHED = (
     *("query", "key", "value", "key_cache", "value_cache", "out", "q_norm", "k_norm"),
@@ -161,7 +162,8 @@ def compile_attention(
 def compile_experts(size: int, dtype: str) -> None:
     for crowd in ("few", "many"):
         tile = experts._TILES[crowd, size]
-        sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "scales": None}
+        sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "RUN": 32}
+        sizes |= {"scales": None, "offsets": None, "columns": None, "KIND": 0}
         plain = {"bias": None}
         silu = {"ACTIVATION": 0, "ALPHA": 1.0, "LIMIT": 0.0, "weights": None}
         clamped = {"ACTIVATION": 2, "ALPHA": 1.702, "LIMIT": 7.0}
@@ -173,8 +175,30 @@ def compile_experts(size: int, dtype: str) -> None:
         ):
             shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
+        compile_packed_experts(size, dtype, tile, sizes, silu)
     for more in ({}, {"weights": None}):
         compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED, **more)
+
+
+def compile_packed_experts(size: int, dtype: str, tile, sizes, silu) -> None:
+    """Levels of 8 bits, float8, levels of 4 bits with offsets and an order, and e2m1."""
+    pointers = {"columns": "*i32"}
+    without = {"offsets": None, "columns": None}
+    for kernel, weight, more in (
+        (experts._gate_up_kernel, "gate_up", silu),
+        (experts._down_kernel, "down", {}),
+    ):
+        for kind, group, held, absent in (
+            (1, 16, "*i8", without),
+            (1, 4096, "*fp8e4nv", without),
+            (2, 128, "*u8", {}),
+            (3, 32, "*u8", without),
+        ):
+            given = {name: value for name, value in sizes.items() if name not in ABSENT}
+            given |= {"KIND": kind, "K": linear.step_of(group, size)} | absent | more
+            types = pointers | {weight: held} | ({"scales": "*u8"} if kind == 3 else {})
+            shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, types, **given)
+            assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, tile, kind, shared)
 
 
 def compile_latents(size: int, dtype: str) -> None:
@@ -204,14 +228,14 @@ def compile_latents(size: int, dtype: str) -> None:
 def compile_linears(size: int, dtype: str) -> None:
     for tile in (linear._FEW, linear._MANY):
         for group, offsets in ((32, {}), (128, {"offsets": None}), (4096, {"offsets": None})):
-            for bits in (4, 8):
+            for weight in ("*u8", "*i8", "*fp8e4nv"):
                 shared = compile_for_hopper(
                     linear._linear_kernel, dtype, tile.warps, tile.stages,
-                    IS_INT4=bits == 4, RUN=32, M=tile.tokens, N=tile.outputs,
+                    IS_INT4=weight == "*u8", RUN=32, M=tile.tokens, N=tile.outputs,
                     K=linear.step_of(group, size), **({"bias": None} | offsets),
-                    pointers={"weight": "*u8" if bits == 4 else "*i8", "tokens": "i32"},
+                    pointers={"weight": weight, "tokens": "i32"},
                 )  # fmt: skip
-                assert shared + RESERVED <= SHARED_MEMORY, (dtype, tile, group, bits, shared)
+                assert shared + RESERVED <= SHARED_MEMORY, (dtype, tile, group, weight, shared)
 
 
 def compile_adapts(dtype: str) -> None:

@@ -260,9 +260,13 @@ def linears_match() -> None:
 
 
 def experts_match() -> None:
+    # Its conversions are the interpreter's.
+    experts.has_float8 = lambda device: True
     for case in EXPERTS.cases:
         # Strips are the CPU's, and the interpreter's products of bfloat16 are none.
         if case["dtype"] == torch.bfloat16 or case["weight"].startswith("strips"):
+            continue
+        if case["weight"].startswith(("float8", "int4", "e2m1", "int8/")) and case["tokens"] > 1:
             continue
         args = EXPERTS.build("cpu", **case)
         expected, got = EXPERTS.reference(*args), experts.run(*args)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
@@ -161,7 +162,7 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
     if (
         setup.config.model.quantization
         and isinstance(outline, Model)
-        and outline.names_of("experts")
+        and any(isinstance(outline.weights[n], Tensor) for n in outline.names_of("experts"))
     ):
         yield "weights of experts are not rounded"
 

@@ -13,42 +13,23 @@ from torch import Tensor
 from src.core.gguf import TYPES_BY_NAME
 from src.models.gguf.types import BLOCK_TYPES, BlockType, decode, require_finite
 from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.methods import Held, LinearMethod, QuantizedWeight
-from src.models.weights.parameters import (
-    NUMBERS,
-    WEIGHT,
-    Index,
-    Parameter,
-    Placement,
-    StoredForm,
-    allocate_unset,
-)
+from src.models.weights.levels import MIDDLE, OFFSETS, SCALES, VALUES, LevelForm, LevelMethod
+from src.models.weights.methods import Held, LinearMethod
+from src.models.weights.parameters import NUMBERS, WEIGHT, Parameter, Placement, StoredForm
+from src.models.weights.stacks import StackedMethod, fits_in_strips
 from src.models.weights.transforms import InHalves, PartByPart
 from src.ops.linear import INT4_RUN, pack_int4
 
-_VALUES, _SCALES, _OFFSETS = "values", "scales", "offsets"
 # Transforms that do no more than move rows.
 _OF_ROWS: Final = (InHalves, PartByPart)
-_MIDDLE: Final = 8  # of levels of 4 bits
 _VALUES_AT_ONCE: Final = 2**17  # decoded at a time, so that their float32 copy stays in caches
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What holds levels of one matrix: their bits, the size of groups, and whether there are
-    offsets.
-    """
-
-    group: int
-    bits: int
-    has_offsets: bool
-
-    @classmethod
-    def common(cls, kinds: Sequence[BlockType]) -> Form:
-        """The form in which matrices of these types can lie below each other, each exactly."""
-        group = math.gcd(*(kind.group for kind in kinds))
-        bits = max(kind.bits for kind in kinds)
-        return cls(group, bits, any(kind.has_offsets for kind in kinds))
+def _common(kinds: Sequence[BlockType]) -> LevelForm:
+    """The form in which matrices of these types can lie below each other, each exactly."""
+    group = math.gcd(*(kind.group for kind in kinds))
+    bits = max(kind.bits for kind in kinds)
+    return LevelForm(group, bits, any(kind.has_offsets for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,7 @@ class BlockPacking:
     """
 
     kind: str
-    form: Form
+    form: LevelForm
     dtype: torch.dtype
 
     @property
@@ -97,7 +78,7 @@ class BlockPacking:
         raw, size = stored[WEIGHT], TYPES_BY_NAME[self.kind].size
         kind, form = BLOCK_TYPES[self.kind], self.form
         blocks = raw.view(-1, size)
-        if kind.is_packed and form == Form.common([kind]):
+        if kind.is_packed and form == _common([kind]):
             return self._as_stored(blocks, len(raw))
         levels, scales, offsets = kind.unpack(blocks)
         own = levels.shape[1] // scales.shape[1] // form.group
@@ -110,9 +91,9 @@ class BlockPacking:
             if kind.has_offsets:
                 # The weight's levels are counted from the middle.
                 assert offsets is not None
-                offsets = offsets - scales * _MIDDLE
+                offsets = offsets - scales * MIDDLE
             else:
-                levels = levels + _MIDDLE
+                levels = levels + MIDDLE
             values = pack_int4(levels.view(torch.uint8).view(len(raw), -1))
         else:
             values = levels.view(len(raw), -1)
@@ -123,7 +104,7 @@ class BlockPacking:
         values, scales, offsets = BLOCK_TYPES[self.kind].packed(blocks)
         if offsets is not None:
             # The weight's levels are counted from the middle.
-            offsets = offsets - scales * _MIDDLE
+            offsets = offsets - scales * MIDDLE
         return _parts_of(rows, values, scales, offsets)
 
 
@@ -131,8 +112,8 @@ def _parts_of(
     rows: int, values: Tensor, scales: Tensor, offsets: Tensor | None
 ) -> dict[str, Tensor]:
     require_finite(scales, offsets)
-    parts = {_VALUES: values.view(rows, -1), _SCALES: scales.view(rows, -1)}
-    return parts if offsets is None else parts | {_OFFSETS: offsets.view(rows, -1)}
+    parts = {VALUES: values.view(rows, -1), SCALES: scales.view(rows, -1)}
+    return parts if offsets is None else parts | {OFFSETS: offsets.view(rows, -1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,64 +130,11 @@ class ShiftedNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockMethod:
-    """Multiplies by levels and their factors as a file has them; see `methods.LinearMethod`.
-
-    ``rounds_inputs`` is that of `methods.RoundingMethod`.
-    """
-
-    form: Form
-    rounds_inputs: bool
-
-    @property
-    def name(self) -> str:
-        """See `methods.LinearMethod`."""
-        return f"GGUF in {self.form.bits} bits"
-
-    def staging(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Tensor]:
-        """See `methods.LinearMethod`."""
-        rows, inputs = shape
-        groups = (rows, inputs // self.form.group)
-        is_packed = self.form.bits == 4
-        values = (rows, inputs // 2) if is_packed else shape
-        parts = {
-            _VALUES: allocate_unset(values, torch.uint8 if is_packed else torch.int8, device),
-            _SCALES: allocate_unset(groups, torch.float32, device),
-        }
-        if self.form.has_offsets:
-            parts[_OFFSETS] = allocate_unset(groups, torch.float32, device)
-        return parts
-
-    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
-        """See `methods.LinearMethod`."""
-        return part[index] if index else part
-
-    def encode(self, values: Tensor) -> dict[str, Tensor]:
-        """See `methods.LinearMethod`."""
-        form, rows = self.form, len(values)
-        most = 7 if form.bits == 4 else 127
-        groups = values.float().view(rows, -1, form.group)
-        scales = groups.abs().amax(dim=2).div_(most).clamp_(min=1e-30)
-        levels = (groups / scales[..., None]).round_().clamp_(-most, most)
-        flat = levels.to(torch.int8).view(rows, -1)
-        packed = pack_int4((flat + _MIDDLE).view(torch.uint8)) if form.bits == 4 else flat
-        parts = {_VALUES: packed, _SCALES: scales}
-        return parts | ({_OFFSETS: torch.zeros_like(scales)} if form.has_offsets else {})
-
-    def make(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `methods.LinearMethod`."""
-        values, scales, offsets = parts[_VALUES], parts[_SCALES], parts.get(_OFFSETS)
-        return QuantizedWeight.packed(values, scales, offsets, in_strips=self.rounds_inputs)
-
-
-@dataclass(frozen=True, slots=True)
 class GGUFFormats:
     """Holds every parameter as a file stores it; see `methods.Formats`.
 
-    A parameter is decoded to the model's dtype if no weight can hold it packed: the embedding,
-    experts, and matrices of which parts are not quantized.
+    A parameter is decoded to the model's dtype if no weight can hold it packed: the embedding, and
+    matrices of which parts are not quantized.
 
     Attributes
     ----------
@@ -247,7 +175,7 @@ class GGUFFormats:
         known = [kind for kind in kinds if kind is not None]
         if not known:
             return Held(parameter, None)
-        form = Form.common([BLOCK_TYPES[kind] for kind in known])
+        form = _common([BLOCK_TYPES[kind] for kind in known])
         packed = tuple(
             each
             if kind is None
@@ -255,20 +183,24 @@ class GGUFFormats:
             for each, kind in zip(placements, kinds, strict=True)
         )
         parameter = replace(parameter, placements=packed)
-        is_held = len(known) == len(kinds) and _is_held(parameter, form)
-        method: LinearMethod | None = BlockMethod(form, self.rounds_inputs) if is_held else None
+        if len(known) < len(kinds) or not _is_held(parameter, form):
+            return Held(parameter, None)
+        method: LinearMethod = LevelMethod(form, self.rounds_inputs)
+        if parameter.kind == "experts":
+            in_strips = self.rounds_inputs and fits_in_strips(parameter)
+            method = StackedMethod(LevelMethod(form, in_strips))
         return Held(parameter, method)
 
 
-def _is_held(parameter: Parameter, form: Form) -> bool:
+def _is_held(parameter: Parameter, form: LevelForm) -> bool:
     """Whether a weight can hold a parameter packed."""
     keeps_rows = all(
         each.part is None and (each.transform is None or isinstance(each.transform, _OF_ROWS))
         for each in parameter.placements
     )
     unit = math.lcm(form.group, INT4_RUN)
-    fits = len(parameter.shape) == 2 and parameter.shape[1] % unit == 0
-    return parameter.kind in ("matrix", "head") and keeps_rows and fits
+    fits = len(parameter.shape) in (2, 3) and parameter.shape[-1] % unit == 0
+    return parameter.kind in ("matrix", "head", "experts") and keeps_rows and fits
 
 
 def _shifted(placement: Placement) -> Placement:

@@ -14,12 +14,13 @@ from typing import Protocol
 from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import Held, LinearMethod
 from src.models.weights.parameters import NUMBERS, Parameter, Placement, RowPacking
+from src.models.weights.stacks import OrderedStackMethod, Stack, StackedMethod
 from src.models.weights.transforms import InHalves, PartByPart
 
 _ENDING = ".weight"
 # Kinds of parameters that are matrices of a checkpoint, and kinds that a weight may hold packed.
 _MATRICES = ("matrix", "head", "experts", "latent")
-_HELD = ("matrix", "head")
+_HELD = ("matrix", "head", "experts")
 # Transforms that do no more than move rows.
 _OF_ROWS = (InHalves, PartByPart)
 
@@ -44,6 +45,17 @@ class Scheme(Protocol):
             ValueError: the scheme cannot be cut like this.
         """
 
+    def stack(self, inputs: int, *, is_whole: bool) -> Stack | None:
+        """How matrices of experts are held as they are stored; None: they have to be decoded.
+
+        A scale may be repeated for the parts of its group that a rank has, or that fit a weight.
+        Inputs are not rounded.
+
+        Args:
+            inputs: of a matrix, of one rank.
+            is_whole: whether there is one rank only.
+        """
+
 
 class Schemes(Protocol):
     """Which matrices of a checkpoint are stored in which scheme, as its configuration says it."""
@@ -56,8 +68,7 @@ class Schemes(Protocol):
 class CheckpointFormats:
     """Holds matrices as the checkpoint stores them, where there is a weight for that.
 
-    A parameter is decoded to the model's dtype if it is of experts, or if its parts are stored in
-    different ways.
+    A parameter is decoded to the model's dtype if its parts are stored in different ways.
 
     Attributes
     ----------
@@ -94,6 +105,8 @@ class CheckpointFormats:
         if parameter.kind not in _HELD or not is_one or not all(map(_keeps_rows, placements)):
             return Held(packed, None)
         assert first is not None
+        if parameter.kind == "experts":
+            return _held_stack(packed, first, is_whole=world_size == 1)
         shards = placements[0].shard if world_size > 1 else None
         return Held(packed, first.method(packed, shards))
 
@@ -104,6 +117,20 @@ class CheckpointFormats:
         if placement.part is not None or placement.packing is not None:
             return None
         return self.schemes.of(name.removesuffix(_ENDING), is_head=parameter.kind == "head")
+
+
+def _held_stack(parameter: Parameter, scheme: Scheme, *, is_whole: bool) -> Held:
+    """How experts are held that are stored in one scheme."""
+    count, _, inputs = parameter.shape
+    stack = scheme.stack(inputs, is_whole=is_whole)
+    if stack is None:
+        return Held(parameter, None)
+    placements = tuple(replace(one, packing=stack.packing) for one in parameter.placements)
+    method: LinearMethod = StackedMethod(stack.method)
+    if stack.is_ordered:
+        parts = len(placements) // count
+        method = OrderedStackMethod(StackedMethod(stack.method), parts, parameter.dtype)
+    return Held(replace(parameter, placements=placements), method)
 
 
 def _keeps_rows(placement: Placement) -> bool:

@@ -116,8 +116,7 @@ def load_model(
     model.kv_scales = read_scales(stored)
     with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
-    if config.formats is not None:
-        _tell_formats(model, config.formats.name)
+    _tell_formats(model, config)
     return model
 
 
@@ -159,12 +158,14 @@ def outline_model(
     )
 
 
-def _tell_formats(model: Model, name: str) -> None:
+def _tell_formats(model: Model, config: ModelConfig) -> None:
     packed = [p.name for p in model.table.values() if any(one.packing for one in p.placements)]
+    if not packed and config.formats is None:
+        return
     decoded = [each for each in packed if isinstance(model.weights[each], torch.Tensor)]
     logger.info(
         "weights of the checkpoint: %s, %d matrices as they are stored",
-        name,
+        model.methods[packed[0]].name if config.formats is None else config.formats.name,
         len(packed) - len(decoded),
     )
     if decoded:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from src import ops
 from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.parameters import WEIGHT, Index, Parameter, allocate_unset
+from src.models.weights.parameters import WEIGHT, Index, Parameter, RowPacking, allocate_unset
 from src.models.weights.rounding import round_to_int4, round_to_int8
 from src.ops.cpu.build import kernel_library
 from src.ops.cpu.kernel_library import DTYPES
@@ -48,7 +48,9 @@ class QuantizedWeight(NamedTuple):
     """
 
     values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed q + 8 (`pack_int4`)
-    scales: torch.Tensor  # float32 [N]; or float32 or bfloat16 [N, G] of groups of K / G inputs
+    # float32 [N]; or float32 or bfloat16 [N, G] of groups of K / G inputs. Or uint8 [N, G]: powers
+    # of two, of values that are numbers of e2m1 and no levels.
+    scales: torch.Tensor
     offsets: torch.Tensor | None = None  # [N, G] of the same dtype, or None for zeros
 
     @classmethod
@@ -137,8 +139,8 @@ class QuantizedWeight(NamedTuple):
         return ops.linear(x, self.values, self.scales, bias, self.offsets)
 
 
-class PackedWeight(Protocol):
-    """A named tuple of tensors, or None, that stand for a matrix [N, K]."""
+class PackedParameter(Protocol):
+    """A named tuple of tensors, or None, that stand for a parameter."""
 
     @property
     def nbytes(self) -> int:
@@ -151,13 +153,18 @@ class PackedWeight(Protocol):
         """Its fields by name."""
 
     def dequantized(self) -> Tensor:
-        """The matrix in float32, [N, K]."""
+        """The parameter in float32, in its shape."""
+
+
+class PackedWeight(PackedParameter, Protocol):
+    """One that stands for a matrix [N, K]."""
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
 
 
 Weight: TypeAlias = torch.Tensor | PackedWeight
+Kept: TypeAlias = torch.Tensor | PackedParameter
 
 
 class LinearMethod(Protocol):
@@ -181,7 +188,7 @@ class LinearMethod(Protocol):
     def encode(self, values: Tensor) -> dict[str, Tensor]:
         """The parts of a matrix of these values, rounded to the format: for dummy weights."""
 
-    def make(self, parts: Mapping[str, Tensor]) -> Weight:
+    def make(self, parts: Mapping[str, Tensor]) -> Kept:
         """Make the weight; on the meta device its shapes only.
 
         Raises:
@@ -228,6 +235,17 @@ class RoundingMethod:
         return quantize(parts[WEIGHT], self.method, self.group_size, in_strips=self.rounds_inputs)
 
 
+@runtime_checkable
+class HeldPacking(RowPacking, Protocol):
+    """A form that a family gives its parameters, and that a weight can hold.
+
+    All placements of such a parameter have this form, and transforms that only move rows.
+    """
+
+    def method(self) -> LinearMethod:
+        """What holds a parameter in this form."""
+
+
 class Held(NamedTuple):
     """How a parameter is held: with what is packed in its placements, and by which method.
 
@@ -272,7 +290,10 @@ class StoredFormats(Formats, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByKind:
-    """The method per kind of parameter; None: a plain tensor of the parameter's dtype."""
+    """The method per kind of parameter; None: a plain tensor of the parameter's dtype.
+
+    Experts that a checkpoint packs in a form with a method of its own are held by that.
+    """
 
     matrix: LinearMethod | None = None
     head: LinearMethod | None = None
@@ -281,6 +302,9 @@ class ByKind:
     def hold(self, parameter: Parameter, world_size: int) -> Held:
         """See `Formats`."""
         method = {"matrix": self.matrix, "head": self.head}.get(parameter.kind)
+        packing = parameter.placements[0].packing if parameter.placements else None
+        if isinstance(packing, HeldPacking):
+            method = packing.method()
         return Held(parameter, method)
 
 
@@ -319,7 +343,7 @@ def largest_of(scales: torch.Tensor) -> torch.Tensor:
     return (scales[:1] if scales.is_meta else scales.amax()).reshape(1, 1)
 
 
-def plain(weight: Weight) -> torch.Tensor:
+def plain(weight: Kept) -> torch.Tensor:
     """The weight as a tensor.
 
     Raises:

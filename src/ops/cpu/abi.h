@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define SLIPSTREAM_ABI 25
+#define SLIPSTREAM_ABI 26
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -95,16 +95,19 @@ struct GumbelArgs {
 enum WeightKind : int64_t {
   kInt4 = 4,
   kInt4Strips = 5,
+  kE2M1 = 6,  // numbers of four bits, packed like kInt4, in groups that have kPowers
   kInt8 = 8,
   kInt8Strips = 9,
   kFloat8 = 12,  // e4m3
   kBFloat16Strips = 17
 };
 constexpr int kStripOutputs = 64;
+// Scales of kE2M1, beside the dtypes that numbers of groups may have: bytes e that stand for 2^(e - 127).
+constexpr int64_t kPowers = 3;
 
 struct LinearArgs {
   const void* x;        // [tokens, inputs], rows x_stride apart
-  // [outputs, inputs] contiguous; int4: [outputs, inputs / 2]. In strips of 64 outputs (the last one is
+  // [outputs, inputs] contiguous; four bits: [outputs, inputs / 2]. In strips of 64 outputs (the last one is
   // padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4], bfloat16
   // [strips, inputs / 2, 64, 2].
   const void* weight;
@@ -116,7 +119,7 @@ struct LinearArgs {
   const void* offsets;  // of groups, like `scales`: a weight is level * scale - offset; null for zeros
   int64_t tokens, inputs, outputs, x_stride;
   int64_t dtype, kind, group, threads;  // kind: a DType or a WeightKind
-  int64_t group_dtype;  // of scales and offsets of groups: kFloat32 or kBFloat16
+  int64_t group_dtype;  // of scales and offsets of groups: kFloat32, kBFloat16 or kPowers
 };
 
 // How an expert's gate and up are joined; the numbers are those of experts.py.
@@ -128,8 +131,8 @@ struct ExpertsArgs {
   const void* x;  // [tokens, hidden], rows x_stride apart
   const void* gate_up;
   const void* down;
-  const float* gate_up_scales;
-  const float* down_scales;
+  const void* gate_up_scales;
+  const void* down_scales;
   const float* weights;  // [tokens, chosen]
   const int64_t* ids;    // [tokens, chosen]; an invalid expert number adds nothing
   void* out;             // [tokens, hidden] contiguous, of x's dtype
@@ -140,6 +143,12 @@ struct ExpertsArgs {
   const void* down_bias;     // [experts, hidden] of x's dtype, or null
   double alpha, limit;       // of kClampedSwiglu
   int64_t weighs_inputs;     // whether `weights` are factors of x instead of the results
+  const void* gate_up_offsets;  // like the scales, or null
+  const void* down_offsets;
+  int64_t gate_up_group_dtype, down_group_dtype;  // as in LinearArgs
+  // [experts, inputs]: which input an expert's weights in each column are for; null: in order.
+  const int32_t* gate_up_order;
+  const int32_t* down_order;
 };
 
 // Updates of a projection's results; see `ops.adapt`. All matrices have one dtype.

@@ -45,6 +45,12 @@ struct Seen {
   }
 };
 
+// Takes the dtype of groups' numbers. Bytes are powers of two, and of weights that are e2m1.
+void take_group_dtype(const Seen& scales, int64_t* kind, int64_t* group_dtype) {
+  *group_dtype = scales.dtype();
+  if (*group_dtype == kInt4) *kind = kE2M1, *group_dtype = kPowers;
+}
+
 template <class T>  // Tensor*, or torch's Handle
 LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T* offsets) {
   LinearArgs args{};
@@ -63,7 +69,7 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T*
       args.outputs = seen.dims == 1 ? seen.sizes[0] : seen.sizes[0] * kStripOutputs;
     }
     args.scales = seen.data;
-    args.group_dtype = seen.dtype();
+    take_group_dtype(seen, &args.kind, &args.group_dtype);
   }
   args.x = x.data, args.weight = weight.data;
   args.bias = bias == nullptr ? nullptr : Seen(*bias).data;
@@ -73,11 +79,11 @@ LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T*
 
 // Layout of the experts' matrices [E, outputs, inputs], as LinearArgs describes it for one of them.
 struct Held {
-  int64_t outputs, kind, group = 0;
-  const float* scales = nullptr;
+  int64_t outputs, kind, group = 0, group_dtype = kFloat32;
+  const void *scales = nullptr, *offsets = nullptr;
 
   template <class T>
-  Held(const Seen& matrices, T* scales_of, int64_t inputs)
+  Held(const Seen& matrices, T* scales_of, T* offsets_of, int64_t inputs)
       : outputs(matrices.sizes[1]), kind(matrices.dtype()) {
     const bool in_strips = matrices.dims == 4;
     if (in_strips) outputs *= kStripOutputs;
@@ -86,8 +92,10 @@ struct Held {
       return;
     }
     const Seen seen(*scales_of);
-    scales = static_cast<const float*>(seen.data);
+    scales = seen.data;
+    if (offsets_of != nullptr) offsets = Seen(*offsets_of).data;
     if (in_strips) kind = kind == kInt8 ? kInt8Strips : kInt4Strips;
+    take_group_dtype(seen, &kind, &group_dtype);
     if (seen.dims == 2) {
       outputs = seen.sizes[1];
     } else {
@@ -121,6 +129,7 @@ template <class T>
 struct ExpertsGiven {
   T gate_up, down, weights, ids;
   T *gate_up_scales, *down_scales, *gate_up_bias, *down_bias;  // null for none
+  T *gate_up_offsets, *down_offsets, *gate_up_order, *down_order;
   int64_t activation;
   double alpha, limit;
   int32_t weighs_inputs;
@@ -132,13 +141,19 @@ ExpertsArgs experts_args(const Seen& x, const ExpertsGiven<T>& given) {
   ExpertsArgs args{};
   args.x = x.data, args.tokens = x.sizes[0], args.hidden = x.sizes[1], args.x_stride = x.strides[0];
   args.dtype = x.dtype(), args.experts = first.sizes[0], args.chosen = chosen.sizes[1];
-  const Held up(first, given.gate_up_scales, args.hidden);
-  args.gate_up = first.data, args.gate_up_scales = up.scales;
+  const Held up(first, given.gate_up_scales, given.gate_up_offsets, args.hidden);
+  args.gate_up = first.data, args.gate_up_scales = up.scales, args.gate_up_offsets = up.offsets;
   args.gate_up_kind = up.kind, args.gate_up_group = up.group;
+  args.gate_up_group_dtype = up.group_dtype;
   args.intermediate = up.outputs / 2;
-  const Held last(second, given.down_scales, args.intermediate);
-  args.down = second.data, args.down_scales = last.scales;
+  const Held last(second, given.down_scales, given.down_offsets, args.intermediate);
+  args.down = second.data, args.down_scales = last.scales, args.down_offsets = last.offsets;
   args.down_kind = last.kind, args.down_group = last.group;
+  args.down_group_dtype = last.group_dtype;
+  const auto order = [](T* given) {
+    return given == nullptr ? nullptr : static_cast<const int32_t*>(Seen(*given).data);
+  };
+  args.gate_up_order = order(given.gate_up_order), args.down_order = order(given.down_order);
   if (given.gate_up_bias != nullptr) args.gate_up_bias = Seen(*given.gate_up_bias).data;
   if (given.down_bias != nullptr) args.down_bias = Seen(*given.down_bias).data;
   args.weights = static_cast<const float*>(Seen(given.weights).data);
@@ -332,11 +347,13 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weig
 SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(
     Handle x, Handle gate_up, Handle down, Handle weights, Handle ids, Handle* gate_up_scales,
     Handle* down_scales, Handle* gate_up_bias, Handle* down_bias, int64_t activation, double alpha,
-    double limit, int32_t weighs_inputs, int32_t, Handle* result) {
+    double limit, int32_t weighs_inputs, int32_t, Handle* gate_up_offsets, Handle* down_offsets,
+    Handle* gate_up_order, Handle* down_order, Handle* result) {
   const Seen input(x);
   ExpertsArgs args = experts_args<Handle>(
       input, {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
-              activation, alpha, limit, weighs_inputs});
+              gate_up_offsets, down_offsets, gate_up_order, down_order, activation, alpha, limit,
+              weighs_inputs});
   const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
   Handle out = nullptr;
   if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
@@ -388,10 +405,12 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_adapt(Tensor* base, Tensor* x, Tensor* 
 SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(
     Tensor* x, Tensor* gate_up, Tensor* down, Tensor* weights, Tensor* ids, Tensor** gate_up_scales,
     Tensor** down_scales, Tensor** gate_up_bias, Tensor** down_bias, int64_t activation,
-    double alpha, double limit, int32_t weighs_inputs, int32_t, Tensor** result) {
+    double alpha, double limit, int32_t weighs_inputs, int32_t, Tensor** gate_up_offsets,
+    Tensor** down_offsets, Tensor** gate_up_order, Tensor** down_order, Tensor** result) {
   ExpertsArgs args = experts_args<Tensor*>(
       Seen(x), {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
-                activation, alpha, limit, weighs_inputs});
+                gate_up_offsets, down_offsets, gate_up_order, down_order, activation, alpha, limit,
+                weighs_inputs});
   const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
   Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
   if (!out) return kOutOfMemory;

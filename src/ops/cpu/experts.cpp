@@ -27,18 +27,18 @@ constexpr double kMovedPerMicrosecond = 4e3;  // elements
 
 // The matrices of all experts: gate and up, or down.
 struct Matrices {
-  const char* weight;
-  const float* scales;
-  const char* bias;  // or null
-  int64_t inputs, outputs, kind, group, bias_bytes;  // of one element of the bias
+  const char *weight, *scales, *offsets;  // offsets: or null
+  const char* bias;                       // or null
+  const int32_t* order;                   // as in ExpertsArgs, or null
+  int64_t inputs, outputs, kind, group, group_dtype, bias_bytes;  // of one element of the bias
 
   bool in_strips() const {
     return kind == kBFloat16Strips || kind == kInt8Strips || kind == kInt4Strips;
   }
   int64_t row_bytes() const {
     switch (kind) {
-      case kInt4: case kInt4Strips: return inputs / 2;
-      case kInt8: case kInt8Strips: return inputs;
+      case kInt4: case kInt4Strips: case kE2M1: return inputs / 2;
+      case kInt8: case kInt8Strips: case kFloat8: return inputs;
       case kFloat32: return inputs * 4;
       default: return inputs * 2;
     }
@@ -46,20 +46,23 @@ struct Matrices {
   int64_t held_rows() const {
     return in_strips() ? (outputs + kStripOutputs - 1) / kStripOutputs * kStripOutputs : outputs;
   }
-  int64_t row_scales() const {
-    const bool is_int8 = kind == kInt8 || kind == kInt8Strips;
-    if (is_int8 && group == 0) return 1;
-    return is_int8 || kind == kInt4 || kind == kInt4Strips ? inputs / group : 0;
+  // Bytes of the scales of a row, and of its offsets.
+  int64_t scale_bytes() const {
+    if (kind <= kFloat16 || kind == kBFloat16Strips) return 0;
+    if (group == 0) return int64_t(sizeof(float));
+    return inputs / group * (group_dtype == kFloat32 ? 4 : group_dtype == kPowers ? 1 : 2);
   }
 
   // Rows [row, row + rows) of an expert as a layer; in strips, `row` is at the start of a strip.
   LinearArgs rows_of(int64_t expert, int64_t row, int64_t rows) const {
     LinearArgs args{};
+    const int64_t numbers = (expert * outputs + row) * scale_bytes();
     args.weight = weight + (expert * held_rows() + row) * row_bytes();
-    args.scales = scales + (expert * outputs + row) * row_scales();
+    args.scales = scales + numbers;
+    if (offsets != nullptr) args.offsets = offsets + numbers;
     if (bias != nullptr) args.bias = bias + (expert * outputs + row) * bias_bytes;
     args.inputs = inputs, args.outputs = rows;
-    args.kind = kind, args.group = group, args.threads = 1;
+    args.kind = kind, args.group = group, args.group_dtype = group_dtype, args.threads = 1;
     return args;
   }
 };
@@ -102,16 +105,19 @@ T* room(std::vector<T>& memory, int64_t count) {
   return memory.data();
 }
 
+inline const char* bytes(const void* at) { return static_cast<const char*>(at); }
+
 template <class T>
 class Experts {
  public:
   explicit Experts(const ExpertsArgs& args)
       : a(args),
-        gate_up{static_cast<const char*>(a.gate_up), a.gate_up_scales,
-                static_cast<const char*>(a.gate_up_bias), a.hidden, 2 * a.intermediate,
-                a.gate_up_kind, a.gate_up_group, sizeof(T)},
-        down{static_cast<const char*>(a.down), a.down_scales, static_cast<const char*>(a.down_bias),
-             a.intermediate, a.hidden, a.down_kind, a.down_group, sizeof(T)} {}
+        gate_up{bytes(a.gate_up), bytes(a.gate_up_scales), bytes(a.gate_up_offsets),
+                bytes(a.gate_up_bias), a.gate_up_order, a.hidden, 2 * a.intermediate,
+                a.gate_up_kind, a.gate_up_group, a.gate_up_group_dtype, sizeof(T)},
+        down{bytes(a.down), bytes(a.down_scales), bytes(a.down_offsets), bytes(a.down_bias),
+             a.down_order, a.intermediate, a.hidden, a.down_kind, a.down_group,
+             a.down_group_dtype, sizeof(T)} {}
 
   Status run() {
     if (gate_up.in_strips() && a.intermediate % kStripOutputs) return kBadShape;
@@ -221,9 +227,24 @@ class Experts {
     });
   }
 
-  // Multiplies an item's tokens in `x` by its rows of the expert: out [tokens, rows].
-  void multiply(LinearArgs args, const Item& item, const T* x, T* out) {
-    args.x = x + item.first * args.inputs;
+  // An item's tokens, with inputs in the order of the expert's columns.
+  static const T* in_order(const Matrices& matrices, const Item& item, const T* x) {
+    thread_local std::vector<T> memory;
+    const int64_t inputs = matrices.inputs;
+    T* const ordered = room(memory, item.tokens * inputs);
+    const int32_t* order = matrices.order + item.expert * inputs;
+    for (int64_t t = 0; t < item.tokens; ++t) {
+      const T* from = x + t * inputs;
+      for (int64_t k = 0; k < inputs; ++k) ordered[t * inputs + k] = from[order[k]];
+    }
+    return ordered;
+  }
+
+  // Multiplies an item's tokens in `x` by rows of the expert, from `row` on: out [tokens, rows].
+  void multiply(const Matrices& matrices, int64_t row, const Item& item, const T* x, T* out) {
+    LinearArgs args = matrices.rows_of(item.expert, row, item.rows);
+    x += item.first * args.inputs;
+    args.x = matrices.order == nullptr ? x : in_order(matrices, item, x);
     args.x_stride = args.inputs;
     args.out = out;
     args.tokens = item.tokens;
@@ -239,8 +260,8 @@ class Experts {
     const int64_t count = item.tokens * item.rows;
     T* const gates = room(memory, 2 * count);
     T* const ups = gates + count;
-    multiply(gate_up.rows_of(item.expert, item.row, item.rows), item, inputs, gates);
-    multiply(gate_up.rows_of(item.expert, a.intermediate + item.row, item.rows), item, inputs, ups);
+    multiply(gate_up, item.row, item, inputs, gates);
+    multiply(gate_up, a.intermediate + item.row, item, inputs, ups);
     for (int64_t t = 0; t < item.tokens; ++t) {
       T* const to = activated + (item.first + t) * a.intermediate + item.row;
       const T *gate = gates + t * item.rows, *up = ups + t * item.rows;
@@ -256,7 +277,7 @@ class Experts {
   void project_down(const Item& item) {
     thread_local std::vector<T> memory;
     T* const outs = room(memory, item.tokens * item.rows);
-    multiply(down.rows_of(item.expert, item.row, item.rows), item, activated, outs);
+    multiply(down, item.row, item, activated, outs);
     for (int64_t t = 0; t < item.tokens; ++t) {
       std::memcpy(results + ordered[size_t(item.first + t)] * a.hidden + item.row,
                   outs + t * item.rows, size_t(item.rows) * sizeof(T));

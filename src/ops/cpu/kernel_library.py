@@ -29,7 +29,7 @@ from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 25
+ABI = 26
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""

@@ -241,7 +241,10 @@ Status run(const LinearArgs& a) {
 }
 
 bool has_groups_of(const LinearArgs& a, int64_t size) {
-  if (a.group_dtype != kFloat32 && a.group_dtype != kBFloat16) return false;
+  const bool is_known = a.kind == kE2M1
+                            ? a.group_dtype == kPowers && a.offsets == nullptr
+                            : a.group_dtype == kFloat32 || a.group_dtype == kBFloat16;
+  if (!is_known) return false;
   return a.group >= size && a.group % size == 0 && a.inputs % a.group == 0 &&
          a.inputs % kPackedGroup == 0;
 }
@@ -288,6 +291,7 @@ Status run_kind(const LinearArgs& a) {
     case kInt8: return run_bytes<int8_t, T>(a);
     case kFloat8: return run_bytes<float8, T>(a);
     case kInt4: return has_groups_of(a, kPackedGroup) ? run<Int4, T>(a) : kBadShape;
+    case kE2M1: return has_groups_of(a, kPackedGroup) ? run<E2M1, T>(a) : kBadShape;
     default: return a.kind == a.dtype ? run<Dense<T>, T>(a) : kBadShape;
   }
 }

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
 from src.ops.experts import reference as reference_experts
-from src.ops.linear import FLOAT8, INT4_RUN, STRIP, num_outputs
+from src.ops.linear import FLOAT8, INT4_RUN, STRIP, is_e2m1, num_outputs
 from src.ops.linear import reference as reference_linear
 
 _LINEAR = struct.Struct("@6P9q").pack  # LinearArgs
-_EXPERTS = struct.Struct("@8P13q2P2dq").pack  # ExpertsArgs
+_EXPERTS = struct.Struct("@8P13q2P2dq2P2q2P").pack  # ExpertsArgs
 KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
+_E2M1, _POWERS = 6, 3  # kE2M1, kPowers
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
 _VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
 
@@ -68,10 +69,10 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 outputs,
                 row_stride,
                 DTYPES[x.dtype],
-                (KINDS if weight.dim() == 2 else STRIPS)[weight.dtype],
+                _kind(weight, scales),
                 group,
                 kernel_threads(),
-                DTYPES[torch.float32 if scales is None else scales.dtype],
+                _group_dtype(scales),
             )
         )
         if status:
@@ -81,11 +82,26 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
     return linear
 
 
-def _are_of_groups(offsets: Tensor, scales: Tensor | None) -> bool:
+def _kind(weight: Tensor, scales: Tensor | None) -> int:
+    """LinearArgs' kind of a matrix."""
+    if weight.dim() == 3:
+        return STRIPS[weight.dtype]
+    has_codes = weight.dtype == torch.uint8 and scales is not None and is_e2m1(scales)
+    return _E2M1 if has_codes else KINDS[weight.dtype]
+
+
+def _group_dtype(scales: Tensor | None) -> int:
+    if scales is None:
+        return DTYPES[torch.float32]
+    return _POWERS if is_e2m1(scales) else DTYPES[scales.dtype]
+
+
+def _are_of_groups(offsets: Tensor, scales: Tensor | None, dims: int = 1) -> bool:
+    """``dims``: of the scales of whole rows."""
     return (
         scales is not None
         and offsets.shape == scales.shape
-        and scales.dim() > 1
+        and scales.dim() > dims
         and offsets.dtype == scales.dtype
         and offsets.is_contiguous()
     )
@@ -110,18 +126,28 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         limit: float,
         weighs_inputs: bool,
         deterministic: bool,  # always true of this kernel
+        gate_up_offsets: Tensor | None = None,
+        down_offsets: Tensor | None = None,
+        gate_up_order: Tensor | None = None,
+        down_order: Tensor | None = None,
     ) -> Tensor:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
         intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
         scales, biases = (gate_up_scales, down_scales), (gate_up_bias, down_bias)
-        if gate_up_scales is not None and (size % INT4_RUN or intermediate % INT4_RUN):
+        offsets, orders = (gate_up_offsets, down_offsets), (gate_up_order, down_order)
+        if any(
+            of_rows is not None and inputs % INT4_RUN
+            for of_rows, inputs in zip(scales, (size, intermediate), strict=True)
+        ):
             return reference_experts(
                 *(hidden, gate_up, down, weights, ids, *scales, *biases),
-                *(activation, alpha, limit, weighs_inputs, deterministic),
+                *(activation, alpha, limit, weighs_inputs, deterministic, *offsets, *orders),
             )
         for bias, outputs in ((gate_up_bias, 2 * intermediate), (down_bias, size)):
-            _check_bias(bias, (count, outputs), hidden.dtype)
+            _check_of_experts(bias, (count, outputs), hidden.dtype)
+        for order, inputs in zip(orders, (size, intermediate), strict=True):
+            _check_of_experts(order, (count, inputs), torch.int32)
         kinds = (
             *_kind_and_group(gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype),
             *_kind_and_group(down, down_scales, intermediate, size, hidden.dtype),
@@ -135,10 +161,15 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
             and ids.dtype == torch.int64
             and weights.is_contiguous()
             and ids.is_contiguous()
+            and all(
+                each is None or _are_of_groups(each, of_rows, 2)
+                for each, of_rows in zip(offsets, scales, strict=True)
+            )
         ):
             raise ValueError(
                 "expected hidden [T, H] with contiguous last dimension, down of as many experts as "
-                "gate_up, and contiguous float32 weights and int64 ids, both [T, k]; got hidden "
+                "gate_up, offsets as scales of groups, and contiguous float32 weights and int64 "
+                "ids, both [T, k]; got hidden "
                 f"{tuple(hidden.shape)} {hidden.stride()}, gate_up {tuple(gate_up.shape)}, down "
                 f"{tuple(down.shape)}, weights {tuple(weights.shape)} {weights.dtype}, ids "
                 f"{tuple(ids.shape)} {ids.dtype}"
@@ -153,6 +184,9 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 *(DTYPES[hidden.dtype], *kinds, activation, kernel_threads()),
                 *(0 if each is None else each.data_ptr() for each in biases),
                 *(alpha, limit, weighs_inputs),
+                *(0 if each is None else each.data_ptr() for each in offsets),
+                *map(_group_dtype, scales),
+                *(0 if each is None else each.data_ptr() for each in orders),
             )
         )
         if status:
@@ -162,11 +196,12 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
     return experts
 
 
-def _check_bias(bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    if bias is None or (bias.shape == shape and bias.dtype == dtype and bias.is_contiguous()):
+def _check_of_experts(given: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Of a bias, or an order of columns."""
+    if given is None or (given.shape == shape and given.dtype == dtype and given.is_contiguous()):
         return
     raise ValueError(
-        f"expected a contiguous bias {shape} of {dtype}, got {tuple(bias.shape)} of {bias.dtype}"
+        f"expected contiguous rows {shape} of {dtype}, got {tuple(given.shape)} of {given.dtype}"
     )
 
 
@@ -198,7 +233,7 @@ def _kind_and_group(
             f"expected contiguous experts of {inputs} inputs and {outputs} outputs, and what is "
             f"not quantized in {dtype}; got {tuple(weight.shape)} of {weight.dtype}"
         )
-    kind = (KINDS if one.dim() == 2 else STRIPS)[one.dtype]
+    kind = _kind(one, scales)
     return kind, 0 if scales is None or scales.dim() == 2 else inputs // scales.shape[2]
 
 

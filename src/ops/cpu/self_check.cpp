@@ -8,56 +8,12 @@
 
 #include "abi.h"
 #include "cpu_features.h"
+#include "drawn.h"
 #include "vector.h"
 
 namespace {
 
 constexpr int kDiffers = 3;
-
-struct Random {
-  uint64_t state = 88172645463325252ull;
-  float next() {  // in (-2, 2); xorshift64, G. Marsaglia 2003
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return float(int64_t(state) >> 11) * 0x1p-51f;
-  }
-};
-
-// Beyond this many, values repeat: drawing caches took longer than attending to them. The number is prime,
-// so that no two rows of a matrix are the same.
-constexpr size_t kDrawn = 16411;
-
-template <class T>
-std::vector<T> draw(Random& random, size_t n) {
-  std::vector<T> values(n);
-  const size_t drawn = std::min(n, kDrawn);
-  for (size_t i = 0; i < drawn; ++i) from_float(random.next(), &values[i]);
-  for (size_t done = drawn; done < n; done += drawn) {
-    std::memcpy(&values[done], values.data(), std::min(drawn, n - done) * sizeof(T));
-  }
-  return values;
-}
-
-// The bytes of so many rows of a cache.
-template <class T>
-std::vector<char> draw_rows(Random& random, size_t rows, size_t head_dim, CacheKind kind) {
-  std::vector<char> bytes;
-  const auto put = [&](const auto& some) {
-    const char* from = reinterpret_cast<const char*>(some.data());
-    bytes.insert(bytes.end(), from, from + some.size() * sizeof some[0]);
-  };
-  if (kind == kAsQueries) {
-    put(draw<T>(random, rows * head_dim));
-    return bytes;
-  }
-  const float largest = kind == kInt8Codes ? 127.0f : 448.0f;
-  for (size_t row = 0; row < rows; ++row) {
-    for (size_t i = 0; i < head_dim; ++i) bytes.push_back(char(int(random.next() * 63.0f)));
-    put(std::vector<float>{random.next() / largest});
-  }
-  return bytes;
-}
 
 template <class T>
 bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int64_t window,
@@ -140,7 +96,7 @@ bool same_gumbel(GumbelFunction* other) {
 template <class T>
 bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t tokens,
                  int64_t outputs, int64_t inputs = 192, int64_t group = 64,
-                 bool has_offsets = false, DType group_dtype = kFloat32) {
+                 bool has_offsets = false, int64_t group_dtype = kFloat32) {
   Random random;
   const auto x = draw<T>(random, size_t(tokens * inputs));
   // For quantized kinds, any bits will do; the size includes a padded last strip.
@@ -153,7 +109,10 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
   for (size_t i = 0; i < scales.size(); ++i) from_float(scales[i], &narrow_scales[i]);
   for (size_t i = 0; i < offsets.size(); ++i) from_float(offsets[i], &narrow_offsets[i]);
   const bool is_narrow = group_dtype == kBFloat16;
-  const void* const its_scales = is_narrow ? (const void*)narrow_scales.data() : scales.data();
+  const auto powers = draw_powers(random, scales.size());
+  const void* const its_scales = group_dtype == kPowers ? (const void*)powers.data()
+                                 : is_narrow            ? (const void*)narrow_scales.data()
+                                                        : scales.data();
   const void* const its_offsets = is_narrow ? (const void*)narrow_offsets.data() : offsets.data();
   std::vector<T> out(size_t(tokens * outputs)), other_out(out.size());
   LinearArgs args{x.data(), weight.data(), its_scales, weight.data(), out.data(),
@@ -215,6 +174,10 @@ bool same_groups(LinearFunction* other, DType dtype, int64_t tokens, int64_t inp
         }
       }
     }
+    if (group >= 32 &&
+        !same_linear<T>(other, dtype, kE2M1, tokens, 29, inputs, group, false, kPowers)) {
+      return false;
+    }
   }
   return true;
 }
@@ -270,17 +233,26 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
     return drawn;
   };
   const auto gate_up_scales = scales(gate_up.size()), down_scales = scales(down.size());
+  const auto powers = draw_powers(random, gate_up.size());
+  const bool has_offsets = kind == kInt4 || kind == kInt4Strips;
   const auto weights = draw<float>(random, size_t(tokens * kChosen));
   const auto biases = draw<T>(random, size_t(kExperts * 2 * std::max(intermediate, kHidden)));
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < tokens * kChosen; ++i) ids.push_back(i * i % 7 - 1);  // -1 to 5, some unused
   std::vector<T> out(x.size()), other_out(x.size());
   const int64_t group = kind == kInt8 || kind == kInt8Strips ? 0 : 32;
-  ExpertsArgs args{x.data(), gate_up.data(), down.data(), gate_up_scales.data(), down_scales.data(),
+  const void* const of_rows[] = {
+      kind == kE2M1 ? (const void*)powers.data() : gate_up_scales.data(),
+      kind == kE2M1 ? (const void*)powers.data() : down_scales.data()};
+  const int64_t group_dtype = kind == kE2M1 ? kPowers : int64_t(kFloat32);
+  ExpertsArgs args{x.data(), gate_up.data(), down.data(), of_rows[0], of_rows[1],
                    weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
                    kChosen, kHidden, dtype, kind, group, kind, group, activation, 2,
                    biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
-                   1.702, 1.0, biased};
+                   1.702, 1.0, biased,
+                   has_offsets ? gate_up_scales.data() : nullptr,
+                   has_offsets ? down_scales.data() : nullptr, group_dtype, group_dtype, nullptr,
+                   nullptr};
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -323,8 +295,9 @@ bool same_adapt(AdaptFunction* other, DType dtype) {
 
 template <class T>
 bool same_experts(ExpertsFunction* other, DType dtype) {
-  for (const int64_t kind : {int64_t(dtype), int64_t(kInt8), int64_t(kInt8Strips), int64_t(kInt4),
-                             int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
+  for (const int64_t kind :
+       {int64_t(dtype), int64_t(kInt8), int64_t(kFloat8), int64_t(kInt8Strips), int64_t(kInt4),
+        int64_t(kE2M1), int64_t(kInt4Strips), int64_t(kBFloat16Strips)}) {
     if (kind == kBFloat16Strips && dtype != kBFloat16) continue;
     for (const int64_t tokens : {1, 9, 70}) {
       for (const int64_t activation : {kSilu, kGeluTanh, kClampedSwiglu}) {

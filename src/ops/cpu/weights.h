@@ -1,7 +1,7 @@
 // Reads rows of weights of each kind, widened in registers, and finishes a row's sums.
 //
-// Weights are widened to floats, exactly; or to bfloat16 for dot products of pairs: int8 exactly, int4
-// times its scale and rounded once, like the bfloat16 weights of a checkpoint.
+// Weights are widened to floats, exactly; or to bfloat16 for dot products of pairs: int8 and e2m1 exactly,
+// int4 times its scale and rounded once, like the bfloat16 weights of a checkpoint.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -56,6 +56,27 @@ inline vf widen_half(const uint8_t* p) {
 #else
   vf v;
   for (int i = 0; i < W; ++i) v[i] = float(High ? p[i] >> 4 : p[i] & 15);
+  return v;
+#endif
+}
+
+// The numbers of a table that the low (High = false) or high nibbles of W bytes stand for.
+template <bool High>
+inline vf look_up_half(const float (&table)[16], const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  // A lookup takes the low four bits.
+  return (vf)_mm512_permutexvar_ps(High ? _mm512_srli_epi32(wide, 4) : wide, _mm512_loadu_ps(table));
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const __m256i at = High ? _mm256_srli_epi32(wide, 4) : wide;
+  // A lookup takes the low three bits; the fourth, moved to the top, chooses between two.
+  const __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+  const __m256 second = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+  return (vf)_mm256_blendv_ps(first, second, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+#else
+  vf v;
+  for (int i = 0; i < W; ++i) v[i] = table[High ? p[i] >> 4 : p[i] & 15];
   return v;
 #endif
 }
@@ -127,13 +148,23 @@ struct ByRow {  // one scale per row, applied to the sum
   float scale(int64_t n) const { return scales[n]; }
 };
 
-// Numbers of groups: float32, or bfloat16 if `narrow`.
+// 2^(exponent - 127), infinite for 255.
+inline float power_of_two(uint8_t exponent) {
+  const uint32_t bits = std::max(uint32_t(exponent) << 23, uint32_t(1) << 22);
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+// Numbers of groups: float32, bfloat16 or kPowers.
 struct OfGroups {
   const void* at = nullptr;  // null: all are zero
-  bool narrow = false;
+  int64_t dtype = kFloat32;
   float operator[](int64_t i) const {
     if (at == nullptr) return 0.0f;
-    return narrow ? as_float(static_cast<const bf16*>(at) + i) : static_cast<const float*>(at)[i];
+    if (dtype == kFloat32) return static_cast<const float*>(at)[i];
+    if (dtype == kPowers) return power_of_two(static_cast<const uint8_t*>(at)[i]);
+    return as_float(static_cast<const bf16*>(at) + i);
   }
 };
 
@@ -143,13 +174,14 @@ constexpr int kRowsAtOnce = 4;  // of which numbers are at hand at the same time
 struct Groups {
   const OfGroups scales, offsets;
   int64_t size, count;
-  float* room = nullptr;  // for bfloat16: this thread's memory for the numbers of kRowsAtOnce rows
+  // This thread's memory for the numbers of kRowsAtOnce rows as floats; null if they are floats.
+  float* room = nullptr;
   Groups(const LinearArgs& a)
-      : scales{a.scales, a.group_dtype == kBFloat16},
-        offsets{a.offsets, a.group_dtype == kBFloat16},
+      : scales{a.scales, a.group_dtype},
+        offsets{a.offsets, a.group_dtype},
         size(a.group),
         count(a.inputs / a.group) {
-    if (!scales.narrow) return;
+    if (scales.dtype == kFloat32) return;
     thread_local std::vector<float> memory;
     const int64_t floats = 2 * kRowsAtOnce * (count + W);
     if (int64_t(memory.size()) < floats) memory.resize(size_t(floats));
@@ -164,22 +196,30 @@ struct AlongRow {
   int64_t step = 0;
   AlongRow() = default;
 
-  // `which` is 0 for scales, 1 for offsets. Those of bfloat16 are widened; they are valid until those of
-  // the row kRowsAtOnce further on are.
+  // `which` is 0 for scales, 1 for offsets. Those that are no floats are widened; they are valid until
+  // those of the row kRowsAtOnce further on are.
   AlongRow(const Groups& groups, int64_t n, int which) {
     static constexpr float kZero = 0;
     const OfGroups& numbers = which == 0 ? groups.scales : groups.offsets;
     next = &kZero;
     if (numbers.at == nullptr) return;
     step = 1;
-    next = static_cast<const float*>(numbers.at) + n * groups.count;
-    if (!numbers.narrow) return;
-    const bf16* from = static_cast<const bf16*>(numbers.at) + n * groups.count;
+    const int64_t first = n * groups.count;
+    if (numbers.dtype == kFloat32) {
+      next = static_cast<const float*>(numbers.at) + first;
+      return;
+    }
     float* const to = groups.room + (n % kRowsAtOnce * 2 + which) * (groups.count + W);
+    next = to;
     int64_t i = 0;
+    if (numbers.dtype == kPowers) {
+      const uint8_t* from = static_cast<const uint8_t*>(numbers.at) + first;
+      for (; i < groups.count; ++i) to[i] = power_of_two(from[i]);
+      return;
+    }
+    const bf16* from = static_cast<const bf16*>(numbers.at) + first;
     for (; i + W <= groups.count; i += W) store(to + i, load(from + i));
     for (; i < groups.count; ++i) to[i] = as_float(from + i);
-    next = to;
   }
 };
 
@@ -242,11 +282,28 @@ struct ByGroup {  // a scale, and perhaps an offset, per group of a multiple of 
 using Int8Groups = ByGroup<int8_t>;
 using Float8Groups = ByGroup<float8>;
 
-struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a level is q - 8
+struct Levels {  // of int4: q - 8
+  static constexpr float kNumbers[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  // Numbers of W nibbles, but for a shift.
+  template <bool High>
+  static vf of(const uint8_t* p) { return widen_half<High>(p); }
+  static vf shift(vf factor) { return factor * -8.0f; }
+};
+
+struct E2M1Numbers {  // a sign, two bits of exponent, one of the mantissa
+  static constexpr float kNumbers[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
+                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  template <bool High>
+  static vf of(const uint8_t* p) { return look_up_half<High>(kNumbers, p); }
+  static vf shift(vf) { return vf{}; }
+};
+
+template <class Numbers>
+struct FourBits {  // the same for groups of a multiple of kPackedGroup weights of four bits
   const uint8_t* weights;
   const Groups groups;
   int64_t inputs;
-  Int4(const LinearArgs& a)
+  FourBits(const LinearArgs& a)
       : weights(static_cast<const uint8_t*>(a.weight)), groups(a), inputs(a.inputs) {}
   static constexpr int64_t kStep = kPackedGroup, kBytes = kPackedGroup / 2;
   int64_t row_bytes() const { return inputs / 2; }
@@ -257,12 +314,12 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
     const uint8_t* p = weights + (n * inputs + k) / 2;
     const int64_t group = groups.at(n, k);
     const vf factor = splat(groups.scales[group]);
-    const vf offset = factor * -8.0f - groups.offsets[group];
+    const vf offset = Numbers::shift(factor) - groups.offsets[group];
     constexpr int kHalf = int(kPackedGroup) / 2 / W;
 #pragma GCC unroll 4
     for (int i = 0; i < kHalf; ++i) {
-      v[i] = widen_half<false>(p + i * W) * factor + offset;
-      v[kHalf + i] = widen_half<true>(p + i * W) * factor + offset;
+      v[i] = Numbers::template of<false>(p + i * W) * factor + offset;
+      v[kHalf + i] = Numbers::template of<true>(p + i * W) * factor + offset;
     }
   }
   vf read_some(int64_t, int64_t, int64_t) const { return vf{}; }
@@ -279,8 +336,7 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
     __m512i table{};
     vb next() {
       if (left == 0) {
-        const vf steps = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-        const __m512 values = (__m512)(steps * *scale++ - *offset);
+        const __m512 values = (__m512)(load(Numbers::kNumbers) * *scale++ - *offset);
         offset += offset_step;
         // Twice, because the fifth bit of the lookup index belongs to the other nibble.
         table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
@@ -305,6 +361,9 @@ struct Int4 {  // the same for groups of a multiple of kPackedGroup weights; a l
 #endif
   float scale(int64_t) const { return 1.0f; }
 };
+
+using Int4 = FourBits<Levels>;
+using E2M1 = FourBits<E2M1Numbers>;
 
 // Finishes sums of R rows: times a factor, plus a bias, both repeated to fill a vector.
 template <int R>

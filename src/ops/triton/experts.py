@@ -6,6 +6,9 @@
 expert's pairs. It finds its expert from the experts' counts on the device, so the grid depends on
 sizes only and the launch can be captured. There are enough blocks for the worst distribution;
 unneeded ones end at once.
+
+Weights in groups become the dtype of the inputs, exactly, and the products of each group are scaled
+in float32, as in [`linear`][src.ops.triton.linear].
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, reference, sort_by_expert
+from src.ops.linear import FLOAT8, INT4_RUN, is_e2m1
+from src.ops.triton.linear import has_float8, step_of
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
 _CLAMPED_SWIGLU = tl.constexpr(CLAMPED_SWIGLU)
@@ -41,6 +46,11 @@ _TILES = {
     (_MANY, 4): Tile(64, 32, 32, 4, 3),
 }
 _COMBINED = 1024  # outputs of a token that one program sums
+# What weights are.
+_ROWS = tl.constexpr(0)  # in the inputs' dtype, or int8 by row
+_BYTES = tl.constexpr(1)  # 8 bits in groups
+_INT4 = tl.constexpr(2)
+_E2M1 = tl.constexpr(3)
 
 
 def tile_of(pairs: int, experts: int, element_size: int, *, deterministic: bool) -> Tile:
@@ -66,6 +76,102 @@ def _block_of(ends, num_experts, M: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def _level(nibble, KIND: tl.constexpr):
+    """The number of four bits; of e2m1 it is doubled, which makes it an integer."""
+    level = nibble - 8
+    if KIND == _E2M1:
+        magnitude = nibble & 7
+        exponent = magnitude >> 1
+        normal = ((magnitude & 1) | 2) << (tl.maximum(exponent, 1) - 1)
+        doubled = tl.where(exponent == 0, magnitude, normal)
+        level = tl.where(nibble > 7, -doubled, doubled)
+    return level
+
+
+@triton.jit
+def _scale(scales, place, mask, KIND: tl.constexpr):
+    """Scales of groups; of e2m1 they are halved, since its numbers are doubled."""
+    numbers = tl.load(scales + place, mask=mask, other=0)
+    wide = numbers.to(tl.float32)
+    if KIND == _E2M1:
+        bits = tl.maximum(numbers.to(tl.int32) << 23, 1 << 22)
+        wide = bits.to(tl.float32, bitcast=True) * 0.5
+    return wide
+
+
+@triton.jit
+def _in_groups(
+    x,  # pointers to the first inputs of pairs [M, 1]
+    columns,  # [inputs] int32, column of weights -> input; None: in order
+    is_pair,
+    factor,  # of inputs, [M]; or None
+    weight,  # of all experts, rows one after another
+    scales,
+    offsets,  # or None
+    row,  # [N] int64, numbers of rows
+    is_output,
+    inputs,
+    group,  # inputs of a group
+    KIND: tl.constexpr,
+    RUN: tl.constexpr,  # four bits: weights in the bytes of a run
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,  # a divisor of `group`
+):
+    """Sums [M, N] of pairs against rows of weights in groups."""
+    held = is_output[None, :]
+    sums = tl.zeros([M, N], dtype=tl.float32)
+    for begin in range(0, inputs, K):
+        if KIND == _BYTES:
+            k = tl.arange(0, K)
+            some = _inputs(x, columns, begin + k, is_pair, factor)
+            at = row[None, :] * inputs + begin + k[:, None]
+            # Outputs that are none may have anything.
+            levels = tl.load(weight + at, mask=held).to(some.dtype)
+            products = tl.dot(some, levels, input_precision="ieee")
+            given = tl.sum(some.to(tl.float32), 1)
+        else:
+            byte = tl.arange(0, K // 2)
+            k = byte // (RUN // 2) * RUN + byte % (RUN // 2)
+            first = _inputs(x, columns, begin + k, is_pair, factor)
+            second = _inputs(x, columns, begin + RUN // 2 + k, is_pair, factor)
+            at = row[None, :] * (inputs // 2) + begin // 2 + byte[:, None]
+            pairs = tl.load(weight + at, mask=held, other=0).to(tl.int32)
+            low = _level(pairs & 15, KIND).to(first.dtype)
+            high = _level(pairs >> 4, KIND).to(first.dtype)
+            products = tl.dot(first, low, input_precision="ieee")
+            products = tl.dot(second, high, products, input_precision="ieee")
+            given = tl.sum(first.to(tl.float32), 1) + tl.sum(second.to(tl.float32), 1)
+        place = row * (inputs // group) + begin // group
+        sums += products * _scale(scales, place, is_output, KIND)[None, :]
+        if offsets is not None:
+            offset = tl.load(offsets + place, mask=is_output, other=0.0).to(tl.float32)
+            sums -= given[:, None] * offset[None, :]
+    return sums
+
+
+@triton.jit
+def _inputs(x, columns, k, is_pair, factor):
+    """Inputs [M, K] for columns k of weights."""
+    at = k
+    if columns is not None:
+        at = tl.load(columns + k)
+    some = tl.load(x + at[None, :], mask=is_pair[:, None], other=0.0)
+    if factor is not None:
+        some = (some.to(tl.float32) * factor[:, None]).to(some.dtype)
+    return some
+
+
+@triton.jit
+def _of(columns, expert, inputs):
+    """An expert's own; or None."""
+    own = columns
+    if columns is not None:
+        own = columns + expert * inputs
+    return own
+
+
+@triton.jit
 def _joined(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     if ACTIVATION == _CLAMPED_SWIGLU:
         # Comparisons are such that a NaN stays one.
@@ -84,9 +190,11 @@ def _joined(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.c
 @triton.jit
 def _gate_up_kernel(
     hidden,  # [tokens, inputs], rows hidden_stride apart
-    gate_up,  # [experts, 2 * outputs, inputs]
-    scales,  # [experts, 2 * outputs] float32, or None
+    gate_up,  # [experts, 2 * outputs, inputs], or half as many bytes
+    scales,  # [experts, 2 * outputs] float32, or of groups [..., inputs / group]; or None
+    offsets,  # of groups, or None
     bias,  # [experts, 2 * outputs], or None
+    columns,  # [experts, inputs] int32, column of weights in groups -> input; None: in order
     weights,  # [tokens, chosen] float32, factors of the inputs; or None
     order,  # [pairs] int64, sorted pair -> index into [tokens, chosen]
     ends,  # [experts] int32, expert -> end of its sorted pairs
@@ -96,9 +204,12 @@ def _gate_up_kernel(
     chosen,
     inputs,
     outputs,
+    group,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    KIND: tl.constexpr,
+    RUN: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -115,26 +226,39 @@ def _gate_up_kernel(
     k = tl.arange(0, K)
     is_output = n < outputs
     x = hidden + token[:, None] * hidden_stride + k[None, :]
-    weight = gate_up + expert.to(tl.int64) * (2 * outputs) * inputs
-    gate_rows = weight + n[None, :].to(tl.int64) * inputs + k[:, None]
-    up_rows = gate_rows + outputs.to(tl.int64) * inputs
+    factor = None
+    if weights is not None:
+        factor = tl.load(weights + place, mask=is_pair, other=0.0)
+    gate_row = expert.to(tl.int64) * 2 * outputs + n
     gates = tl.zeros([M, N], dtype=tl.float32)
     ups = tl.zeros([M, N], dtype=tl.float32)
-    for begin in range(0, inputs, K):
-        rest = inputs - begin
-        some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
-        if weights is not None:
-            factor = tl.load(weights + place, mask=is_pair, other=0.0)
-            some = (some.to(tl.float32) * factor[:, None]).to(some.dtype)
-        held = (k[:, None] < rest) & is_output[None, :]
-        gate = tl.load(gate_rows + begin, mask=held, other=0).to(some.dtype)
-        up = tl.load(up_rows + begin, mask=held, other=0).to(some.dtype)
-        gates = tl.dot(some, gate, gates, input_precision="ieee")
-        ups = tl.dot(some, up, ups, input_precision="ieee")
-    if scales is not None:
-        of_rows = scales + expert * 2 * outputs + n
-        gates *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
-        ups *= tl.load(of_rows + outputs, mask=is_output, other=0.0)[None, :]
+    if KIND == _ROWS:
+        gate_rows = gate_up + gate_row[None, :] * inputs + k[:, None]
+        up_rows = gate_rows + outputs.to(tl.int64) * inputs
+        for begin in range(0, inputs, K):
+            rest = inputs - begin
+            some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
+            if factor is not None:
+                some = (some.to(tl.float32) * factor[:, None]).to(some.dtype)
+            held = (k[:, None] < rest) & is_output[None, :]
+            gate = tl.load(gate_rows + begin, mask=held, other=0).to(some.dtype)
+            up = tl.load(up_rows + begin, mask=held, other=0).to(some.dtype)
+            gates = tl.dot(some, gate, gates, input_precision="ieee")
+            ups = tl.dot(some, up, ups, input_precision="ieee")
+        if scales is not None:
+            gates *= tl.load(scales + gate_row, mask=is_output, other=0.0)[None, :]
+            ups *= tl.load(scales + outputs + gate_row, mask=is_output, other=0.0)[None, :]
+    else:
+        first = hidden + token[:, None] * hidden_stride
+        own = _of(columns, expert, inputs)
+        gates = _in_groups(
+            first, own, is_pair, factor, gate_up, scales, offsets, gate_row, is_output, inputs,
+            group, KIND, RUN, M, N, K,
+        )  # fmt: skip
+        ups = _in_groups(
+            first, own, is_pair, factor, gate_up, scales, offsets, gate_row + outputs, is_output,
+            inputs, group, KIND, RUN, M, N, K,
+        )  # fmt: skip
     if bias is not None:
         of_rows = bias + expert * 2 * outputs + n
         gates += tl.load(of_rows, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -150,15 +274,20 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     activated,  # [pairs, inputs], sorted
-    down,  # [experts, outputs, inputs]
-    scales,  # [experts, outputs] float32, or None
+    down,  # weights, scales and offsets as those of gate and up
+    scales,
+    offsets,
     bias,  # [experts, outputs], or None
+    columns,
     order,  # [pairs] int64
     ends,  # [experts] int32
     results,  # [tokens, chosen, outputs]
     num_experts,
     inputs,
     outputs,
+    group,
+    KIND: tl.constexpr,
+    RUN: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -173,18 +302,25 @@ def _down_kernel(
     k = tl.arange(0, K)
     is_output = n < outputs
     x = activated + pair[:, None].to(tl.int64) * inputs + k[None, :]
-    weight = down + expert.to(tl.int64) * outputs * inputs
-    rows = weight + n[None, :].to(tl.int64) * inputs + k[:, None]
+    row = expert.to(tl.int64) * outputs + n
     sums = tl.zeros([M, N], dtype=tl.float32)
-    for begin in range(0, inputs, K):
-        rest = inputs - begin
-        some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
-        held = (k[:, None] < rest) & is_output[None, :]
-        row = tl.load(rows + begin, mask=held, other=0).to(some.dtype)
-        sums = tl.dot(some, row, sums, input_precision="ieee")
-    if scales is not None:
-        of_rows = scales + expert * outputs + n
-        sums *= tl.load(of_rows, mask=is_output, other=0.0)[None, :]
+    if KIND == _ROWS:
+        rows = down + row[None, :] * inputs + k[:, None]
+        for begin in range(0, inputs, K):
+            rest = inputs - begin
+            some = tl.load(x + begin, mask=is_pair[:, None] & (k[None, :] < rest), other=0.0)
+            held = (k[:, None] < rest) & is_output[None, :]
+            levels = tl.load(rows + begin, mask=held, other=0).to(some.dtype)
+            sums = tl.dot(some, levels, sums, input_precision="ieee")
+        if scales is not None:
+            sums *= tl.load(scales + row, mask=is_output, other=0.0)[None, :]
+    else:
+        first = activated + pair[:, None].to(tl.int64) * inputs
+        own = _of(columns, expert, inputs)
+        sums = _in_groups(
+            first, own, is_pair, None, down, scales, offsets, row, is_output, inputs, group,
+            KIND, RUN, M, N, K,
+        )  # fmt: skip
     if bias is not None:
         of_rows = bias + expert * outputs + n
         sums += tl.load(of_rows, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -221,6 +357,35 @@ def _combine_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=n < outputs)
 
 
+class _Held(NamedTuple):
+    """How the kernels read a stack of matrices."""
+
+    kind: int
+    group: int
+    step: int  # inputs per iteration
+
+
+def _held(
+    weight: Tensor, scales: Tensor | None, order: Tensor | None, inputs: int, size: int, tile: Tile
+) -> _Held:
+    """``size``: bytes of an input."""
+    if scales is None or (scales.dim() == 2 and weight.dtype == torch.int8 and order is None):
+        return _Held(_ROWS.value, inputs, tile.inputs)
+    kind = _BYTES if weight.dtype != torch.uint8 else _E2M1 if is_e2m1(scales) else _INT4
+    group = inputs if scales.dim() == 2 else inputs // scales.shape[2]
+    return _Held(kind.value, group, step_of(group, size))
+
+
+def _is_served(weight: Tensor, scales: Tensor | None, order: Tensor | None, inputs: int) -> bool:
+    """Whether the kernels can read a stack of matrices."""
+    if weight.dim() != 3:
+        return False
+    if order is None and (scales is None or (scales.dim() == 2 and weight.dtype == torch.int8)):
+        return True
+    is_known = weight.dtype != FLOAT8 or has_float8(weight.device)
+    return scales is not None and inputs % INT4_RUN == 0 and is_known
+
+
 def run(
     hidden: Tensor,
     gate_up: Tensor,
@@ -236,19 +401,28 @@ def run(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_offsets: Tensor | None = None,
+    down_offsets: Tensor | None = None,
+    gate_up_order: Tensor | None = None,
+    down_order: Tensor | None = None,
 ) -> Tensor:
     """Launch the kernels; arguments as in [`experts`][src.ops.experts.experts].
 
-    There are kernels for row-major weights in hidden's dtype or int8; the reference serves others.
+    There are kernels for weights in rows, in any format; the reference serves strips.
     """
-    if gate_up.dim() != 3 or down.dim() != 3 or torch.uint8 in (gate_up.dtype, down.dtype):
+    tokens, size = hidden.shape
+    intermediate = (down.shape[2] if down.dim() == 3 else 0) * (1 + (down.dtype == torch.uint8))
+    if not (
+        _is_served(gate_up, gate_up_scales, gate_up_order, size)
+        and _is_served(down, down_scales, down_order, intermediate)
+    ):
         return reference(
             *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
             *(gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic),
+            *(gate_up_offsets, down_offsets, gate_up_order, down_order),
         )
-    tokens, size = hidden.shape
     experts, chosen = len(gate_up), ids.shape[1]
-    intermediate, pairs = down.shape[2], tokens * chosen
+    pairs = tokens * chosen
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     if pairs == 0:
         return out.zero_()
@@ -258,21 +432,25 @@ def run(
     tile = tile_of(pairs, experts, hidden.element_size(), deterministic=deterministic)
     blocks = pairs // tile.pairs + min(pairs, experts)
     common = {
+        "RUN": INT4_RUN,
         "M": tile.pairs,
         "N": tile.outputs,
-        "K": tile.inputs,
         "E": triton.next_power_of_2(experts),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
+    element = hidden.element_size()
+    held = _held(gate_up, gate_up_scales, gate_up_order, size, element, tile)
     _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
-        hidden, gate_up, gate_up_scales, gate_up_bias, weights if weighs_inputs else None,
-        order, ends, activated, hidden.stride(0), experts, chosen, size, intermediate,
-        ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, **common,
+        hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, gate_up_order,
+        weights if weighs_inputs else None, order, ends, activated, hidden.stride(0), experts,
+        chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha, LIMIT=limit,
+        KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
+    held = _held(down, down_scales, down_order, intermediate, element, tile)
     _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
-        activated, down, down_scales, down_bias, order, ends, results, experts, intermediate, size,
-        **common,
+        activated, down, down_scales, down_offsets, down_bias, down_order, order, ends, results,
+        experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
         results, None if weighs_inputs else weights, ids, out, experts, chosen, size,

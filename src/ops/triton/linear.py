@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.linear import FLOAT8, INT4_RUN, reference
+from src.ops.linear import FLOAT8, INT4_RUN, is_e2m1, reference
 
 
 class Tile(NamedTuple):
@@ -94,7 +94,8 @@ def _linear_kernel(
             k = tl.arange(0, K)
             some = tl.load(rows + begin + k[None, :], mask=is_token[:, None], other=0.0)
             of_levels = n[None, :].to(tl.int64) * inputs + begin + k[:, None]
-            levels = tl.load(weight + of_levels, mask=held, other=0).to(some.dtype)
+            # Outputs that are none may have anything.
+            levels = tl.load(weight + of_levels, mask=held).to(some.dtype)
             products = tl.dot(some, levels, input_precision="ieee")
             given = tl.sum(some.to(tl.float32), 1)
         place = n.to(tl.int64) * groups + begin // group
@@ -109,7 +110,7 @@ def _linear_kernel(
 
 
 @functools.cache
-def _has_float8(device: torch.device) -> bool:
+def has_float8(device: torch.device) -> bool:
     """Whether the device converts 8-bit floating point numbers."""
     return torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY
 
@@ -126,8 +127,9 @@ def run(
     There is a kernel for quantized weights in rows. Others are torch's, or have the reference.
     """
     tokens, inputs = x.shape
-    is_known = weight.dtype != FLOAT8 or _has_float8(x.device)
-    if scales is None or weight.dim() == 3 or inputs % INT4_RUN or x.stride(1) != 1 or not is_known:
+    is_known = weight.dtype != FLOAT8 or has_float8(x.device)
+    in_rows = scales is not None and weight.dim() == 2 and not is_e2m1(scales)
+    if scales is None or not in_rows or inputs % INT4_RUN or x.stride(1) != 1 or not is_known:
         return reference(x, weight, scales, bias, offsets)
     outputs = len(weight)
     out = x.new_empty((tokens, outputs))

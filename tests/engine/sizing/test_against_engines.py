@@ -24,12 +24,13 @@ from src.engine.sizing.planning import Question, plan_model
 from src.engine.sizing.roofline import Roofline
 from src.ops.cpu.build import ensure_built
 from tests.architectures.tiny import make_tiny
+from tests.models.test_packing import LEFT_OUT, Checkpoints
 from tests.models.test_quantized_checkpoints import ROUNDED, WEIGHT_ONLY
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
 from tests.support.gguf_files import write_gguf
-from tests.support.quantized import write_quantized
+from tests.support.quantized import awq, write_quantized
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -95,6 +96,28 @@ async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None
     assert started.kv.groups == memory.kv.groups
     assert started.kv.dtype == memory.kv.dtype
     assert started.tables == memory.tables
+
+
+@pytest.mark.parametrize("kind", ["awq", "mxfp4"])
+async def test_packed_experts_are_planned_as_they_are_held(tmp_path: Path, kind: str) -> None:
+    if kind == "mxfp4":
+        directory = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2}, tokenizer=True).packed
+    else:
+        plain = make_checkpoint(tmp_path / "plain", "mixtral", tokenizer=True)
+        section = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+        chosen = re.compile(r"(self_attn\.\w_proj|experts\.\d+\.\w+)\.weight$")
+        directory = write_quantized(plain, tmp_path / "packed", section, awq(32), chosen=chosen)
+    config = small_config(directory, compile__enforce_eager=True, cache__num_blocks=100)
+    memory = plan_model(config, Question()).memory
+    async with AsyncEngine.open(config) as engine:
+        weights, _ = taken_by(engine)
+        started = engine.inspector.memory
+    assert memory.weight_bytes == pytest.approx(weights, rel=0.03)
+    of_part = [{part.name: part.bytes for part in each.weights} for each in (memory, started)]
+    assert of_part[0] == of_part[1]
+    (experts,) = (part for part in started.weights if part.name == "experts")
+    # The model is in float32; beside the experts there are their biases and routers.
+    assert experts.bytes < experts.parameters * 4 / 4
 
 
 # Checkpoints that are quantized: a section and how it packs, or a file's types of tensors.

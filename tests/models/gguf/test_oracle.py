@@ -18,6 +18,7 @@ from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model, outline_model
 from src.models.weights import filling
 from src.models.weights.methods import QuantizedWeight
+from src.models.weights.stacks import StackedWeight
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.gguf_files import ARCHITECTURES, restore, write_gguf
@@ -140,6 +141,25 @@ def test_types_may_differ_within_a_layer(
     assert weight.values.dtype == torch.int8
     # One part of the other layer's is not quantized at all.
     assert isinstance(exact.weights["layers.0.qkv_weight"], torch.Tensor)
+    if architecture == "qwen3_moe":
+        stacks = [exact.weights[f"layers.1.experts.{name}"] for name in ("gate_up", "down")]
+        for stack, dtype in zip(stacks, (torch.int8, torch.uint8), strict=True):
+            assert isinstance(stack, StackedWeight)
+            assert stack.values.dtype == dtype
+
+
+def test_experts_may_have_rounded_inputs(make: Callable[..., tuple[Path, Path]]) -> None:
+    """Where gates and ups are whole strips, they are laid out for integer products."""
+    wide = WIDE | {"moe_intermediate_size": 64}
+    checkpoint, path = make("qwen3_moe", lambda name: Type.Q4_0, **wide)
+    model = load_model(path, dtype="float32", rounds_inputs=True)
+    stack = model.weights["layers.1.experts.gate_up"]
+    assert isinstance(stack, StackedWeight)
+    assert stack.values.shape[1:] == (2, 32, 256)  # strips, eights of inputs, bytes
+    assert stack.nbytes == load_model(path).weights["layers.1.experts.gate_up"].nbytes
+    want = reference_of(path, checkpoint, "qwen3_moe")
+    error = (dense_logits(model, PROMPT) - want).abs() / want.abs().amax(dim=-1, keepdim=True)
+    assert error.mean() < 0.01
 
 
 def test_an_outline_is_the_model_without_values(make: Callable[..., tuple[Path, Path]]) -> None:

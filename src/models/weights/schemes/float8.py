@@ -30,6 +30,7 @@ from src.models.weights.schemes.rounding import (
     rounded_in_blocks,
     to_float8,
 )
+from src.models.weights.stacks import Stack, group_in, spread
 from src.ops.linear import FLOAT8, dequantize
 
 # How inputs are rounded: not at all, by token, by block of a token, or with the checkpoint's scale.
@@ -216,6 +217,35 @@ class Float8Packing:
         return scales.repeat_interleave(self.block[0], dim=0)[:rows]
 
 
+@dataclass(frozen=True, slots=True)
+class StackedFloat8:
+    """A matrix of experts whose scales are of groups of so many columns."""
+
+    matrix: Float8Packing
+    group: int
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
+
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
+        """See `parameters.Packing`."""
+        return self.matrix.forms(tensor, shape)
+
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """See `parameters.Packing`."""
+        return self.matrix.unpack(stored)
+
+    def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `parameters.RowPacking`."""
+        parts = self.matrix.rows(stored)
+        values, scales, block = parts["values"], parts["scales"], self.matrix.block
+        if block is not None:
+            scales = spread(scales, block[1], values.shape[1], self.group)
+        return {"values": values, "scales": scales}
+
+
 def _one_of(stored: Mapping[str, Tensor], first: str, second: str, name: str) -> Tensor:
     found = [stored[role] for role in (first, second) if role in stored]
     if len(found) != 1:
@@ -297,3 +327,12 @@ class Float8Scheme:
         if not columns.divides(inputs):
             return None
         return Float8Method(self.inputs, columns.count(inputs), self.bound)
+
+    def stack(self, inputs: int, *, is_whole: bool) -> Stack | None:
+        """See `checkpoint_formats.Scheme`."""
+        block = self.packing.block
+        group = group_in(None if block is None else block[1], inputs)
+        if group is None:
+            return None
+        groups = None if block is None else inputs // group
+        return Stack(Float8Method("none", groups, None), StackedFloat8(self.packing, group))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from src import ops
+from src.models.weights.levels import OFFSETS, SCALES, VALUES, LevelForm, LevelMethod
 from src.models.weights.methods import (
     LinearMethod,
     PackedWeight,
@@ -33,6 +34,7 @@ from src.models.weights.schemes.held import (
     staged,
 )
 from src.models.weights.schemes.rounding import int8_scales, to_int8
+from src.models.weights.stacks import ORDER, Stack, group_in, spread
 from src.ops.linear import INT4_RUN, SMALLEST_GROUP, dequantize
 
 
@@ -332,3 +334,57 @@ class IntegerScheme:
             parameter.dtype,
             self.inputs,
         )
+
+    def stack(self, inputs: int, *, is_whole: bool) -> Stack | None:
+        """See `checkpoint_formats.Scheme`."""
+        layout, columns = self.packing.layout, self.packing.layout.columns
+        # One group has no order.
+        is_ordered = layout.is_reordered and columns.size is not None
+        if is_ordered and not (is_whole and columns.divides(inputs)):
+            return None
+        group = group_in(columns.size, inputs)
+        if group is None:
+            return None
+        bits = 4 if layout.bits <= 4 and group % INT4_RUN == 0 else 8
+        form = LevelForm(group, bits, not layout.is_symmetric)
+        return Stack(LevelMethod(form), StackedIntegers(self.packing, form), is_ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedIntegers:
+    """A matrix of experts as levels in groups that a weight has."""
+
+    matrix: IntegerPacking
+    form: LevelForm
+
+    @property
+    def is_of_rows(self) -> bool:
+        """See `parameters.RowPacking`."""
+        return False
+
+    def forms(self, tensor: str, shape: tuple[int, ...]) -> dict[str, StoredForm]:
+        """See `parameters.Packing`."""
+        return self.matrix.forms(tensor, shape)
+
+    def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """See `parameters.Packing`."""
+        return self.matrix.unpack(stored)
+
+    def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `parameters.RowPacking`. Columns are sorted by their group."""
+        given, layout = self.matrix.rows(stored), self.matrix.layout
+        levels, shift = given["levels"], given.get("offsets")
+        cut = (layout.columns.size, levels.shape[1], self.form.group)
+        weight = QuantizedWeight.grouped(
+            levels,
+            layout.bits,
+            spread(given["scales"], *cut),
+            None if shift is None else spread(shift, *cut),
+        )
+        parts = {VALUES: weight.values, SCALES: weight.scales.reshape(len(levels), -1)}
+        if self.form.has_offsets:
+            none = torch.zeros_like(parts[SCALES])
+            parts[OFFSETS] = none if weight.offsets is None else weight.offsets
+        if ORDER in given:
+            parts[ORDER] = given[ORDER]
+        return parts
