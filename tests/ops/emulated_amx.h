@@ -124,6 +124,18 @@ inline Halves look_up(Halves index, __m512i table) {
   return index;
 }
 
+inline Floats look_up_floats(Words index, Floats table) {
+  Floats found;
+  for (int i = 0; i < 16; ++i) found[i] = table[index[i] & 15];
+  return found;
+}
+
+inline Floats load_floats(const void* from) {
+  Floats floats;
+  std::memcpy(&floats, from, sizeof floats);
+  return floats;
+}
+
 // Of each eight lanes of both the four from `from` on, side by side.
 template <class V>
 inline V unpack(V a, V b, int from) {
@@ -318,6 +330,9 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_castsi256_si512(low) (low)
 #define _mm512_inserti64x4(low, high, imm8) emulated::join(low, high)
 #define _mm512_permutexvar_epi16(index, table) emulated::look_up((emulated::Halves)(index), table)
+#define _mm512_permutexvar_ps(index, table) \
+  emulated::look_up_floats((emulated::Words)(index), table)
+#define _mm512_loadu_ps(from) emulated::load_floats(from)
 #define _mm512_permutex2var_epi16(low, index, high) \
   emulated::look_up_both(low, (emulated::Halves)(index), high)
 #define _mm512_unpacklo_epi16(a, b) emulated::unpack(a, b, 0)
