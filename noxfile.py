@@ -22,7 +22,7 @@ nox.options.error_on_external_run = True
 WHOLE_ENGINES = (
     *("-m", "not gpu", "--ignore=tests/engine/pure", "--ignore=tests/engine/sampling"),
     # And what keeps compilers busy, of which `tests` leaves some out.
-    "tests/compile",
+    *("tests/compile", "tests/ops/test_objects.py", "tests/ops/test_triton.py"),
     *(f"tests/{name}" for name in ("engine", "http", "observability", "cli", "bench", "demo")),
 )
 # Of these, what meets most of an engine in a minute: `tests` runs them both ways.

@@ -149,7 +149,7 @@ def wide_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "threads"),
     [
-        ("float32", 3),
+        pytest.param("float32", 3, marks=pytest.mark.compilers),
         pytest.param("bfloat16", 2, marks=pytest.mark.compilers),
         pytest.param("int8", 2, marks=pytest.mark.compilers),
         pytest.param("int4", 2, marks=pytest.mark.compilers),

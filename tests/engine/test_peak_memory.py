@@ -72,10 +72,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"compile__enforce_eager": True},
-        {"compile__enforce_eager": False, "compile__startup": "wait"},
+        pytest.param({"compile__enforce_eager": True}, id="in rows"),
+        pytest.param(
+            {"compile__enforce_eager": False, "compile__startup": "wait"},
+            marks=pytest.mark.compilers,
+            id="in strips",
+        ),
     ],
-    ids=["in rows", "in strips"],
 )
 def test_an_engine_never_holds_its_weights_twice(
     checkpoints: list[Path], settings: dict[str, Any]

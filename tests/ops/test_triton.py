@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = (
     "triton_in_interpreter attention",
     "triton_in_interpreter",
-    "triton_for_hopper",
+    pytest.param("triton_for_hopper", marks=pytest.mark.compilers),
     "triton_variants",
 )
 
@@ -20,14 +20,16 @@ Started = dict[str, "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """All of them at once, for some take a minute of one processor."""
+def started(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Started]:
+    """All that were chosen at once, for some take a minute of one processor."""
     pytest.importorskip("triton", reason="triton has no wheel for this platform")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
     running: Started = {}
     try:
-        for program in PROGRAMS:
+        for program in _chosen(request.session.items):
             running[program] = subprocess.Popen(
                 [sys.executable, "-m", *f"tests.ops.{program}".split()],
                 cwd=ROOT,
@@ -41,6 +43,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         for process in running.values():
             process.kill()
             process.communicate()
+
+
+def _chosen(items: Sequence[pytest.Item]) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname == test_triton_kernels.__name__:
+            yield str(item.callspec.params["program"])
 
 
 @pytest.mark.slow
