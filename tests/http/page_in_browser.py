@@ -408,31 +408,31 @@ def test_markdown_becomes_elements_and_html_stays_text(page: Page, server: Serve
 
 
 # What could be looked for again from every place of a text, or nested without end.
-LONG = 60_000
+HOSTILE_LENGTH = 60_000
 HOSTILE = {
-    "ticks": "`" * (LONG // 2) + "a" * (LONG // 2),
+    "ticks": "`" * (HOSTILE_LENGTH // 2) + "a" * (HOSTILE_LENGTH // 2),
     "ticks of all lengths": " ".join("`" * i for i in range(1, 340)),
-    "brackets": "[" * LONG,
-    "brackets and a target": "[" * (LONG // 2) + "](" + "a" * (LONG // 2),
-    "targets": "[](a" * (LONG // 4),
-    "strong": "**a " * (LONG // 4),
-    "strong and underlined": "**__" * (LONG // 8) + "x" + "__**" * (LONG // 8),
-    "stars": "*" * LONG,
-    "lines": "_" * LONG + "a",
-    "struck": "~~a" + " ~~" * (LONG // 3),
-    "emphasis": "*a _b " * (LONG // 6),
-    "addresses": "http://" * (LONG // 7) + "." * 1000,
-    "dots": ("http://" + "." * 60 + " ") * (LONG // 70),
-    "a heading with spaces": "# a" + " " * LONG + "b",
-    "a heading with signs": "# a" + "#" * LONG + "b",
-    "spaces before a table": " " * LONG + "a\n---",
-    "under a head": "a|b\n" + "---" + " " * LONG + "x",
-    "quotes": ">" * LONG + " a",
-    "items": "- " + "a" * (LONG // 2) + "\n- b" * (LONG // 8),
-    "an item with another end": "- " + " " * LONG + "a\u2028",
+    "brackets": "[" * HOSTILE_LENGTH,
+    "brackets and a target": "[" * (HOSTILE_LENGTH // 2) + "](" + "a" * (HOSTILE_LENGTH // 2),
+    "targets": "[](a" * (HOSTILE_LENGTH // 4),
+    "strong": "**a " * (HOSTILE_LENGTH // 4),
+    "strong and underlined": "**__" * (HOSTILE_LENGTH // 8) + "x" + "__**" * (HOSTILE_LENGTH // 8),
+    "stars": "*" * HOSTILE_LENGTH,
+    "lines": "_" * HOSTILE_LENGTH + "a",
+    "struck": "~~a" + " ~~" * (HOSTILE_LENGTH // 3),
+    "emphasis": "*a _b " * (HOSTILE_LENGTH // 6),
+    "addresses": "http://" * (HOSTILE_LENGTH // 7) + "." * 1000,
+    "dots": ("http://" + "." * 60 + " ") * (HOSTILE_LENGTH // 70),
+    "a heading with spaces": "# a" + " " * HOSTILE_LENGTH + "b",
+    "a heading with signs": "# a" + "#" * HOSTILE_LENGTH + "b",
+    "spaces before a table": " " * HOSTILE_LENGTH + "a\n---",
+    "under a head": "a|b\n" + "---" + " " * HOSTILE_LENGTH + "x",
+    "quotes": ">" * HOSTILE_LENGTH + " a",
+    "items": "- " + "a" * (HOSTILE_LENGTH // 2) + "\n- b" * (HOSTILE_LENGTH // 8),
+    "an item with another end": "- " + " " * HOSTILE_LENGTH + "a\u2028",
     "deep items": "\n".join(" " * 2 * i + "- a" for i in range(240)),
-    "a rule": "-" + "   -" * (LONG // 4) + "x",
-    "fences": "```\n~~~\n" * (LONG // 8),
+    "a rule": "-" + "   -" * (HOSTILE_LENGTH // 4) + "x",
+    "fences": "```\n~~~\n" * (HOSTILE_LENGTH // 8),
 }
 
 
