@@ -22,6 +22,7 @@
 #define __AVX512VNNI__ 1
 #define __AVX512BF16__ 1
 #define __AMX_BF16__ 1
+#define __AMX_INT8__ 1
 #endif
 
 namespace emulated {
@@ -35,6 +36,7 @@ struct Tile {
 // Poisoned until configured: an instruction without a configuration would fault.
 inline thread_local Tile tiles[8];
 inline thread_local bool configured = false;
+inline thread_local int tile_rows[8], row_bytes[8];
 
 inline float widen(uint16_t bits) {
   const uint32_t wide = uint32_t(bits) << 16;
@@ -261,30 +263,57 @@ inline void need(bool condition) {
 inline void load_configuration(const void* memory) {
   const auto* bytes = static_cast<const uint8_t*>(memory);
   need(bytes[0] == 1 && bytes[1] == 0);
-  for (int tile = 0; tile < 8; ++tile) need(bytes[16 + 2 * tile] == 64 && bytes[48 + tile] == 16);
+  for (int tile = 0; tile < 8; ++tile) {
+    row_bytes[tile] = bytes[16 + 2 * tile], tile_rows[tile] = bytes[48 + tile];
+    need(row_bytes[tile] > 0 && row_bytes[tile] <= 64 && row_bytes[tile] % 4 == 0);
+    need(bytes[17 + 2 * tile] == 0 && tile_rows[tile] > 0 && tile_rows[tile] <= 16);
+  }
   std::memset(tiles, 0, sizeof tiles);
   configured = true;
 }
 
 inline void load_tile(int tile, const void* base, int64_t stride) {
   need(configured);
-  for (int row = 0; row < 16; ++row) {
-    std::memcpy(tiles[tile].bytes[row], static_cast<const char*>(base) + row * stride, 64);
+  std::memset(&tiles[tile], 0, sizeof(Tile));
+  for (int row = 0; row < tile_rows[tile]; ++row) {
+    std::memcpy(tiles[tile].bytes[row], static_cast<const char*>(base) + row * stride, row_bytes[tile]);
   }
 }
 
 inline void store_tile(int tile, void* base, int64_t stride) {
   need(configured);
-  for (int row = 0; row < 16; ++row) {
-    std::memcpy(static_cast<char*>(base) + row * stride, tiles[tile].bytes[row], 64);
+  for (int row = 0; row < tile_rows[tile]; ++row) {
+    std::memcpy(static_cast<char*>(base) + row * stride, tiles[tile].bytes[row], row_bytes[tile]);
   }
 }
 
 inline std::atomic<int64_t> products{0};
 
-inline void multiply_tiles(int to, int left, int right) {
+inline void need_operands(int to, int left, int right) {
   products.fetch_add(1);
   need(configured && to != left && to != right && left != right);
+  need(row_bytes[left] == 4 * tile_rows[right] && row_bytes[to] == row_bytes[right]);
+  need(tile_rows[to] == tile_rows[left]);
+}
+
+// Of four signed bytes with four others.
+inline void multiply_byte_tiles(int to, int left, int right) {
+  need_operands(to, left, right);
+  for (int m = 0; m < tile_rows[to]; ++m) {
+    int32_t sums[16];
+    std::memcpy(sums, tiles[to].bytes[m], sizeof sums);
+    for (int k = 0; k < row_bytes[left]; ++k) {
+      for (int n = 0; n < row_bytes[to] / 4; ++n) {
+        sums[n] += int8_t(tiles[left].bytes[m][k]) * int8_t(tiles[right].bytes[k / 4][4 * n + k % 4]);
+      }
+    }
+    std::memcpy(tiles[to].bytes[m], sums, sizeof sums);
+  }
+}
+
+inline void multiply_tiles(int to, int left, int right) {
+  need_operands(to, left, right);
+  need(row_bytes[left] == 64 && tile_rows[left] == 16 && row_bytes[right] == 64);
   for (int m = 0; m < 16; ++m) {
     Floats even = {}, odd = {}, sum;
     uint16_t a[32], b[32];
@@ -315,6 +344,7 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define __m512bh emulated::Halves
 #define _mm512_max_ps(a, b) emulated::maximum(a, b)
 #define _mm512_reduce_ps(x, imm8) emulated::reduce(x)
@@ -346,6 +376,7 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _tile_stored(tile, base, stride) emulated::store_tile(tile, base, stride)
 #define _tile_zero(tile) std::memset(&emulated::tiles[tile], 0, 1024)
 #define _tile_dpbf16ps(to, left, right) emulated::multiply_tiles(to, left, right)
+#define _tile_dpbssd(to, left, right) emulated::multiply_byte_tiles(to, left, right)
 #define _mm512_cvtps_epi32(floats) emulated::to_integers(floats)
 #define _mm512_cvtepi32_epi8(integers) emulated::low_bytes(integers)
 #define _mm512_loadu_si512(from) emulated::load_bytes(from)
@@ -353,6 +384,7 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_set1_ps(x) (emulated::Floats{} + (x))
 #define _mm512_srli_epi16(halves, bits) ((__m512i)((emulated::Halves)(halves) >> (bits)))
 #define _mm512_fmadd_ps(a, b, c) emulated::fused(a, b, c)
+#define _mm512_fnmadd_ps(a, b, c) emulated::fused(-(a), b, c)
 #define _mm512_dpbusd_epi32(sums, left, right) emulated::dot_bytes(sums, left, right)
 #define _mm512_reduce_max_epi32(integers) emulated::largest_of(integers)
 #define _mm512_reduce_add_epi32(integers) emulated::sum_of(integers)

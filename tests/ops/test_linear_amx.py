@@ -154,3 +154,24 @@ def test_nothing_behind_rows_is_read(linear: Linear) -> None:
     spoilt[:, :96] = x
     assert torch.equal(linear(spoilt[:, :96], weight, scales, bias), expected)
     assert linear(x[:0], weight, scales, bias).shape == (0, 40)
+
+
+BYTES = ("int8", "int8/16", "int8/32 with offsets", "int4/32 with bfloat16 offsets", "int4/64")
+
+
+@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bytes_have_the_same_bits_by_tiles_and_by_products_of_four(
+    linear: Linear, emulated_amx: ctypes.CDLL, dtype: torch.dtype, kind: str
+) -> None:
+    count = emulated_amx.emulated_products
+    count.restype = ctypes.c_int64
+    for tokens, inputs in ((50, 384), (65, 192)):
+        weight = f"strips of {kind}"
+        x, *rest = build_args(tokens=tokens, inputs=inputs, outputs=128, dtype=dtype, weight=weight)
+        before = int(count())
+        whole = linear(x, *rest)
+        by_tiles = int(count())
+        few = [linear(x[i : i + 7], *rest) for i in range(0, tokens, 7)]
+        assert torch.equal(torch.cat(few), whole)
+        assert int(count()) == by_tiles > before

@@ -152,7 +152,7 @@ def test_what_levels_gain_by() -> None:
     """Names of levels, by the flags of a CPU: pairs in strips, products of bytes."""
     avx2 = {"avx2", "fma", "f16c"}
     avx512 = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-    vnni, pairs, tiles = {"avx512_vnni"}, {"avx512_bf16"}, {"amx_tile", "amx_bf16"}
+    vnni, pairs, tiles = {"avx512_vnni"}, {"avx512_bf16"}, {"amx_tile", "amx_bf16", "amx_int8"}
     for flags, name, pairs_in_strips, multiplies_bytes in (
         (set(), "portable", False, False),
         (avx2, "avx2", True, True),
@@ -161,7 +161,8 @@ def test_what_levels_gain_by() -> None:
         (avx512 | pairs, "avx512", False, False),
         (avx512 | vnni, "avx512_vnni", False, True),
         (avx512 | vnni | pairs | {"avx_vnni"}, "avx512_bf16", True, True),
-        (avx512 | vnni | pairs | tiles, "amx", False, False),
+        (avx512 | vnni | pairs | (tiles - {"amx_int8"}), "avx512_bf16", True, True),
+        (avx512 | vnni | pairs | tiles, "amx", False, True),
     ):
         level = fastest_level(frozenset(flags))
         assert level.name == name

@@ -117,6 +117,9 @@ class TileLinear {
     }
   }
 
+  // Bytes of kRun weights of a row.
+  int64_t row_run_bytes() const { return w.row_bytes() * kRun / a.inputs; }
+
   // Rows [n, n + rows) as whole tiles: in place, or a copy.
   Left operands(int64_t n, int rows) const {
     if constexpr (kInPlace) {
@@ -132,8 +135,10 @@ class TileLinear {
     std::fill(copies.begin() + rows * a.inputs, copies.begin() + whole * a.inputs, bf16{0});
     for (int row = 0; row < rows; ++row) {
       auto runs = w.runs(n + row);
+      const char* ahead = w.row(n + row + kTileOutputs);  // of the next strip
       bf16* to = copies.data() + row * a.inputs;
-      for (int64_t k = 0; k < a.inputs; k += kRun) {
+      for (int64_t k = 0; k < a.inputs; k += kRun, ahead += row_run_bytes()) {
+        __builtin_prefetch(ahead);
         const vb run = runs.next();
         std::memcpy(to + k, &run, sizeof run);
       }

@@ -26,7 +26,7 @@ inline bool has_avx_vnni() {
 }
 
 inline bool has_tiles() {
-  constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // leaf 7: AMX-TILE, AMX-BF16
+  constexpr unsigned kTiles = 1u << 25 | 1u << 24 | 1u << 22;  // leaf 7: AMX-INT8, AMX-TILE, AMX-BF16
   unsigned eax, ebx, ecx, edx;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kTiles) != kTiles) return false;
   return tiles_permitted();

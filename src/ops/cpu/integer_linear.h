@@ -6,11 +6,14 @@
 // int4, of eight inputs, the first four in the low nibbles. Weights are made unsigned by an offset, whose
 // effect is subtracted by means of the tokens' sums (rounded_inputs.h).
 //
+// With AMX many tokens are multiplied by tiles, to the same bits (integer_tiles.h).
+//
 // A unit's products are summed as integers, exactly, in any order. Units are added as floats, in order.
 // So a token's result does not depend on the other tokens.
 #pragma once
 #include "integer_panels.h"
 #include "integer_slices.h"
+#include "integer_tiles.h"
 
 namespace {
 
@@ -20,10 +23,6 @@ constexpr Speed kIntegerPanelSpeed = {15e3, 45e3};
 #if defined(__AVX512VNNI__)
 
 typedef __m512i vq;  // 64 bytes
-
-inline vf add_scaled(vf sums, vi products, vf factor) {
-  return (vf)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)products), (__m512)factor, (__m512)sums);
-}
 
 // Weights of inputs [4 * Part, 4 * Part + 4) of a slice, for 16 outputs.
 template <class Slices, int Part>
@@ -116,7 +115,9 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
       for (int c = 0; c < C; ++c) {
         const float sum = x.sums[(token + c) * x.units + unit];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) results[c][v] -= numbers[v] * sum;
+        for (int v = 0; v < V; ++v) {
+          results[c][v] = subtract_scaled(results[c][v], numbers[v], sum);
+        }
       }
     }
 #pragma GCC unroll 8
@@ -211,6 +212,16 @@ void run_strips(const LinearArgs& a) {
   const int64_t unit = unit_of<Slices>(a);
   const double bytes = double(a.outputs * a.inputs) * 4.0 / Slices::kInputs;
 #if defined(__AVX512VNNI__)
+#if defined(SLIPSTREAM_BYTE_TILES)
+  if (a.tokens >= kFewestByteTileTokens<Slices> && tiles_permitted()) {
+    const auto tokens = round_inputs<int8_t, T>(a, unit, Slices::kOffset, true);
+    const IntegerTiles<Slices, T> tiles(a, tokens);
+    return over_strips(a, bytes, a.inputs / 2, kByteTileSpeed,
+                       [&](int64_t strip, int64_t begin, int64_t end) {
+                         tiles.run(strip, begin, end);
+                       });
+  }
+#endif
   const auto tokens = round_inputs<int8_t, T>(a, unit, Slices::kOffset);
   over_strips(a, bytes, a.inputs, kIntegerSpeed, [&](int64_t strip, int64_t begin, int64_t end) {
     IntegerStrips<Slices>(a, tokens, finish_strip<T>).run(strip, begin, end);

@@ -54,4 +54,17 @@ inline int64_t unit_of(const LinearArgs& a) {
   return std::gcd(a.group, kLargestUnit);
 }
 
+#if defined(__AVX512VNNI__)
+
+// Adds a unit's integer sums times a factor.
+inline vf add_scaled(vf sums, vi products, vf factor) {
+  return (vf)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)products), (__m512)factor, (__m512)sums);
+}
+
+inline vf subtract_scaled(vf sums, vf numbers, float factor) {
+  return (vf)_mm512_fnmadd_ps((__m512)numbers, _mm512_set1_ps(factor), (__m512)sums);
+}
+
+#endif
+
 }  // namespace

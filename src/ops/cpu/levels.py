@@ -40,7 +40,7 @@ _AVX512_VNNI_FLAGS = (*_AVX512_FLAGS, "-mavx512vnni")
 # Products of bfloat16 pairs and of four bytes; no CPU has only the former.
 _PRODUCTS = _AVX512_VNNI | {"avx512_bf16"}
 _PRODUCTS_FLAGS = (*_AVX512_VNNI_FLAGS, "-mavx512bf16")
-_TILES = _PRODUCTS | {"amx_tile", "amx_bf16"}
+_TILES = _PRODUCTS | {"amx_tile", "amx_bf16", "amx_int8"}
 
 LEVELS = (
     Level("portable", 0, frozenset(), ()),
@@ -57,8 +57,11 @@ LEVELS = (
         pairs_in_strips=True,
         multiplies_bytes=True,
     ),
-    # bfloat16 tile products are faster than both.
-    Level("amx", 6, _TILES, (*_PRODUCTS_FLAGS, "-mamx-tile", "-mamx-bf16")),
+    # Tiles multiply bfloat16 for any number of tokens, and bytes for many.
+    Level(
+        *("amx", 6, _TILES, (*_PRODUCTS_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
+        multiplies_bytes=True,
+    ),
 )
 """From slowest to fastest."""
 

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kLargestUnit = 64;
 constexpr float kNothing = 0x1p-100f;
+constexpr int64_t kTokensRead = 16;           // at most, by one instruction
 constexpr double kRoundedPerMicrosecond = 4e3;  // inputs
 
 // Rounds to the nearest integer, ties to even; by an instruction where there is one. The usual trick,
@@ -99,10 +100,11 @@ inline float largest_magnitude(const T* x, int64_t count) {
 template <class Value>
 struct RoundedTokens {
   int64_t inputs, unit, units;
+  int64_t token_step, unit_step;  // from a token's or unit's number to the next one's
   Value* values;     // [tokens, inputs]
-  float* steps;      // [tokens, units]
-  int32_t* offsets;  // [tokens, units]
-  float* sums;       // [tokens, units], of a unit's rounded inputs; null unless weights have offsets
+  float* steps;      // [tokens, units], or [units, tokens] for tiles; all numbers of units alike
+  int32_t* offsets;
+  float* sums;       // of a unit's rounded inputs; null unless weights have offsets
 
   template <class T>
   void round(const T* x, int64_t token, int weight_offset) const {
@@ -118,31 +120,40 @@ struct RoundedTokens {
         store_rounded(to + k, rounded);
         lanes += rounded;
       }
-      steps[token * units + index] =
-          is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+      const int64_t at = token * token_step + index * unit_step;
+      steps[at] = is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
       const int32_t sum = sum_of_lanes(lanes);
-      offsets[token * units + index] = -weight_offset * sum;
-      if (sums != nullptr) {
-        sums[token * units + index] = float(sum) * steps[token * units + index];
-      }
+      offsets[at] = -weight_offset * sum;
+      if (sums != nullptr) sums[at] = float(sum) * steps[at];
     }
   }
 };
 
-// The result lies in this thread's memory and is valid until its next call.
+// The result lies in this thread's memory and is valid until its next call. `by_units`: numbers of units are
+// [units, tokens].
 template <class Value, class T>
-RoundedTokens<Value> round_inputs(const LinearArgs& a, int64_t unit, int weight_offset) {
+RoundedTokens<Value> round_inputs(const LinearArgs& a, int64_t unit, int weight_offset,
+                                  bool by_units = false) {
   thread_local std::vector<Value> values;
   thread_local std::vector<float> steps, sums;
   thread_local std::vector<int32_t> offsets;
   const int64_t units = a.inputs / unit;
-  if (int64_t(values.size()) < a.tokens * a.inputs) values.resize(size_t(a.tokens * a.inputs));
-  if (int64_t(steps.size()) < a.tokens * units) steps.resize(size_t(a.tokens * units));
+  // Tiles read whole groups of tokens, so there is memory behind the last.
+  const int64_t held = a.tokens + kTokensRead - 1;
+  if (int64_t(values.size()) < held * a.inputs) values.resize(size_t(held * a.inputs));
+  if (int64_t(steps.size()) < held * units) steps.resize(size_t(held * units));
   if (offsets.size() < steps.size()) offsets.resize(steps.size());
   if (a.offsets != nullptr && sums.size() < steps.size()) sums.resize(steps.size());
   const RoundedTokens<Value> rounded{
-      a.inputs,     unit,           units,          values.data(),
-      steps.data(), offsets.data(), a.offsets == nullptr ? nullptr : sums.data()};
+      a.inputs,
+      unit,
+      units,
+      by_units ? 1 : units,
+      by_units ? held : 1,
+      values.data(),
+      steps.data(),
+      offsets.data(),
+      a.offsets == nullptr ? nullptr : sums.data()};
   const double work = double(a.tokens * a.inputs) / kRoundedPerMicrosecond;
   const int64_t parts = worthwhile_parts(a.threads, work, a.tokens);
   parallel(a.threads, parts, [&](int64_t part) {
