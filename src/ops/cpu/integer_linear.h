@@ -78,9 +78,9 @@ class IntegerStrips : public StripTiles<IntegerStrips<Slices>> {
     const int64_t unit_bytes = strip_bytes / x.units;
     const int8_t* values = x.values + token * inputs;
     vf results[C][V] = {};
+    UnitPlaces<Slices> places(projection, strip, x.unit);
     for (int64_t unit = 0; unit < x.units; ++unit) {
-      int64_t place = 0;
-      if (kScaledUnits) place = place_of_unit(projection, strip, unit, x.unit) + first * W;
+      const int64_t place = places.next() + first * W;
       if (How == kByShares && first == 0) ahead.fetch_share(unit * unit_bytes, unit_bytes);
       vi sums[C][V];
 #pragma GCC unroll 8

@@ -30,6 +30,26 @@ inline int64_t place_of_unit(const LinearArgs& a, int64_t strip, int64_t unit, i
   return (strip * (a.inputs / a.group) + group) * kStripOutputs;
 }
 
+// The same of a strip's units, one after the other, without a division for each. 0 where scales are of rows.
+template <class Slices>
+class UnitPlaces {
+ public:
+  UnitPlaces(const LinearArgs& a, int64_t strip, int64_t unit_size)
+      : units(Slices::kInGroups ? a.group / unit_size : 1),
+        left(units),
+        place(Slices::kInGroups ? place_of_unit(a, strip, 0, unit_size) : 0) {}
+
+  int64_t next() {
+    const int64_t now = place;
+    if (Slices::kInGroups && --left == 0) left = units, place += kStripOutputs;
+    return now;
+  }
+
+ private:
+  const int64_t units;  // of a group
+  int64_t left, place;
+};
+
 // Loads V vectors of scales or offsets, from `place` on.
 template <int V>
 inline void load_numbers(const void* groups, const LinearArgs& a, int64_t place, vf (&to)[V]) {
