@@ -44,7 +44,7 @@ from src.engine.telemetry.inspector import Inspector
 from src.engine.telemetry.observed import Observed
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.start_observer import StartObserver
-from src.engine.telemetry.status import (
+from src.core.status import (
     STARTUP_PHASES,
     EngineStats,
     EngineStatus,

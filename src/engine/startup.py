@@ -39,7 +39,7 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
-from src.engine.telemetry.status import STARTUP_PHASES, ModelInfo, served_names
+from src.core.status import STARTUP_PHASES, ModelInfo, served_names
 from src.models import (
     Implementation,
     Model,

@@ -8,7 +8,7 @@ from typing import Any
 from src.core.errors import PromptTooLongError
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
-from src.engine.telemetry.status import ModelInfo
+from src.core.status import ModelInfo
 
 
 def tokens_of_answer(info: ModelInfo, max_tokens: int | None) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from src.core.plan import StepTimes
-from src.engine.telemetry.status import Stall
+from src.core.status import Stall
 
 logger = logging.getLogger(__name__)
 

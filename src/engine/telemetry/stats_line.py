@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from src.engine.telemetry.status import EngineStats
+from src.core.status import EngineStats
 from src.observability.metrics import EngineMetrics
 
 logger = logging.getLogger(__name__)

@@ -333,7 +333,7 @@ class RecurrenceArgs(Record):
 
 @record()
 class BoundInput(Record):
-    """One argument of a compiled function: a weight, or a tensor whose first dimension is tokens."""
+    """An argument of a compiled function: a weight, or a tensor whose first dimension is tokens."""
 
     handle: int = pointer("Handle", "a weight; null for a token argument")
     dtype: int = int64("torch's number; this and the fields below are for token arguments only")

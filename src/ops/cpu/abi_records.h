@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 257107097
+#define SLIPSTREAM_ABI 647139143
 
 // Modifiers of a layer's scores, in the order in which they are applied.
 struct AttentionSpec {
@@ -456,7 +456,7 @@ static_assert(offsetof(RecurrenceArgs, delta) == 176 && sizeof(RecurrenceArgs::d
 static_assert(offsetof(RecurrenceArgs, normalizes) == 184 && sizeof(RecurrenceArgs::normalizes) == 8, "as in Python");
 static_assert(offsetof(RecurrenceArgs, threads) == 192 && sizeof(RecurrenceArgs::threads) == 8, "as in Python");
 
-// One argument of a compiled function: a weight, or a tensor whose first dimension is tokens.
+// An argument of a compiled function: a weight, or a tensor whose first dimension is tokens.
 struct BoundInput {
   Handle handle;  // a weight; null for a token argument
   int64_t dtype;  // torch's number; this and the fields below are for token arguments only
