@@ -26,6 +26,14 @@ from src.core.errors import (
 from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
+from src.core.status import (
+    STARTUP_PHASES,
+    EngineStats,
+    EngineStatus,
+    ModelInfo,
+    Stall,
+    served_names,
+)
 from src.core.version import VERSION
 from src.engine.background_tasks import BackgroundTasks
 from src.engine.loading import Loading
@@ -44,14 +52,6 @@ from src.engine.telemetry.inspector import Inspector
 from src.engine.telemetry.observed import Observed
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.start_observer import StartObserver
-from src.core.status import (
-    STARTUP_PHASES,
-    EngineStats,
-    EngineStatus,
-    ModelInfo,
-    Stall,
-    served_names,
-)
 from src.engine.telemetry.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry

@@ -21,6 +21,7 @@ from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
 from src.core.start_timeline import StartTimeline
+from src.core.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
@@ -39,7 +40,6 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
-from src.core.status import STARTUP_PHASES, ModelInfo, served_names
 from src.models import (
     Implementation,
     Model,

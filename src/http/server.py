@@ -7,8 +7,8 @@ from typing import Final
 
 from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
-from src.engine.client import AsyncEngine
 from src.core.status import EngineStatus, Stall
+from src.engine.client import AsyncEngine
 from src.http.keys import Keys
 from src.http.outbox import Outbox, SendAll
 from src.http.responses.store import ResponseStore

@@ -13,10 +13,10 @@ import pytest
 
 from src import AsyncEngine, SamplingParams
 from src.core.plan import StepTimes
+from src.core.status import Stall
 from src.engine.execution.step_computer import StepComputer
 from src.engine.telemetry import health
 from src.engine.telemetry.health import FIRST_PATIENCE, FIRST_STEPS, Heartbeat, Progress, Watchdog
-from src.core.status import Stall
 from tests.support.engines import assert_idle, small_config
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -20,8 +20,8 @@ from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
 from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
-from src.engine.requests.thinking_guides import ThinkingGuides
 from src.core.status import ModelInfo
+from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
 
