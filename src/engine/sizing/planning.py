@@ -74,6 +74,21 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
         return _answer(setup, attempt, device)
 
 
+def outline_of(config: Config) -> ServedModel:
+    """The configured model on the meta device: a native family's program, without weights.
+
+    Raises
+    ------
+    ModelLoadError
+        There is no such model, its configuration cannot be served, or no native family serves it.
+    """
+    path = resolve_model(config.model.path, config.model.revision, weights=False)
+    with _one_error(path):
+        return Setup(
+            config, path, choose_implementation(path, config.model.implementation)
+        ).outline()
+
+
 def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelPlan:
     config, outline = setup.config, attempt.reckoned.outline
     dtype = str(outline.spec.dtype).removeprefix("torch.")
