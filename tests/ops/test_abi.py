@@ -6,12 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from src.ops.cpu import abi
+from src.ops.cpu import abi, entries
 from src.ops.cpu.records import Record, _records, float32, int64, int64_array, pointer, record
+from src.ops.experts import EXPERTS
+from src.ops.linear import LINEAR
 
 
 def test_the_header_is_written_from_the_records() -> None:
     assert abi.HEADER.read_text() == abi.header(), "run `python -m src.ops.cpu.abi`"
+
+
+def test_the_entry_points_of_compiled_code_are_written_from_the_schemas() -> None:
+    assert entries.HEADER.read_text() == entries.header(), "run `python -m src.ops.cpu.entries`"
+
+
+def test_a_shim_declares_what_the_schema_says() -> None:
+    assert entries.c_shim(LINEAR) == (
+        "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
+        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* offsets, "
+        "AtenTensorHandle* ret)"
+    )
+    shim = entries.c_shim(EXPERTS)
+    assert "int64_t activation, double alpha, double limit, int32_t weighs_inputs" in shim
 
 
 def test_fields_have_names_and_values_on_both_sides(tmp_path: Path) -> None:
