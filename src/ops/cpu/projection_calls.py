@@ -132,29 +132,6 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
         intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
-        if (gate_up_scales is not None and size % INT4_RUN) or (
-            down_scales is not None and intermediate % INT4_RUN
-        ):
-            return reference_experts(
-                hidden,
-                gate_up,
-                down,
-                weights,
-                ids,
-                gate_up_scales,
-                down_scales,
-                gate_up_bias,
-                down_bias,
-                activation,
-                alpha,
-                limit,
-                weighs_inputs,
-                deterministic,
-                gate_up_offsets,
-                down_offsets,
-                gate_up_order,
-                down_order,
-            )
         for each, shape, dtype in (
             (gate_up_bias, (count, 2 * intermediate), hidden.dtype),
             (down_bias, (count, size), hidden.dtype),
@@ -167,12 +144,8 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
             gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype
         )
         down_kind, down_group = _kind_and_group(down, down_scales, intermediate, size, hidden.dtype)
-        for each, of_rows in ((gate_up_offsets, gate_up_scales), (down_offsets, down_scales)):
-            if each is not None and not _are_of_groups(each, of_rows, 2):
-                raise ValueError(
-                    "expected contiguous offsets of the shape and dtype of scales of groups, got "
-                    f"{tuple(each.shape)} of {each.dtype}"
-                )
+        _check_offsets_of_experts(gate_up_offsets, gate_up_scales)
+        _check_offsets_of_experts(down_offsets, down_scales)
         if len(down) != count or _outputs_of_experts(down, down_scales) != size:
             raise ValueError(
                 f"expected down of as many experts as gate_up, {count}, with {size} outputs; got "
@@ -219,7 +192,24 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
             raise_status(status)
         return out
 
-    return experts
+    def experts_or_reference(*call: Any) -> Tensor:
+        """The op, with its arguments in order; rows that no kernel takes go to the reference."""
+        hidden, gate_up, gate_up_scales, down_scales = call[0], call[1], call[5], call[6]
+        intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
+        is_ragged = (gate_up_scales is not None and hidden.shape[1] % INT4_RUN) or (
+            down_scales is not None and intermediate % INT4_RUN
+        )
+        return reference_experts(*call) if is_ragged else experts(*call)
+
+    return experts_or_reference
+
+
+def _check_offsets_of_experts(offsets: Tensor | None, scales: Tensor | None) -> None:
+    if offsets is not None and not _are_of_groups(offsets, scales, 2):
+        raise ValueError(
+            "expected contiguous offsets of the shape and dtype of scales of groups, got "
+            f"{tuple(offsets.shape)} of {offsets.dtype}"
+        )
 
 
 def _check_choices(hidden: Tensor, weights: Tensor, ids: Tensor) -> None:
