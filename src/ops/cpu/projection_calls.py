@@ -132,13 +132,10 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
         intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
-        for each, shape, dtype in (
-            (gate_up_bias, (count, 2 * intermediate), hidden.dtype),
-            (down_bias, (count, size), hidden.dtype),
-            (gate_up_order, (count, size), torch.int32),
-            (down_order, (count, intermediate), torch.int32),
-        ):
-            _check_of_experts(each, shape, dtype)
+        _check_of_experts(gate_up_bias, (count, 2 * intermediate), hidden.dtype)
+        _check_of_experts(down_bias, (count, size), hidden.dtype)
+        _check_of_experts(gate_up_order, (count, size), torch.int32)
+        _check_of_experts(down_order, (count, intermediate), torch.int32)
         _check_choices(hidden, weights, ids)
         gate_up_kind, gate_up_group = _kind_and_group(
             gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype
