@@ -250,9 +250,14 @@ def check_content_type(scope: Scope) -> None:
     Raises
     ------
     UnsupportedMediaTypeError
-        The body is declared to be something other than JSON.
+        The body is declared to be something other than JSON, or comes from a web page and is not
+        declared to be anything.
     """
     declared = header(scope, b"content-type")
+    if not declared and header(scope, b"origin") is not None:
+        raise UnsupportedMediaTypeError(
+            "a web page's body needs the header content-type: application/json"
+        )
     kind = (declared or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaTypeError(
