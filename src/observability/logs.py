@@ -61,15 +61,15 @@ class TextFormatter(logging.Formatter):
         record.short = record.name.removeprefix(f"{ROOT}.")
         return super().format(record)
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+    def formatMessage(self, record: logging.LogRecord) -> str:
         """The line."""
         return super().formatMessage(record).translate(_ESCAPES)
 
-    def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802
+    def formatException(self, ei: _ExceptionInfo) -> str:
         """A traceback, with the texts of its errors."""
         return _behind_margin(super().formatException(ei))
 
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+    def formatStack(self, stack_info: str) -> str:
         """A stack, or other lines that belong to a record."""
         return _behind_margin(super().formatStack(stack_info))
 

@@ -1,4 +1,4 @@
-"""An engine on another event loop than its own: one error that says so, and nothing is disturbed."""
+"""An engine on another event loop than its own: one clear error, and nothing is disturbed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_to_ask_before_the_start_chooses_no_loop(checkpoint: Path) -> None:
     assert not engine.abort("nobody")
 
     async def ask() -> None:
-        with pytest.raises(SlipstreamError, match="loading|starting|created"):
+        with pytest.raises(SlipstreamError, match=r"loading|starting|created"):
             engine.admit()
 
     asyncio.run(ask())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import threading
 import time
@@ -149,7 +150,7 @@ async def test_others_have_a_turn_between_two_long_bodies() -> None:
 
     await asyncio.gather(*(decode(SHORT) for _ in range(4)), other())
     bodies = [index for index, what in enumerate(happened) if what == "body"]
-    assert all("turn" in happened[a:b] for a, b in zip(bodies, bodies[1:], strict=False))
+    assert all("turn" in happened[a:b] for a, b in itertools.pairwise(bodies))
     # Short ones are decoded in less time than a turn takes.
     happened.clear()
     await asyncio.gather(*(decode(PIECE_BYTES) for _ in range(4)), other())

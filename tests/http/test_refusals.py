@@ -192,7 +192,9 @@ async def small(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
 @pytest.fixture(scope="module")
 async def asker(small: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(small)
-    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream", timeout=60) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://slipstream", timeout=60
+    ) as client:
         yield client
 
 

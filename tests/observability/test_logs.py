@@ -65,7 +65,7 @@ def test_a_record_is_one_json_object(package_logger: logging.Logger) -> None:
     assert "ValueError: broken" in entry["traceback"]
 
 
-# What a terminal obeys, what ends a line for it or for what reads logs, and the largest of each kind.
+# What a terminal obeys and what ends a line, with the first and the last of each kind.
 CONTROLS = {
     "\n": r"\n",
     "\r": r"\r",

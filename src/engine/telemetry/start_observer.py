@@ -54,9 +54,7 @@ class StartObserver:
             f"attention {parts.attention}, context {info.max_model_len} tokens",
             "\n".join(timeline_lines(rows)),
         )
-        log_lines(
-            logger, logging.INFO, "where memory goes", "\n".join(memory_lines(parts.memory))
-        )
+        log_lines(logger, logging.INFO, "where memory goes", "\n".join(memory_lines(parts.memory)))
 
     def failed(self, error: BaseException) -> None:
         """The start, or the engine later, has failed."""
