@@ -243,6 +243,8 @@ class HttpSection(Section, frozen=True, kw_only=True):
     playground: bool = True  # whether browsers get a page at /, to chat and to watch the engine
     # Origins whose web pages may send requests here from a browser; "*" is all.
     cors_origins: tuple[str, ...] = ()
+    # Names, besides localhost, under which a server without API keys answers; "*" is all.
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class ObservabilitySection(Section, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from src.engine.requests.admissions import Admission
 from src.http.body import (
     ClientDisconnectedError,
     check_content_type,
+    check_fields,
     check_structure,
     declares_body,
     discard_body,
@@ -371,3 +372,5 @@ async def _make_readable(call: Call) -> None:
     await check_structure(
         call.body, max_nodes=limits.max_json_nodes, max_values=limits.max_json_values
     )
+    await check_fields(call.body)
+    await call.server.turns.take(call.body_size)

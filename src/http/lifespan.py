@@ -21,6 +21,7 @@ from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
+from src.http.body_work import Turns
 from src.http.guard import check_access
 from src.http.http2 import bound_http2
 from src.http.idle_connections import release_closed_connections
@@ -51,8 +52,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     bound_http2()
     engine = AsyncEngine(config)
     server.attach(engine)
-    # Its state is of this event loop.
+    # Their state is of this event loop.
     server.outbox = Outbox(compiled_send)
+    server.turns = Turns()
     engine.start()
     tasks = []
     if server.owns_process:

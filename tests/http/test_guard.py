@@ -205,7 +205,7 @@ async def test_the_path_that_decides_is_the_scope_s(guarded: Starlette) -> None:
         ("/v1", "/v1/models", 401),
     ):
         transport = httpx.ASGITransport(guarded, root_path=root)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
             answer = await client.get(path, headers={"host": "x/health?"})
         assert answer.status_code == status, (root, path)
 
@@ -289,7 +289,7 @@ async def test_metrics_may_be_open(config: Config) -> None:
     app.state.server.keys = check_access(http)
     app.state.server.config = msgspec.structs.replace(config, http=http)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         assert (await client.get(METRICS)).status_code == 200
         assert (await client.get("/version")).status_code == 401
 
@@ -302,7 +302,7 @@ async def test_without_an_admin_key_there_are_no_debug_endpoints(
     app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
     app.state.server.keys = check_access(http)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         for path in ("/debug/pool", "/debug/nowhere", "/debug"):
             answer = await client.get(path, headers=bearer(ALICE))
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -312,7 +312,7 @@ async def test_without_an_admin_key_there_are_no_debug_endpoints(
 
 async def test_before_the_settings_are_read_only_the_probes_answer(config: Config) -> None:
     transport = httpx.ASGITransport(create_app(config, owns_process=False))
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         assert (await client.get("/live")).status_code == 200
         for path in ("/version", "/debug/pool", "/nowhere"):
             assert (await client.get(path)).status_code == 503

@@ -24,6 +24,7 @@ FROZEN = [
     "device.type",
     "http.admin_key",
     "http.admin_key_file",
+    "http.allowed_hosts",
     "http.api_key_file",
     "http.api_keys",
     "http.body_timeout",

@@ -53,6 +53,7 @@ SHELL = {
     "engine_thread",
     "llm",
     "background_tasks",
+    "own_loop",
     "requests",
     "sizing",
     "telemetry",

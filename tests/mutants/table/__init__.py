@@ -3,6 +3,7 @@
 from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
     answers,
+    browsers,
     grammar,
     http,
     kernels,
@@ -20,7 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
         *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(prompts, models, kernels),
+        *(browsers, prompts, models, kernels),
     )
     for mutation in module.MUTATIONS
 )

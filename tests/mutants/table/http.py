@@ -39,7 +39,7 @@ MUTATIONS = (
         ),
         (
             "metrics are open to all",
-            "(path == METRICS and server.config.http.public_metrics)",
+            "(path == METRICS and http.public_metrics)",
             "path == METRICS",
         ),
         (
@@ -70,8 +70,8 @@ MUTATIONS = (
         ),
         (
             "origins are parts of addresses",
-            "if _ORIGIN.fullmatch(origin) is None:",
-            "if _ORIGIN.match(origin) is None:",
+            "if ORIGIN.fullmatch(origin) is None:",
+            "if ORIGIN.match(origin) is None:",
         ),
         (
             "who may not pass is not challenged",
