@@ -94,6 +94,15 @@ def load_model(
         # A checkpoint that stores the shared tensor once may have stored it as the head.
         stored[embedding] = stored[head]
     rounds = _rounds_inputs(rounds_inputs, torch_dtype)
+    wanted: set[str] = set()
+
+    def check(model: Model) -> None:
+        # A configuration may ask for any amount of memory. The checkpoint's tensors bound it.
+        wanted.update(name for each in model.table.values() for name in stored_names(model, each))
+        passed_over = {head} if config.tie_word_embeddings else set()
+        passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
+        check_tensors(path, stored, model, passed_over | _empty_biases(stored, wanted))
+
     model = Model(
         config,
         family.write,
@@ -103,16 +112,12 @@ def load_model(
         deterministic=deterministic,
         adapters=adapters,
         formats=_formats(config, stored, quantization, group_size, rounds),
+        before_allocating=check if load_format != "dummy" else lambda model: None,
     )
     when_allocated(model)
     if load_format == "dummy":
         fill_dummy(model, seed, before_each_matrix)
         return model
-    passed_over = {head} if config.tie_word_embeddings else set()
-    passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
-    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
-    passed_over |= _empty_biases(stored, wanted)
-    check_tensors(path, stored, model, passed_over)
     model.kv_scales = read_scales(stored)
     with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
