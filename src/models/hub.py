@@ -10,7 +10,7 @@ from typing import Final
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import SUFFIX, first_bytes, is_first, is_gguf, named_kind
-from src.models.gguf.files import find_gguf, listed
+from src.models.gguf.files import find_gguf, is_named, listed
 from src.models.weights.checkpoint import PICKLE_SUFFIXES
 
 _TEXT_FILES: Final = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
@@ -102,10 +102,23 @@ def _gguf_of(
     source = _source(repository, revision)
     if re.search(r"[\[\]*?]", wanted):
         raise ModelLoadError(f"{repository}:{wanted}: {wanted!r} is no name of a precision or file")
-    directory = _snapshot(
-        repository, revision, cache_dir, [f"*{stem}", _TEMPLATES], is_cached=not fetches
-    )
-    found = find_gguf(directory, wanted, source=f"{source} (as far as it is cached)")
+    patterns = [f"*{stem}", _TEMPLATES]
+    try:
+        directory = _snapshot(repository, revision, cache_dir, patterns, is_cached=not fetches)
+    except ModelLoadError as error:
+        try:
+            directory = _snapshot(repository, revision, cache_dir, [_TEMPLATES], is_cached=True)
+        except ModelLoadError:
+            raise error from None
+    try:
+        found = find_gguf(directory, wanted, source=source)
+    except ModelLoadError:
+        names = _models_of(repository, revision) if fetches else ()
+        if not names or any(is_named(name, wanted) for name in names):
+            raise
+        raise ModelLoadError(
+            f"{source} has no GGUF model {wanted}; it has {listed(map(str, names))}"
+        ) from None
     assert found is not None, "find_gguf raises if what is wanted is not there"
     return found
 
@@ -130,9 +143,7 @@ def _only_gguf(
             return found
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}; {how}") from None
-    names = [Path(n) for n in _names(repository, revision) if n.lower().endswith(SUFFIX)]
-    firsts = [name for name in names if is_first(name)]
-    models = [name for name in firsts if named_kind(name) is None] or firsts
+    models = _models_of(repository, revision)
     if len(models) > 1:
         raise ModelLoadError(
             f"{source} has several GGUF models ({listed(map(str, models))}); {how}"
@@ -150,6 +161,13 @@ def _names(repository: str, revision: str | None) -> Sequence[str]:
     with contextlib.suppress(OfflineModeIsEnabled, *HfHubHTTPError.__bases__):
         return list(HfApi().list_repo_files(repository, revision=revision))
     return ()
+
+
+def _models_of(repository: str, revision: str | None) -> list[Path]:
+    """The GGUF models of a repository on the hub, by the names of their first files."""
+    names = [Path(name) for name in _names(repository, revision)]
+    firsts = sorted(name for name in names if name.suffix == SUFFIX and is_first(name))
+    return [name for name in firsts if named_kind(name) is None] or firsts
 
 
 def _source(repository: str, revision: str | None) -> str:

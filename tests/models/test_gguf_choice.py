@@ -165,29 +165,25 @@ def test_a_refusal_says_what_a_directory_has(name: str, tmp_path: Path) -> None:
         load_config(resolve_model(str(tmp_path)))
 
 
-class TestOnTheHub:
-    @pytest.fixture(autouse=True)
-    def repositories(self, hub: Hub, file: Path) -> None:
-        own = file.read_bytes()
-        hub.files = dict(hub.files)
-        hub.files[f"team/quants@{COMMIT}"] = {
-            "README.md": b"x",
-            "tiny-Q4_K_M.gguf": own,
-            "tiny-Q8_0.gguf": own + bytes(32),
-            "mmproj-tiny-Q8_0.gguf": own,
-            "big/tiny-F16-00001-of-00002.gguf": own,
-            "big/tiny-F16-00002-of-00002.gguf": own,
-        }
-        hub.files[f"team/one@{COMMIT}"] = {
-            "tiny-Q8_0.gguf": own,
-            "mmproj-F16.gguf": own,
-            "README.md": b"x",
-        }
+@pytest.fixture(scope="module")
+def repositories(file: Path) -> dict[str, dict[str, bytes]]:
+    own = file.read_bytes()
+    quants = {
+        "README.md": b"x",
+        "tiny-Q4_K_M.gguf": own,
+        "tiny-Q8_0.gguf": own + bytes(32),
+        "mmproj-tiny-Q8_0.gguf": own,
+        "big/tiny-F16-00001-of-00002.gguf": own,
+        "big/tiny-F16-00002-of-00002.gguf": own,
+    }
+    one = {"tiny-Q8_0.gguf": own, "mmproj-F16.gguf": own, "README.md": b"x"}
+    return {f"team/quants@{COMMIT}": quants, f"team/one@{COMMIT}": one}
 
+
+class TestOnTheHub:
     def test_a_precision_fetches_its_file_alone(self, hub: Hub, tmp_path: Path) -> None:
         path = resolve_model("team/quants:q8_0", cache_dir=tmp_path)
         assert path.name == "tiny-Q8_0.gguf"
-        assert path.stat().st_size % 2**20 == path.stat().st_size
         assert set(hub.fetched) <= {"tiny-Q8_0.gguf", "mmproj-tiny-Q8_0.gguf"}
         assert len(load_config(path).layers) == 1
         split = resolve_model("team/quants:F16", cache_dir=tmp_path)
@@ -230,7 +226,7 @@ class TestOnTheHub:
         assert not [name for name in hub.fetched if name.endswith(".gguf")]
 
     def test_what_is_not_there_is_refused_with_what_is(self, hub: Hub, tmp_path: Path) -> None:
-        with pytest.raises(ModelLoadError, match=r"has no GGUF model Q2_K; it has nothing"):
+        with pytest.raises(ModelLoadError, match=r"no GGUF model Q2_K; it has big/tiny-F16"):
             resolve_model("team/quants:Q2_K", cache_dir=tmp_path)
         with pytest.raises(ModelLoadError, match="no such model on the hub"):
             resolve_model("team/unknown:Q2_K", cache_dir=tmp_path)

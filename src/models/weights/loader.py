@@ -114,6 +114,12 @@ def load_model(
         formats=_formats(config, stored, quantization, group_size, rounds),
         before_allocating=check if load_format != "dummy" else lambda model: None,
     )
+    if dtype == "auto" and config.dtype == "float16" and torch_dtype != torch.float16:
+        logger.info(
+            "the checkpoint is float16, whose range %s leaves: served in bfloat16; "
+            "model.dtype may be float32",
+            config.architecture,
+        )
     when_allocated(model)
     if load_format == "dummy":
         fill_dummy(model, seed, before_each_matrix)
@@ -210,12 +216,15 @@ def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
 
 
 def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
-    """The torch dtype of `auto` (the checkpoint's own) or of a name.
+    """The torch dtype of `auto` (the checkpoint's own, if it can be computed in) or of a name.
 
     Raises:
         ModelLoadError: the name, or the checkpoint's own dtype, is not supported.
     """
     name = config.dtype or "float32" if dtype == "auto" else dtype
+    if dtype == "auto" and name == "float16" and family_of(config.architecture).overflows_float16:
+        # Every answer would be NaN. Users who ask for float16 by name get it.
+        name = "bfloat16"
     if name not in DTYPE_NAMES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {name!r}")
     resolved: torch.dtype = getattr(torch, name)
