@@ -120,6 +120,10 @@ def load_model(
             "model.dtype may be float32",
             config.architecture,
         )
+    if model.adapters is not None and embedding in stored:
+        # A head that shares the embedding's values has no tensor of its own.
+        own = {embedding: stored[embedding], head: stored.get(head, stored[embedding])}
+        model.adapters.base = own
     when_allocated(model)
     if load_format == "dummy":
         fill_dummy(model, seed, before_each_matrix)
