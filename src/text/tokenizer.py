@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from src.core.errors import InvalidRequestError, ModelLoadError
 from src.core.gguf import is_gguf
 from src.text.chat_template import ChatTemplate, read_chat_templates, read_template
+from src.text.expressions import is_panic, require_short_matches
 from src.text.pieces import CLEAN_UPS, PieceTable
 from src.text.token_length import max_token_chars
 from src.text.tokenizer_files import read_backend, read_json
@@ -88,6 +89,7 @@ class Tokenizer:
         elif path.is_dir():
             config = read_json(path / "tokenizer_config.json")
             backend, special_tokens = read_backend(path, config)
+            require_short_matches(backend, str(path))
             own = config.get("chat_template")
         else:
             raise ModelLoadError(f"tokenizer: expected a directory or a GGUF file, got {path}")
@@ -147,7 +149,7 @@ class Tokenizer:
         Raises
         ------
         InvalidRequestError
-            The text has a lone surrogate, so it is no Unicode text.
+            The text has a lone surrogate, so it is no Unicode text; or the tokenizer gives up.
         """
         try:
             text.encode()
@@ -156,8 +158,18 @@ class Tokenizer:
                 f"text: expected valid Unicode, got the lone surrogate "
                 f"U+{ord(text[error.start]):04X} at character {error.start}"
             ) from None
-        # The batch form lets other threads run, and the fast one computes no offsets.
-        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # The batch form lets other threads run, and the fast one computes no offsets.
+            encodings = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise InvalidRequestError(
+                "text: an expression by which this model's tokenizer splits text backtracks "
+                "without end in this text; the checkpoint is at fault"
+            ) from None
         ids: list[int] = encodings[0].ids
         return ids
 
