@@ -68,7 +68,8 @@ class GGUFTokens:
         longest = max(map(len, self.tokens), default=0)
         if longest > _MOST_TOKEN_CHARACTERS:
             raise self.error(
-                "tokens", f"texts of at most {_MOST_TOKEN_CHARACTERS} characters, got one of {longest}"
+                "tokens",
+                f"texts of at most {_MOST_TOKEN_CHARACTERS} characters, got one of {longest}",
             )
         listed = self._list("token_type", int, len(self.tokens))
         self.scores: Sequence[float] = self._list("scores", float, len(self.tokens))

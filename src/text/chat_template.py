@@ -236,7 +236,8 @@ def read_chat_templates(directory: Path, own: Any) -> dict[str, str]:
         A file has not the expected form.
     """
     files = {"default": directory / "chat_template.jinja"} | {
-        file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        file.stem: file
+        for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))
     }
     templates = {name: read_template(file) for name, file in files.items() if file.is_file()}
     if templates:

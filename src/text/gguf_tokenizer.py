@@ -169,6 +169,22 @@ class _Vocabulary(GGUFTokens):
             if each == kind and token
         ]
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """The merges of the file, the best first; nothing if it has none.
+
+        Raises
+        ------
+        ModelLoadError
+            One is no pair.
+        """
+        merges = []
+        for merge in self.merges:
+            first, space, second = merge.partition(" ")
+            if not space:
+                raise self.error("merges", f"pairs of tokens, got {shown(merge)}")
+            merges.append((first, second))
+        return merges
+
     def unknown(self) -> str | None:
         """The token for what has none."""
         of_kind = (self.tokens[i] for i, kind in enumerate(self.kinds) if kind == UNKNOWN)
@@ -181,12 +197,9 @@ def _byte_level(vocabulary: _Vocabulary, pre: object) -> Backend:
             f"{vocabulary.source}: {PREFIX}pre {shown(pre)} is not known; known are "
             + ", ".join(_PATTERNS)
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
-    if broken := next((merge for merge in merges if len(merge) != 2), None):
-        raise ModelLoadError(
-            f"{vocabulary.source}: {PREFIX}merges must be pairs of tokens, got {shown(broken[0])}"
-        )
-    backend = Backend(models.BPE(vocabulary.ids, merges, ignore_merges=pre in _WHOLE_WORDS))
+    backend = Backend(
+        models.BPE(vocabulary.ids, vocabulary.pairs(), ignore_merges=pre in _WHOLE_WORDS)
+    )
     pattern = _PATTERNS[pre]
     if pattern:
         split: Any = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -204,11 +217,10 @@ def _byte_level(vocabulary: _Vocabulary, pre: object) -> Backend:
 def _sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Backend:
     prefixed = vocabulary.flag("add_space_prefix") is not False
     by_place = str(metadata.get("general.architecture")).startswith("gemma")
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
     backend = Backend(
         models.BPE(
             vocabulary.ids,
-            merges or _implied_merges(vocabulary, by_place=by_place),
+            vocabulary.pairs() or _implied_merges(vocabulary, by_place=by_place),
             unk_token=vocabulary.unknown(),
             fuse_unk=True,
             byte_fallback=True,

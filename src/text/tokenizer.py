@@ -71,8 +71,8 @@ class Tokenizer:
         """Read the tokenizer and what stands beside it; of a GGUF file, what stands in it.
 
         `src.text.tokenizer_files` says which files count. The chat template is the file
-        ``chat_template``, or what the checkpoint brings; see `read_chat_templates`. Whether a bos or eos
-        token is added is the affair of the post-processor in ``tokenizer.json``: ``add_bos_token``
+        ``chat_template``, or what the checkpoint brings; see `read_chat_templates`. Whether a bos
+        or eos token is added is the affair of the post-processor in ``tokenizer.json``: ``add_bos_token``
         in the configuration has no effect beside it, as in transformers.
 
         Raises
@@ -81,6 +81,7 @@ class Tokenizer:
             A file is missing or damaged, or of a kind that is not supported.
         """
         config: dict[str, Any] = {}
+        own: Any
         if is_gguf(path):
             # Imported here because few checkpoints need it.
             from src.text.gguf_tokenizer import read_gguf_tokenizer

@@ -1,4 +1,4 @@
-"""Which GGUF file is meant: of a directory, of a repository on the hub or in its cache, of a store."""
+"""Which GGUF file is meant: of a directory, of a repository on the hub or in its cache."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_what_lies_beside_a_model_is_left_out_by_its_metadata(
     model = write(tmp_path / "b.gguf", kind="model")
     assert find_gguf(tmp_path) == model
     model.unlink()
-    with pytest.raises(ModelLoadError, match=r"has no GGUF model, only a\.gguf, (a projector|of the)"):
+    with pytest.raises(
+        ModelLoadError, match=r"has no GGUF model, only a\.gguf, (a projector|of the)"
+    ):
         find_gguf(tmp_path)
 
 
@@ -196,7 +198,7 @@ class TestOnTheHub:
         from huggingface_hub import constants
 
         online = resolve_model("team/quants:Q4_K_M", cache_dir=tmp_path)
-        with pytest.raises(ModelLoadError, match="is not .completely. in the local"):
+        with pytest.raises(ModelLoadError, match=r"is not \(completely\) in the local"):
             resolve_model("team/one:Q8_0", weights=False, cache_dir=tmp_path)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert resolve_model("team/quants:Q4_K_M", cache_dir=tmp_path) == online

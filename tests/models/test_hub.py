@@ -143,7 +143,7 @@ def test_a_path_that_is_not_there_is_not_looked_up(name: str, offline: None) -> 
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
-    with pytest.raises(ModelLoadError, match="that begins with b'', .* expected a directory"):
+    with pytest.raises(ModelLoadError, match=r"that begins with b'', .* expected a directory"):
         resolve_model(str(tmp_path / "model.bin"))
     with pytest.raises(ModelLoadError, match="there is no file"):
         resolve_model(str(tmp_path / "model.gguf"))

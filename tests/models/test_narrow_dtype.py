@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from src import LLM, SamplingParams
+from src.core.errors import GenerationError
 from src.models import load_model
 from src.models.weights.loader import outline_model
 from tests.support.checkpoints import make_checkpoint
@@ -63,6 +64,9 @@ def test_answers_that_were_none_are_some(family: str, tmp_path: Path) -> None:
         assert llm.engine.model_info.dtype == "bfloat16"
         (result,) = llm.generate(["Once upon a time"], params)
         assert len(result.token_ids) == 3
-    with LLM(small_config(checkpoint, model__dtype="float16")) as llm:
-        with pytest.raises(Exception, match="model.dtype may be too narrow for this model"):
-            llm.generate(["Once upon a time"], params)
+    narrow = small_config(checkpoint, model__dtype="float16")
+    with (
+        LLM(narrow) as llm,
+        pytest.raises(GenerationError, match=r"model\.dtype may be too narrow"),
+    ):
+        llm.generate(["Once upon a time"], params)

@@ -174,4 +174,5 @@ def test_weights_of_fp8_beside_a_group_of_the_cache(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
     change_config(directory, quantization_config=section)
     formats = load_config(directory).formats
-    assert formats is not None and formats.name == "compressed-tensors float-quantized (w8)"
+    assert formats is not None
+    assert formats.name == "compressed-tensors float-quantized (w8)"

@@ -19,7 +19,7 @@ from tests.support.engines import small_config
 
 HOSTILE = (
     r"(a+)+$",
-    r"(?:\p{L}+)+!",
+    r"(?:\p{L}+\p{N}*)+!",
     r"(\w|\w\w)+\n",
     r"(?:a|a)*$",
     r"(\s*)*x",

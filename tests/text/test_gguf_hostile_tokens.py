@@ -1,4 +1,4 @@
-"""Vocabularies of GGUF files that ask for hours and gigabytes, and lists of kinds that are wrong."""
+"""Vocabularies of GGUF files that ask for hours and gigabytes, and wrong lists of kinds."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def test_what_the_metadata_names_as_an_end_is_a_control_token(
     assert word in read_configuration(path)["eos_token_id"]
 
 
-@pytest.mark.parametrize(("token", "is_special"), [("<pad>", True), ("[PAD]", True), ("the", False)])
+@pytest.mark.parametrize(
+    ("token", "is_special"), [("<pad>", True), ("[PAD]", True), ("the", False)]
+)
 def test_padding_is_a_control_token_unless_it_is_text(
     token: str, is_special: bool, tmp_path: Path
 ) -> None:

@@ -159,7 +159,7 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path, architectur
         assert own.decode(ids[1:]) == text
     for text in ("a</s>b <s> c", "<tool></s>", " <tool> x"):
         if architecture == "phi3":
-            # Its own tokenizer.json gives tags the white space behind them; this converter does not.
+            # Its own tokenizer.json gives tags the white space behind them, this converter none.
             text = text.replace("<tool> ", "<tool>")
         expected = theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids
         assert list(own.encode(text)) == [1, *expected], text

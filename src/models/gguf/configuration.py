@@ -93,7 +93,7 @@ def _fields(file: GGUFFile, name: str, architecture: Architecture) -> dict[str, 
 
 
 def _check_layers(file: GGUFFile, key: str, count: object) -> None:
-    """Refuse a number of layers that the file does not have: each takes time before it is missed."""
+    """Refuse layers that the file does not have: each takes time before it is missed."""
     last = f"blk.{count - 1}." if isinstance(count, int) else ""
     is_known = any(name.startswith("blk.0.") for name in file.tensors)
     if last and is_known and not any(name.startswith(last) for name in file.tensors):

@@ -139,7 +139,9 @@ def _scaling(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[str,
     length = raw.get("max_position_embeddings")
     if factor > INT32_MAX or (isinstance(length, int) and factor * length > INT32_MAX):
         key = given.prefix.replace("rope.", "context_length")
-        raise given.error("scaling.factor", f"at most {INT32_MAX}, and so must its product with {key}")
+        raise given.error(
+            "scaling.factor", f"at most {INT32_MAX}, and so must its product with {key}"
+        )
     # Multiplies what follows from the rest; `config.json` has the product.
     attention = given.number("scaling.attn_factor")
     attention = 1.0 if attention is None else attention
@@ -160,8 +162,8 @@ def _scaling(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[str,
         return {key: value for key, value in scaling.items() if value is not None}
     if kind not in ("none", "linear"):
         raise ModelLoadError(
-            f"{file.path}: {given.prefix}scaling.type {kind!r} is not served; served are none, linear and "
-            "yarn, and factors in tensors"
+            f"{file.path}: {given.prefix}scaling.type {kind!r} is not served; served are none, "
+            "linear and yarn, and factors in tensors"
         )
     if attention != 1:
         raise given.error("scaling.attn_factor", f"1 with scaling.type {kind!r}")

@@ -15,7 +15,7 @@ from src.models.weights.schemes.of_methods import read_awq, read_fbgemm, read_fp
 Section: TypeAlias = Mapping[str, Any]
 Reader: TypeAlias = Callable[[Section], CheckpointFormats | None]
 
-# `quant_method` -> what reads the section. A reader raises ValueError for what it cannot honour, and
+# `quant_method` -> what reads the section. A reader raises ValueError for what it cannot honour. It
 # returns None where no weights are quantized.
 READERS: dict[str, Reader] = {
     "fp8": read_fp8,

@@ -92,7 +92,7 @@ def test_whoever_does_not_know_the_base_refuses_them(
 ) -> None:
     save_with(adapter, {EMBEDDING: base_of(checkpoint)[EMBEDDING][:4]})
     assert model.adapters is not None
-    with pytest.raises(ModelLoadError, match="embed_tokens.weight' is no update"):
+    with pytest.raises(ModelLoadError, match=r"embed_tokens\.weight' is no update"):
         read_adapter(adapter, model.adapters.targets, max_rank=8, dtype=torch.float32)
 
 

@@ -3,6 +3,7 @@
 from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
     answers,
+    files,
     grammar,
     http,
     kernels,
@@ -20,7 +21,7 @@ MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
         *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(prompts, models, kernels),
+        *(prompts, models, kernels, files),
     )
     for mutation in module.MUTATIONS
 )
