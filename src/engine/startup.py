@@ -143,10 +143,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
             ends.callback(compilation.close)
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
-            template = config.chat.template
-            reading = beside.submit(
-                Tokenizer.from_directory, path, None if template is None else Path(template)
-            )
+            reading = beside.submit(Tokenizer.from_directory, path, config.chat.template)
 
             def report_both(phase: str, progress: float, line: str) -> None:
                 if reading.done():

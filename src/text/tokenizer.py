@@ -67,13 +67,13 @@ class Tokenizer:
         """Ids that ``skip_special_tokens`` leaves out."""
 
     @classmethod
-    def from_directory(cls, path: Path, chat_template: Path | None = None) -> Tokenizer:
+    def from_directory(cls, path: Path, chat_template: Path | str | None = None) -> Tokenizer:
         """Read the tokenizer and what stands beside it; of a GGUF file, what stands in it.
 
         `src.text.tokenizer_files` says which files count. The chat template is the file
         ``chat_template``, or what the checkpoint brings; see `read_chat_templates`. Whether a bos
-        or eos token is added is the affair of the post-processor in ``tokenizer.json``: ``add_bos_token``
-        in the configuration has no effect beside it, as in transformers.
+        or eos token is added is the affair of the post-processor in ``tokenizer.json``:
+        ``add_bos_token`` in the configuration has no effect beside it, as in transformers.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class Tokenizer:
         else:
             raise ModelLoadError(f"tokenizer: expected a directory or a GGUF file, got {path}")
         if chat_template is not None:
-            templates = {"default": read_template(chat_template.expanduser())}
+            templates = {"default": read_template(Path(chat_template).expanduser())}
         else:
             templates = read_chat_templates(path if path.is_dir() else path.parent, own)
         template = ChatTemplate(templates, special_tokens=special_tokens) if templates else None
