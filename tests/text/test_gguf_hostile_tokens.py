@@ -90,6 +90,7 @@ def test_a_known_end_of_a_turn_is_a_control_token_whatever_the_list_says(
     path = write_sentencepiece(tmp_path / "m.gguf", change=more([tag], kind))
     tokenizer = Tokenizer.from_directory(path)
     index = tokenizer.token_to_id(tag)
+    assert index is not None
     assert index in tokenizer.special_ids
     # A prompt has it as one token, and no text shows it.
     assert list(tokenizer.encode(f"the{tag}the")).count(index) == 1
@@ -134,6 +135,7 @@ def test_padding_is_a_control_token_unless_it_is_text(
 
     tokenizer = Tokenizer.from_directory(write_sentencepiece(tmp_path / "m.gguf", change=change))
     index = tokenizer.token_to_id(token)
+    assert index is not None
     assert (index in tokenizer.special_ids) == is_special
     assert (tokenizer.decode([index]) == "") == is_special
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -87,7 +88,7 @@ class Pieces:
     def _end_of(reader: gguf.GGUFReader, first: int) -> int:
         return first + sum(part.nbytes for each in reader.tensors for part in each.field.parts)
 
-    def write(self, path: Path, changes: dict[str, tuple[int, bytes] | None]) -> Path:
+    def write(self, path: Path, changes: Mapping[str, tuple[int, bytes] | None]) -> Path:
         """The file with some values replaced, or left out."""
         pairs: dict[str, bytes] = dict(self.pairs)
         for key, value in changes.items():
@@ -96,8 +97,8 @@ class Pieces:
             else:
                 pairs[key] = struct.pack("<I", value[0]) + value[1]
         content = b"GGUF" + struct.pack("<IQQ", 3, self.count, len(pairs))
-        for key, value in pairs.items():
-            content += text(key) + value
+        for key, packed in pairs.items():
+            content += text(key) + packed
         content += self.described
         path.write_bytes(content + bytes(-len(content) % 32) + self.data)
         return path
