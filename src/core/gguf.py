@@ -132,7 +132,7 @@ class GGUFTensor:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:
     """The metadata of a file, and the tensors of all files that it is split into.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -128,7 +129,9 @@ def _dtype(file: GGUFFile) -> str:
     return names["F16"] if kinds <= {"F32", "F16"} else "bfloat16"
 
 
-def _special_tokens(file: GGUFFile) -> dict[str, Any]:
+@functools.lru_cache(maxsize=1)
+def _special_tokens(file: GGUFFile) -> Mapping[str, Any]:
+    # A start asks several times, and a vocabulary takes tens of milliseconds.
     tokens = GGUFTokens(file.metadata, str(file.path))
     return {
         "bos_token_id": tokens.id_of("bos"),
