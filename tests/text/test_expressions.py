@@ -25,7 +25,7 @@ HOSTILE = (
     r"(\s*)*x",
     r"(.*)*\d",
 )
-POLYNOMIAL = r"\w*\w*\w*\w*\d\Z"
+POLYNOMIAL = r"a*a*a*!\Z"  # cubic
 # As the checkpoints' own files have them.
 DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
