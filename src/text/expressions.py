@@ -28,7 +28,7 @@ _RUNS: Final = (
 # finds none of these in a text does not begin.
 _ENDS: Final = ("", "!", "a", "\n", "\0", "\0!?xz\n 0.,'\"_-)>")
 # The first length shows an exponential number of steps, the second one a cubic number.
-_LENGTHS: Final = (48, 512)
+_LENGTHS: Final = (48, 192)
 # Of CPU, for all and for each; usual expressions take a hundredth.
 _SECONDS: Final = 2.0
 _SECONDS_EACH: Final = 0.1

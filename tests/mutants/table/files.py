@@ -144,7 +144,7 @@ MUTATIONS = (
         ("tests/text/test_expressions.py",),
         (
             "only exponential expressions are found",
-            "_LENGTHS: Final = (48, 512)",
+            "_LENGTHS: Final = (48, 192)",
             "_LENGTHS: Final = (48, 48)",
         ),
         (
