@@ -208,6 +208,8 @@ class ChatSection(Section, frozen=True, kw_only=True):
     stream_tool_arguments: bool = False
     # Where a text replaces images and documents, which are refused otherwise.
     media_placeholders: Literal["none", "messages", "all"] = "messages"
+    # A file with a chat template in place of the checkpoint's own.
+    template: str | None = None
     # What requests may contain: neither, chat_template_kwargs only, or also a chat_template.
     request_templates: Literal["none", "kwargs", "all"] = "kwargs"
 

@@ -113,7 +113,6 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     """
     report("configuration", STARTUP_PHASES["configuration"], f"reading {config.model.path}")
     device = resolve_device(config.device.type)
-    refuse_for_device(config.model, device.type)
     require_attention(config.device, device)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
@@ -127,6 +126,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
+    refuse_for_device(config.model, path, device.type)
     implementation = choose_implementation(path, config.model.implementation)
     # Read only once, because the kernels in use may change during the start.
     in_strips = takes_strips()
@@ -143,7 +143,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
             ends.callback(compilation.close)
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
-            reading = beside.submit(Tokenizer.from_directory, path)
+            reading = beside.submit(Tokenizer.from_directory, path, config.chat.template)
 
             def report_both(phase: str, progress: float, line: str) -> None:
                 if reading.done():

@@ -37,6 +37,7 @@ Message = Mapping[str, Any]
 
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "range")
 """What a request's ``chat_template_kwargs`` may not set."""
+_MOST_TEMPLATE_BYTES = 2**20  # of one file; usual templates have a hundredth
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -214,29 +215,38 @@ class _Variant:
         return self._compiled.render({**self._special_tokens, **variables}, seconds)
 
 
-def read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def read_chat_templates(directory: Path, own: Any) -> dict[str, str]:
     """Return the templates of a checkpoint by name; none if it has none.
 
-    ``chat_template.jinja`` and ``additional_chat_templates/*.jinja`` go before
-    ``chat_template.json``, which goes before ``chat_template`` in ``tokenizer_config.json`` (a
-    string, or a list of named templates).
+    ``chat_template.jinja`` and ``additional_chat_templates/*.jinja`` of its directory go before
+    ``chat_template.json``, which goes before the template within the checkpoint: ``chat_template``
+    in ``tokenizer_config.json``, or a GGUF file's.
+
+    Parameters
+    ----------
+    directory
+        Of the checkpoint; of a GGUF file, the one that it lies in.
+    own
+        The template within the checkpoint: a string, an object or a list of named templates, or
+        None.
 
     Raises
     ------
     ModelLoadError
         A file has not the expected form.
     """
-    files = {"default": path / "chat_template.jinja"} | {
-        file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))
+    files = {"default": directory / "chat_template.jinja"} | {
+        file.stem: file
+        for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))
     }
-    templates = {n: f.read_text(encoding="utf-8") for n, f in files.items() if f.is_file()}
+    templates = {name: read_template(file) for name, file in files.items() if file.is_file()}
     if templates:
         return templates
-    found = config.get("chat_template")
-    legacy = path / "chat_template.json"
+    found = own
+    legacy = directory / "chat_template.json"
     if legacy.is_file():
         try:
-            found = json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
+            found = json.loads(read_template(legacy))["chat_template"]
         except (ValueError, KeyError, TypeError) as error:
             raise ModelLoadError(
                 f"{legacy}: expected an object with chat_template: {error}"
@@ -255,3 +265,24 @@ def read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]
                 "chat_template: expected a string or a list of objects with name and template, "
                 f"got {type(found).__name__}"
             )
+
+
+def read_template(file: Path) -> str:
+    """Return the text of a file with a chat template.
+
+    Raises
+    ------
+    ModelLoadError
+        There is no such file, it is too large, or it is no text.
+    """
+    try:
+        with file.open("rb") as content:
+            raw = content.read(_MOST_TEMPLATE_BYTES + 1)
+        text = raw.decode()
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"chat template {file} cannot be read: {error}") from error
+    if len(raw) > _MOST_TEMPLATE_BYTES:
+        raise ModelLoadError(
+            f"chat template {file} has more than {_MOST_TEMPLATE_BYTES} bytes, which are read"
+        )
+    return text

@@ -14,6 +14,7 @@ FROZEN = [
     "chat.reasoning_parser",
     "chat.request_templates",
     "chat.stream_tool_arguments",
+    "chat.template",
     "chat.tool_call_parser",
     "compile.cuda_graph_max_tokens",
     "compile.cuda_graphs",

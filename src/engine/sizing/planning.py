@@ -67,7 +67,7 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
         device = describe_device(
             question.device or config.device.type, outline.spec.dtype, config.device.num_threads
         )
-        refuse_for_device(config.model, device.kind)
+        refuse_for_device(config.model, path, device.kind)
         if question.tensor_parallel > 1 and device.kind == "cpu":
             raise ConfigError("--tensor-parallel is for several GPUs: name one with --device")
         attempt = setup.attempt(device)

@@ -4,6 +4,7 @@ from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
     answers,
     browsers,
+    files,
     grammar,
     http,
     kernels,
@@ -21,7 +22,7 @@ MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
         *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(browsers, prompts, models, kernels),
+        *(browsers, prompts, models, kernels, files),
     )
     for mutation in module.MUTATIONS
 )
