@@ -1,7 +1,7 @@
 """Every type of block and item that the official packages may send is decided about.
 
-A new version of `anthropic` or `openai` that adds a type fails here, and names it: the type goes into
-a table below once it is honoured, told as text, replaced, passed over or refused.
+A new version of `anthropic` or `openai` that adds a type fails here, and names it: the type goes
+into a table below once it is honoured, told as text, replaced, passed over or refused.
 """
 
 from __future__ import annotations
@@ -451,8 +451,8 @@ def test_a_type_that_nobody_knows_is_told_by_its_text_or_refused_by_its_name() -
     for outer in ("assistant", "system"):
         with pytest.raises(InvalidRequestError, match="tool_result"):
             messages_told([{"role": outer, "content": [BLOCKS["tool_result"][1]]}])
+    nested = {**BLOCKS["tool_result"][1], "content": [BLOCKS["tool_result"][1]]}
     with pytest.raises(InvalidRequestError, match="tool_result"):
-        nested = {**BLOCKS["tool_result"][1], "content": [BLOCKS["tool_result"][1]]}
         messages_told([{"role": "user", "content": [nested]}])
     with pytest.raises(InvalidRequestError, match="later_call"):
         items_told([{"type": "later_call", "text": "a"}])
@@ -515,7 +515,9 @@ async def test_a_session_of_another_model_goes_on_and_is_listed(client: httpx.As
     items.append({"role": "user", "content": "And now?"})
     answer = await client.post("/v1/responses", json={"input": items, "max_output_tokens": 2})
     assert answer.status_code == 200, answer.text
-    listed = await client.get(f"/v1/responses/{answer.json()['id']}/input_items?limit=100&order=asc")
+    listed = await client.get(
+        f"/v1/responses/{answer.json()['id']}/input_items?limit=100&order=asc"
+    )
     assert listed.status_code == 200, listed.text
     kinds = [item["type"] for item in listed.json()["data"]]
     assert kinds == [item.get("type", "message") for item in items]

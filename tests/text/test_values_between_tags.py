@@ -71,7 +71,7 @@ QUOTED = [
     "<ul>\n  <li>Write <code>&lt;parameter=x&gt;</code>, then </parameter>.</li>\n</ul>",
     '<function name="f">\n  <parameter>x</parameter>\n</function>\n<function name="g"/>',
     "<functions>\n<function>\n<parameter>\nx\n</parameter>\n</function>\n</functions>",
-    "<command>\n  <parameter name='a'>1</parameter>\n  <parameter name='b'>2</parameter>\n</command>",
+    "<do>\n  <parameter name='a'>1</parameter>\n  <parameter name='b'>2</parameter>\n</do>",
     "a line of </tool_call> and one of <tool_call>\nand </function> and <function=name>.",
     "Tags:\n- <parameter=path>\n- </parameter>\n- <arg_key>path\n- <tool_call>\n",
     "    </parameter>\n    </function> of something else",

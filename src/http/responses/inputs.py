@@ -132,4 +132,6 @@ def _part(part: Mapping[str, Any], *, is_said: bool) -> dict[str, Any]:
 
 def _id(item: Mapping[str, Any], kind: str) -> str:
     given = item.get("id")
-    return given if isinstance(given, str) and given else f"{_PREFIXES.get(kind, kind)}_{uuid.uuid4().hex}"
+    if isinstance(given, str) and given:
+        return given
+    return f"{_PREFIXES.get(kind, kind)}_{uuid.uuid4().hex}"

@@ -110,8 +110,8 @@ def translate(
     """The chat that a request asks for.
 
     ``history`` is what was said before, and ``find_item`` knows the items of past responses, of
-    which the request may bring ``max_referred_chars`` in all. ``media`` says where a text stands for
-    images and files: nowhere, in what tools came to, or in all messages.
+    which the request may bring ``max_referred_chars`` in all. ``media`` says where a text stands
+    for images and files: nowhere, in what tools came to, or in all messages.
 
     Raises
     ------
