@@ -194,6 +194,12 @@ class Source:
                 return text
             yield
 
+    def ends_within(self, texts: Sequence[str]) -> bool:
+        """Whether the text has ended, and what is left of it is the beginning of one of these."""
+        longest = max(map(len, texts), default=0)
+        left = self._buffer[self._at : self._at + longest + 1]
+        return self._ended and any(text.startswith(left) for text in texts)
+
     def until(
         self, tags: Sequence[str], show: Callable[[str], None], starts: Sequence[str] = ()
     ) -> Steps[str]:

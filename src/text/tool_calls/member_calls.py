@@ -100,11 +100,10 @@ class _ArgumentWriter:
     def _to_end(self) -> Steps[bool]:
         """Consume the value; say whether there is a tag that ends it."""
         calls, tags = self._calls, self._tags
-        if calls.certain:
-            # A grammar ends the value at the first closing tag, and allows any other in it.
-            return bool((yield from calls.source.up_to((tags.closer,))))
         is_wrapped = calls.opened == tags.openers[-1]
-        end = ValueEnd(calls.source, tags, self._takes, is_wrapped=is_wrapped)
+        end = ValueEnd(
+            calls.source, tags, self._takes, is_wrapped=is_wrapped, is_exact=calls.certain
+        )
         return (yield from end.up_to())
 
     def _takes(self, key: str, begins_line: bool) -> bool:

@@ -9,7 +9,9 @@ which makes no difference between a text that comes in pieces and one that is th
   begins a line: the closing tag was left out.
 - At any closing tag behind which nothing comes but closing tags and the end of the answer.
 
-A call that is quoted in the value, as in a file about tools, keeps its own tags.
+A call that is quoted in the value, as in a file about tools, keeps its own tags. Under a grammar
+nothing is left out or quoted: there a value ends at its closing tag with exactly what the grammar
+writes behind it, and white space between (`GAP_PATTERN`).
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from src.text.source import SPACE, Source, Steps
 from src.text.tool_calls.python_values import NAME_RUN
 
 KEY_RUN: Final = re.compile(r"[^<>\r\n]*")
-_MAX_GAP: Final = 64
+MAX_GAP: Final = 64
 """White space between two tags that are looked at together."""
+GAP_PATTERN: Final = rf"[ \t\r\n]{{0,{MAX_GAP}}}"
+"""That white space, as a regular expression of a grammar."""
 _MAX_NAME: Final = 256
 
 
@@ -78,6 +82,8 @@ class ValueEnd:
         Whether an argument of this name may come next, by the name and whether it begins a line.
     is_wrapped
         Whether the outermost tag has opened the call, so that its end is expected too.
+    is_exact
+        Whether a grammar writes the tags.
     """
 
     def __init__(
@@ -87,19 +93,24 @@ class ValueEnd:
         takes: Callable[[str, bool], bool],
         *,
         is_wrapped: bool,
+        is_exact: bool = False,
     ) -> None:
         self._source = source
         self._tags = tags
         self._takes = takes
         self._is_wrapped = is_wrapped
+        self._is_exact = is_exact
         # How many of each kind are open within the value.
         self._quoted = [0] * len(tags.closers)
 
     def up_to(self) -> Steps[bool]:
         """Consume the value and not the tag behind it; say whether there is one."""
-        source = self._source
-        while tag := (yield from source.up_to(self._tags.all)):
-            if (yield from self._ends_at(tag)):
+        source, tags = self._source, self._tags
+        while tag := (yield from source.up_to((tags.closer,) if self._is_exact else tags.all)):
+            if self._is_exact:
+                if (yield from source.ahead(self._is_closed_by_grammar())):
+                    return True
+            elif (yield from self._ends_at(tag)):
                 return True
             yield from source.expect(tag)
         return False
@@ -133,22 +144,34 @@ class ValueEnd:
                 quoted[0] = 0
         return False
 
+    def _is_closed_by_grammar(self) -> Steps[bool]:
+        source, tags = self._source, self._tags
+        yield from source.expect(tags.closer)
+        yield from source.run(SPACE, MAX_GAP)
+        expected = (tags.argument, tags.closers[1])
+        found = yield from source.starts_with_any(expected)
+        for closer in tags.closers[2:] if found == tags.closers[1] else ():
+            yield from source.run(SPACE, MAX_GAP)
+            expected = (closer,)
+            found = yield from source.starts_with_any(expected)
+            if not found:
+                break
+        # What is cut short there shows no tags either.
+        return bool(found) or source.ends_within(expected)
+
     def _is_closed(self) -> Steps[bool]:
         """Whether what follows the value's closing tag may follow it."""
         source, tags = self._source, self._tags
         yield from source.expect(tags.closer)
-        yield from source.run(SPACE, _MAX_GAP)
-        found = yield from source.starts_with_any((tags.argument, *tags.closers[1:], *tags.calls))
-        if found not in tags.closers[1:-1]:
-            return bool(found) or not (yield from source.peek())
-        if not self._is_wrapped:
-            return True
-        # XML has such elements too; the call is closed after its function.
-        yield from source.run(SPACE, _MAX_GAP)
-        outer = tags.closers[tags.closers.index(found) + 1 :]
-        return bool((yield from source.starts_with_any((*outer, *tags.calls)))) or not (
-            yield from source.peek()
-        )
+        yield from source.run(SPACE, MAX_GAP)
+        expected = (tags.argument, *tags.closers[1:], *tags.calls)
+        found = yield from source.starts_with_any(expected)
+        if found in tags.closers[1:-1] and self._is_wrapped:
+            # XML has such elements too; the call is closed after its function.
+            yield from source.run(SPACE, MAX_GAP)
+            expected = (*tags.closers[tags.closers.index(found) + 1 :], *tags.calls)
+            found = yield from source.starts_with_any(expected)
+        return bool(found) or source.ends_within(expected)
 
     def _is_closed_without(self, level: int) -> Steps[bool]:
         """Whether the closing tag of this level ends a value that is not closed itself."""
@@ -158,7 +181,7 @@ class ValueEnd:
         left = tags.closers[level + 1 :]
         found = ""
         while True:
-            yield from source.run(SPACE, _MAX_GAP)
+            yield from source.run(SPACE, MAX_GAP)
             closer = yield from source.starts_with_any(left)
             if not closer:
                 break
@@ -186,5 +209,5 @@ class ValueEnd:
         yield from source.expect(tags.openers[level])
         yield from source.run(NAME_RUN, _MAX_NAME)
         yield from source.starts_with(">")
-        yield from source.run(SPACE, _MAX_GAP)
+        yield from source.run(SPACE, MAX_GAP)
         return bool((yield from source.starts_with_any((tags.argument, tags.closers[level]))))
