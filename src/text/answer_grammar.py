@@ -272,6 +272,16 @@ class AnswerGrammar:
             return None
         return _Ending(tuple(looked_at), behind[:place], self._spelt(behind[place:], tags))
 
+    def _texts_to_tags(self, members: Members, ending: _Ending) -> None:
+        """Rules of a text with the tags behind it, which are the same for all functions."""
+        closing = _pattern(members.closing)
+        to_next = f"{closing}{GAP_PATTERN}{_pattern(members.before)}"
+        to_end = GAP_PATTERN.join([closing, *map(_pattern, ending.tags)])
+        neither = f"~/(.|\\n)*({to_next}|{to_end})(.|\\n)+/"
+        for name, end in (("text_to_next", to_next), ("text_to_end", to_end)):
+            if not any(rule.startswith(name) for rule in self._rules):
+                self._rule(f"{name}[lazy]", f"/(.|\\n)*{end}/ & {neither}")
+
     def _members_and_end(
         self, function: int, schema: Mapping[str, Any], members: Members, ending: _Ending
     ) -> str:
@@ -280,24 +290,17 @@ class AnswerGrammar:
         A text goes on to its closing tag with the next argument's tag behind it, or with the end of
         the call: one of two expressions, of which the first to match has the tags too.
         """
-        gap = GAP_PATTERN
-        closing = _pattern(members.closing)
-        to_next = f"{closing}{gap}{_pattern(members.before)}"
-        to_end = gap.join([closing, *map(_pattern, ending.tags)])
-        neither = f"~/(.|\\n)*({to_next}|{to_end})(.|\\n)+/"
         name = f"{function}"
-        self._rule(f"text_to_next_{name}[lazy]", f"/(.|\\n)*{to_next}/ & {neither}")
-        self._rule(f"text_to_end_{name}[lazy]", f"/(.|\\n)*{to_end}/ & {neither}")
+        self._texts_to_tags(members, ending)
         every = list(members_of(schema))
-        # Of the arguments behind each: whether there are any, and whether none is required.
         for index, member in reversed(list(enumerate(every))):
             later = every[index + 1 :]
             ways = []
             if _is_free(member):
                 if later:
-                    ways.append(f"text_to_next_{name} named_{name}_{index + 1}")
+                    ways.append(f"text_to_next named_{name}_{index + 1}")
                 if not any(one.is_required for one in later):
-                    ways.append(f"text_to_end_{name} {ending.behind}")
+                    ways.append(f"text_to_end {ending.behind}")
             else:
                 self._rule(f"value_{name}_{index}", _value_of(member))
                 ways.append(f"value_{name}_{index} {_text(members.after)} next_{name}_{index + 1}")
