@@ -277,10 +277,13 @@ class AnswerGrammar:
         closing = _pattern(members.closing)
         to_next = f"{closing}{GAP_PATTERN}{_pattern(members.before)}"
         to_end = GAP_PATTERN.join([closing, *map(_pattern, ending.tags)])
-        neither = f"~/(.|\\n)*({to_next}|{to_end})(.|\\n)+/"
-        for name, end in (("text_to_next", to_next), ("text_to_end", to_end)):
+        for name, end, other in (
+            ("text_to_next", to_next, to_end),
+            ("text_to_end", to_end, to_next),
+        ):
             if not any(rule.startswith(name) for rule in self._rules):
-                self._rule(f"{name}[lazy]", f"/(.|\\n)*{end}/ & {neither}")
+                without = f"~/(.|\\n)*{other}(.|\\n)*/"
+                self._rule(f"{name}[lazy]", f"/(.|\\n)*{end}/ & {without}")
 
     def _members_and_end(
         self, function: int, schema: Mapping[str, Any], members: Members, ending: _Ending

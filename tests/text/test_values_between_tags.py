@@ -5,7 +5,9 @@ The texts are what coding agents write: files with code, XML, HTML, and texts ab
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import time
 from typing import Any
 
@@ -13,11 +15,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from src.text.answer import ToolCallArguments
+from src.text.answer import ToolCallArguments, whole_answer
 from src.text.tool_calls.parser import ToolCallParser
 from src.text.tool_calls.syntaxes import SYNTAXES
 from src.text.tool_calls.typed_values import kinds_of_arguments
 from tests.text.answers import Read, cut, read, read_in_pieces
+from tests.text.test_answer_plan import conforms
+from tests.text.test_forced_calls import plan, tokenizer
 
 TEXT = {"type": "string"}
 TOOLS: dict[str, dict[str, Any]] = {
@@ -56,6 +60,15 @@ def glm_on_lines(name: str, **arguments: str) -> str:
         for key, value in arguments.items()
     )
     return f"<tool_call>{name}{spelt}\n</tool_call>"
+
+
+def glm_of_grammar(name: str, **arguments: str) -> str:
+    """A call as it is forced."""
+    spelt = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{spelt}</tool_call>"
 
 
 WRITERS = {"qwen3_coder": [qwen], "glm45": [glm, glm_on_lines]}
@@ -393,20 +406,79 @@ class _CutShort:
         return self._reader.finish(cut_short=cut_short)
 
 
-@pytest.mark.parametrize("syntax", WRITERS)
-@settings(max_examples=60)
+FORMS = {"qwen3_coder": qwen, "glm45": glm_of_grammar}
+OFFER = [
+    {
+        "type": "function",
+        "function": {
+            "name": "write",
+            "strict": True,
+            "parameters": {
+                "properties": {"path": TEXT, "content": TEXT, "mode": {"type": "integer"}},
+                "required": ["path", "content"],
+            },
+        },
+    }
+]
+
+
+@functools.cache
+def forced(syntax: str, *, special: bool = False) -> tuple[Any, Any]:
+    return plan(syntax, tools=OFFER, special=special), tokenizer(syntax, special=special)
+
+
+@pytest.mark.parametrize("content", [*QUOTED, "a\n</parameter>\n\n", "</function>\n</tool_call>"])
+@pytest.mark.parametrize("syntax", FORMS)
+def test_a_grammar_of_calls_lets_a_value_hold_tags(syntax: str, content: str) -> None:
+    """What it allows is what the parser reads: a forced call writes such a file too."""
+    its, tokens = forced(syntax)
+    for more in ({}, {"mode": "1"}):
+        text = FORMS[syntax]("write", path="a.md", content=content, **more)
+        assert conforms(tokens, its.structured_output, text)
+        assert not conforms(tokens, its.structured_output, text.replace("path", "paths", 1))
+        expected = {"path": "a.md", "content": content, **({"mode": 1} if more else {})}
+        for pieces in ([text], list(text)):
+            ((_, arguments),) = read_in_pieces(its.parser(), pieces).calls
+            assert json.loads(arguments) == expected
+
+
+@pytest.mark.parametrize("syntax", FORMS)
+@settings(max_examples=80, deadline=None)
 @given(
     content=st.lists(FRAGMENTS, max_size=12).map("".join),
+    more=st.booleans(),
     places=st.lists(st.integers(0, 400), max_size=8),
 )
-def test_under_a_grammar_a_value_ends_at_its_first_closing_tag(
-    syntax: str, content: str, places: list[int]
+@example("</parameter>\n<parameter=", False, [])
+@example("</parameter> \n\n</function>\t</tool_call>", True, [])
+@example("</parameter>" + " " * 65 + "<parameter=mode>", True, [])
+def test_what_a_grammar_allows_is_read_as_it_means_it(
+    syntax: str, content: str, more: bool, places: list[int]
 ) -> None:
-    """As the grammar writes it: anything may stand in a value but its closing tag."""
-    closing = "</parameter>" if syntax == "qwen3_coder" else "</arg_value>"
-    content = content.replace(closing, "")
-    text = WRITERS[syntax][0]("write", path="a.md", content=content)
-    result = read_in_pieces(parser(syntax, eager=True, certain=True), cut(text, places))
-    assert [(name, json.loads(arguments)) for name, arguments in result.calls] == [
-        ("write", {"path": "a.md", "content": content})
-    ]
+    its, tokens = forced(syntax)
+    arguments = {"path": "a.md", "content": content, **({"mode": "1"} if more else {})}
+    text = FORMS[syntax]("write", **arguments)
+    result = read_in_pieces(its.parser(), cut(text, places))
+    assert result.content == ""
+    if conforms(tokens, its.structured_output, text):
+        (call,) = result.calls
+        called = json.loads(call[1])
+        assert set(called) - {"mode"} == {"path", "content"}
+        assert called["content"] == content or "mode>" in content
+    else:
+        # The content ends the value, and something else follows.
+        assert re.search(r"</(parameter|arg_value)>\s*<[/pa]", content)
+
+
+@pytest.mark.parametrize("syntax", FORMS)
+def test_a_forced_call_that_is_cut_short_shows_no_tag_in_its_arguments(syntax: str) -> None:
+    its, _ = forced(syntax)
+    text = FORMS[syntax]("write", path="a.md", content="hello")
+    begin = text.index("hello") + 5
+    for place in range(begin, len(text)):
+        answer = whole_answer(its.parser(), text[:place], cut_short=True)
+        (call,) = answer.tool_calls
+        shown = call.arguments.removeprefix('{"path": "a.md", "content": "hello')
+        # The closing tag itself may be text until it is whole.
+        closing = "\\n</parameter>" if syntax == "qwen3_coder" else "</arg_value>"
+        assert shown in ('"', '"}') or closing.startswith(shown) and shown != closing
