@@ -481,4 +481,4 @@ def test_a_forced_call_that_is_cut_short_shows_no_tag_in_its_arguments(syntax: s
         shown = call.arguments.removeprefix('{"path": "a.md", "content": "hello')
         # The closing tag itself may be text until it is whole.
         closing = "\\n</parameter>" if syntax == "qwen3_coder" else "</arg_value>"
-        assert shown in ('"', '"}') or closing.startswith(shown) and shown != closing
+        assert shown in ('"', '"}') or (closing.startswith(shown) and shown != closing)

@@ -3,6 +3,7 @@
 from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
     answers,
+    calls,
     grammar,
     http,
     kernels,
@@ -19,7 +20,7 @@ from tests.mutants.table import (
 MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
-        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
+        *(loop, scheduling, prefix_cache, sampling, text, answers, calls, grammar, http, telemetry),
         *(prompts, models, kernels),
     )
     for mutation in module.MUTATIONS
