@@ -87,6 +87,7 @@ QUOTED = [
     "<do>\n  <parameter name='a'>1</parameter>\n  <parameter name='b'>2</parameter>\n</do>",
     "a line of </tool_call> and one of <tool_call>\nand </function> and <function=name>.",
     "Tags:\n- <parameter=path>\n- </parameter>\n- <arg_key>path\n- <tool_call>\n",
+    "Set <parameter=mode>, and <parameter=x> too.",
     "    </parameter>\n    </function> of something else",
     "\nfirst and last line are empty\n",
     "   indented\n\t\n",
