@@ -88,6 +88,7 @@ QUOTED = [
     "a line of </tool_call> and one of <tool_call>\nand </function> and <function=name>.",
     "Tags:\n- <parameter=path>\n- </parameter>\n- <arg_key>path\n- <tool_call>\n",
     "Set <parameter=mode>, and <parameter=x> too.",
+    "It has had\n<parameter=path>\nand\n<arg_key>path</arg_key>\nbefore.",
     "    </parameter>\n    </function> of something else",
     "\nfirst and last line are empty\n",
     "   indented\n\t\n",
