@@ -183,6 +183,6 @@ def _texts(where: str, value: object, replaces_media: bool, depth: int) -> Itera
             yield value["name"]
             return
         for key in _READABLE:
-            # A source that is no text is bytes.
+            # A source that is no text has bytes, or says where they are.
             if key in value and (key != "source" or isinstance(value[key], str)):
                 yield from _texts(where, value[key], replaces_media, depth + 1)

@@ -444,7 +444,12 @@ def test_a_type_that_nobody_knows_is_told_by_its_text_or_refused_by_its_name() -
     assert messages_told([{"role": "assistant", "content": [later]}]) == said("a", "assistant")
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [later]}
     assert messages_told([{"role": "user", "content": [result]}]) == result_is("a")
-    for block in ({"type": "later", "x": "a"}, {"type": "later", "data": "AAAA"}, {"text": "a"}):
+    film = {"type": "film", "source": {"type": "url", "url": "https://a.example/a.mp4"}}
+    for block in (
+        *({"type": "later", "x": "a"}, {"type": "later", "data": "AAAA"}, {"text": "a"}),
+        # An address of bytes is nothing to read.
+        film,
+    ):
         with pytest.raises(InvalidRequestError):
             messages_told([{"role": "user", "content": [block]}])
     # A result belongs to the user, and not into another.

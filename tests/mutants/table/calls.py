@@ -160,7 +160,7 @@ MUTATIONS = (
             "            if text is None:\n",
         ),
         (
-            "bytes are told as text",
+            "an address of bytes is told as text",
             '            if key in value and (key != "source" or isinstance(value[key], str)):\n',
             "            if key in value:\n",
         ),
