@@ -20,7 +20,7 @@ from src.text.tool_calls.parser import ToolCallParser
 from src.text.tool_calls.syntaxes import SYNTAXES
 from src.text.tool_calls.typed_values import kinds_of_arguments
 from tests.text.answers import Read, cut, read, read_in_pieces
-from tests.text.test_answer_plan import conforms
+from tests.text.test_answer_plan import conforms, tool
 from tests.text.test_forced_calls import plan, tokenizer
 
 TEXT = {"type": "string"}
@@ -470,6 +470,49 @@ def test_what_a_grammar_allows_is_read_as_it_means_it(
     else:
         # The content ends the value, and something else follows.
         assert re.search(r"</(parameter|arg_value)>\s*<[/pa]", content)
+
+
+@pytest.mark.parametrize("syntax", FORMS)
+def test_a_grammar_allows_no_value_that_would_be_read_otherwise(syntax: str) -> None:
+    its, tokens = forced(syntax)
+    write = functools.partial(FORMS[syntax], "write")
+    whole = write(path="a.md", content="b")
+    end = whole[whole.index("b") + 1 :]
+    argument = "<parameter=" if syntax == "qwen3_coder" else "<arg_key>"
+    closing = "</parameter>" if syntax == "qwen3_coder" else "</arg_value>"
+    for text in (
+        # Ends of the call in a value that another argument has to follow.
+        write(path=f"a{end} b", content="c"),
+        write(path=f"a{end}", content="c"),
+        # An argument in or behind a value that none may follow.
+        write(path="a", mode="1", content=f"b{closing}\n{argument}c"),
+        write(path="a", content=f"b{closing}\n{argument}path>c"),
+        write(path="a"),
+        write(content="a"),
+        write(path="a", content="b", mode="c"),
+    ):
+        assert not conforms(tokens, its.structured_output, text), text
+    alone = plan(syntax, tools=[tool("bash", command=TEXT)])
+    text = FORMS[syntax]("bash", command=f"a {closing} b")
+    assert conforms(tokens, alone.structured_output, text)
+    text = text.replace(" b", f"{argument}b")
+    assert not conforms(tokens, alone.structured_output, text)
+
+
+@pytest.mark.parametrize("syntax", FORMS)
+def test_forced_arguments_come_in_order_and_those_that_are_optional_may_be_left_out(
+    syntax: str,
+) -> None:
+    properties = {"a": TEXT, "b": TEXT, "c": {"type": "integer"}, "d": TEXT, "e": TEXT}
+    offered = tool("f", **properties)
+    offered["function"]["parameters"]["required"] = ["a", "d"]
+    its, tokens = plan(syntax, tools=[offered]), tokenizer(syntax, special=False)
+    for given in ("ad", "abd", "acd", "abcd", "ade", "abcde", "a", "d", "ab", "bd", "adb", "da"):
+        text = FORMS[syntax]("f", **dict.fromkeys(given, "1"))
+        allowed = sorted(given) == list(given) and {"a", "d"} <= set(given)
+        assert conforms(tokens, its.structured_output, text) is allowed, given
+        if allowed:
+            assert set(json.loads(read(its.parser(), text).calls[0][1])) == set(given)
 
 
 @pytest.mark.parametrize("syntax", FORMS)
