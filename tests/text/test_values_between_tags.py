@@ -507,12 +507,12 @@ def test_forced_arguments_come_in_order_and_those_that_are_optional_may_be_left_
     offered = tool("f", **properties)
     offered["function"]["parameters"]["required"] = ["a", "d"]
     its, tokens = plan(syntax, tools=[offered]), tokenizer(syntax, special=False)
-    for given in ("ad", "abd", "acd", "abcd", "ade", "abcde", "a", "d", "ab", "bd", "adb", "da"):
-        text = FORMS[syntax]("f", **dict.fromkeys(given, "1"))
-        allowed = sorted(given) == list(given) and {"a", "d"} <= set(given)
-        assert conforms(tokens, its.structured_output, text) is allowed, given
+    for names in ("ad", "abd", "acd", "abcd", "ade", "abcde", "a", "d", "ab", "bd", "adb", "da"):
+        text = FORMS[syntax]("f", **dict.fromkeys(names, "1"))
+        allowed = sorted(names) == list(names) and {"a", "d"} <= set(names)
+        assert conforms(tokens, its.structured_output, text) is allowed, names
         if allowed:
-            assert set(json.loads(read(its.parser(), text).calls[0][1])) == set(given)
+            assert set(json.loads(read(its.parser(), text).calls[0][1])) == set(names)
 
 
 @pytest.mark.parametrize("syntax", FORMS)
