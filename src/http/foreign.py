@@ -104,13 +104,16 @@ def call_of(where: str, item: dict[str, Any]) -> ToolCall:
     Raises
     ------
     InvalidRequestError
-        It has no name or no id of the kind that it needs.
+        It has no name where it needs one, or says nothing at all.
     """
     read = read_item(where, item, _Item)
     name, keys = _CALLS[read.type]
     if name is None:
         name = _required(f"{where}.name", read.name)
     given = {key: item[key] for key in keys if item.get(key) is not None}
+    held = _ANSWERED.get(read.type, ())
+    if not given and all(item.get(key) is None for key in held):
+        raise not_understood(where, read.type, "items")
     arguments = given.get("arguments")
     if isinstance(arguments, str | dict):
         return ToolCall(id=_id(read), function=FunctionCall(name=name, arguments=arguments))

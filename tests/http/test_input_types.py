@@ -459,6 +459,13 @@ def test_a_type_that_nobody_knows_is_told_by_its_text_or_refused_by_its_name() -
     nested = {**BLOCKS["tool_result"][1], "content": [BLOCKS["tool_result"][1]]}
     with pytest.raises(InvalidRequestError, match="tool_result"):
         messages_told([{"role": "user", "content": [nested]}])
+    # So is a call that says nothing.
+    for kind in ("web_search_call", "image_generation_call", "program"):
+        with pytest.raises(InvalidRequestError, match=kind) as refused:
+            items_told([{"type": kind, "id": "x"}])
+        assert refused.value.param == "input[0].type"
+    drawn = {"type": "image_generation_call", "id": "x", "result": "iVBORw0KGgo="}
+    assert len(items_told([drawn])) == 2
     with pytest.raises(InvalidRequestError, match="later_call"):
         items_told([{"type": "later_call", "text": "a"}])
 
