@@ -145,7 +145,7 @@ def _translated(call: Call, request: ResponseRequest, owner: bytes) -> Translati
         partial(store.item, owner=owner),
         # What is referred to is as much of the prompt as what is sent.
         call.server.config.http.max_body_bytes,
-        replaces_media=call.server.config.chat.media_placeholders == "all",
+        media=call.server.config.chat.media_placeholders,
     )
 
 

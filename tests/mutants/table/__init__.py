@@ -4,6 +4,7 @@ from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
     answers,
     browsers,
+    calls,
     files,
     grammar,
     http,
@@ -21,8 +22,7 @@ from tests.mutants.table import (
 MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
-        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(browsers, prompts, models, kernels, files),
+        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry, browsers, prompts, models, kernels, files, calls),
     )
     for mutation in module.MUTATIONS
 )
