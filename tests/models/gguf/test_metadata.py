@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
 from src.models.gguf import rope as rope_module
+from src.models.gguf.configuration import read_configuration
 from tests.models.gguf.test_hostile import text, write
 from tests.models.gguf.test_oracle import PROMPT, agree, logits_of
 from tests.models.harness import dense_logits
@@ -208,3 +209,40 @@ def test_the_pattern_of_windows(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", checkpoint, "gemma3", also=also)
     windows = [layer.attention.window for layer in load_config(path).layers]  # type: ignore[union-attr]
     assert [window is None for window in windows] == [i % 2 == 1 for i in range(len(windows))]
+
+
+# The sizes that llama.cpp knows: heads, width of a head, width of the model, layers, and by what
+# queries are scaled (`hparams.f_attention_scale` in its models, and Google's configurations).
+GEMMAS = {
+    "gemma2 2b": ("gemma2", 8, 256, 2304, 26, 256),
+    "gemma2 9b": ("gemma2", 16, 256, 3584, 42, 256),
+    "gemma2 27b": ("gemma2", 32, 128, 4608, 46, 144),
+    "gemma3 4b": ("gemma3", 8, 256, 2560, 34, 256),
+    "gemma3 12b": ("gemma3", 16, 256, 3840, 48, 256),
+    "gemma3 27b": ("gemma3", 32, 128, 5376, 62, 168),
+}
+
+
+@pytest.mark.parametrize("size", GEMMAS)
+def test_what_scales_the_queries_of_every_gemma(tmp_path: Path, size: str) -> None:
+    """The widest of both are scaled by the model's width over its heads, not by a head's."""
+    family, heads, of_head, hidden, layers, scalar = GEMMAS[size]
+    small = make_checkpoint(
+        tmp_path / "of", family, tie=True, num_hidden_layers=1, query_pre_attn_scalar=scalar
+    )
+    path = write_gguf(tmp_path / "m.gguf", small, family)
+    # The file's own metadata, with the sizes of the large model: its tensors are not looked at.
+    raw = path.read_bytes()
+    for key, value in {
+        "attention.head_count": heads,
+        "attention.key_length": of_head,
+        "attention.value_length": of_head,
+        "embedding_length": hidden,
+        "block_count": layers,
+    }.items():
+        name = f"{family}.{key}".encode()
+        at = raw.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+        assert raw[at : at + 4] == struct.pack("<I", 4)
+        raw = raw[: at + 4] + struct.pack("<I", value) + raw[at + 8 :]
+    path.write_bytes(raw)
+    assert read_configuration(path)["query_pre_attn_scalar"] == scalar
