@@ -14,13 +14,14 @@ from tests.mutants.table import (
     scheduling,
     telemetry,
     text,
+    weights,
 )
 
 MUTATIONS: tuple[Mutation, ...] = tuple(
     mutation
     for module in (
         *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(prompts, models, kernels),
+        *(prompts, models, weights, kernels),
     )
     for mutation in module.MUTATIONS
 )

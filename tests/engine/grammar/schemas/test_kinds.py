@@ -104,6 +104,14 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
         for low in ("minimum", "exclusiveMinimum")
         for high in ("maximum", "exclusiveMaximum")
     },
+    **{
+        f"oneOf, {low} and {high} that overlap": (
+            {"type": "number", "oneOf": [{high: 5}, {low: 3}]},
+            [2, 3, 4, 5, 6, 3.5, 5.5, "x"],
+        )
+        for low in ("minimum", "exclusiveMinimum")
+        for high in ("maximum", "exclusiveMaximum")
+    },
     "oneOf, lengths that touch": (
         {"type": "string", "oneOf": [{"maxLength": 2}, {"minLength": 2}]},
         ["x", "xy", "xyz", 1],
