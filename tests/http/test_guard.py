@@ -324,7 +324,7 @@ async def test_what_changes_the_server_needs_the_admin_key_where_there_is_any_ke
         for path in ADMIN_WRITES:
             for key in (None, ALICE, ADMIN):
                 answer = await client.post(path, headers=bearer(key) if key else {})
-                if not api_keys and admin_key is None or (key == ADMIN and admin_key is not None):
+                if (not api_keys and admin_key is None) or (key == ADMIN and admin_key is not None):
                     assert answer.status_code not in (401, 403)
                 elif key == ALICE and api_keys:
                     check_refusal(answer, 403, "permission_denied")

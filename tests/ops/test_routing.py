@@ -131,7 +131,9 @@ def test_sigmoids_that_are_equal_choose_by_their_logits(is_biased: bool) -> None
         # A bias is added to scores, so there it is the scores that choose.
         bias = torch.arange(EXPERTS, dtype=torch.float32)
         _, ids = route(20.0 + places.float(), routing, bias)
-        assert torch.equal(ids, torch.arange(EXPERTS - 1, EXPERTS - 1 - CHOSEN, -1).expand(TOKENS, -1))
+        assert torch.equal(
+            ids, torch.arange(EXPERTS - 1, EXPERTS - 1 - CHOSEN, -1).expand(TOKENS, -1)
+        )
 
 
 def test_logits_in_bfloat16_are_refused() -> None:

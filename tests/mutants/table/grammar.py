@@ -344,8 +344,8 @@ MUTATIONS = (
         _KINDS,
         (
             "required names do not count where an open object has a least number of them",
-            "            \"minProperties\": least + len(required),\n        }\n        return [*",
-            "            \"minProperties\": least,\n        }\n        return [*",
+            '            "minProperties": least + len(required),\n        }\n        return [*',
+            '            "minProperties": least,\n        }\n        return [*',
         ),
         (
             "required names do not count among several that an open object must have",

@@ -75,7 +75,7 @@ MUTATIONS = (
         ),
         (
             "every Gemma is scaled by its width",
-            "is_wide = (name, raw.get(\"num_hidden_layers\")) in _WIDE_GEMMAS",
+            'is_wide = (name, raw.get("num_hidden_layers")) in _WIDE_GEMMAS',
             "is_wide = True",
         ),
     ),
@@ -103,7 +103,7 @@ MUTATIONS = (
         ("tests/ops/test_routing.py",),
         (
             "sigmoids that are equal choose the first of the experts",
-            "wanted = logits if routing.scoring == \"sigmoid\" and routing.groups == 1 else scores",
+            'wanted = logits if routing.scoring == "sigmoid" and routing.groups == 1 else scores',
             "wanted = scores",
         ),
         (
@@ -117,13 +117,13 @@ MUTATIONS = (
         ("tests/engine/sizing/test_planning.py::test_few_rows_share_some_of_their_experts",),
         (
             "rows share no experts until they take them all",
-            "experts = sum(taken * (1 - (1 - share) ** tokens) for taken, _, share in self._experts)",
-            "experts = sum(taken * min(1, share * tokens) for taken, _, share in self._experts)",
+            "taken * (1 - (1 - share) ** tokens) for",
+            "taken * min(1, share * tokens) for",
         ),
         (
             "every row reads all experts",
-            "experts = sum(taken * (1 - (1 - share) ** tokens) for taken, _, share in self._experts)",
-            "experts = sum(taken for taken, _, share in self._experts)",
+            "taken * (1 - (1 - share) ** tokens) for",
+            "taken for",
         ),
     ),
 )

@@ -117,7 +117,11 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
         ["x", "xy", "xyz", 1],
     ),
     "oneOf, numbers of items that touch": (
-        {"type": "array", "items": {"type": "integer"}, "oneOf": [{"maxItems": 1}, {"minItems": 1}]},
+        {
+            "type": "array",
+            "items": {"type": "integer"},
+            "oneOf": [{"maxItems": 1}, {"minItems": 1}],
+        },
         [[], [1], [1, 2], 1],
     ),
     "oneOf, one value in both lists": (
