@@ -310,6 +310,28 @@ async def test_without_an_admin_key_there_are_no_debug_endpoints(
                 check_refusal(await client.get(path), 401, "invalid_api_key")
 
 
+@pytest.mark.parametrize("admin_key", [None, Secret(ADMIN)])
+@pytest.mark.parametrize("api_keys", [(), (Secret(ALICE),)])
+async def test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key(
+    config: Config, api_keys: tuple[Secret, ...], admin_key: Secret | None
+) -> None:
+    """With API keys and no admin key nobody may; without any key everybody may."""
+    http = msgspec.structs.replace(config.http, api_keys=api_keys, admin_key=admin_key)
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    app.state.server.keys = check_access(http)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        for path in ADMIN_WRITES:
+            for key in (None, ALICE, ADMIN):
+                answer = await client.post(path, headers=bearer(key) if key else {})
+                if (not api_keys and admin_key is None) or (key == ADMIN and admin_key is not None):
+                    assert answer.status_code not in (401, 403)
+                elif key == ALICE and api_keys:
+                    check_refusal(answer, 403, "permission_denied")
+                else:
+                    check_refusal(answer, 401, "invalid_api_key")
+
+
 async def test_before_the_settings_are_read_only_the_probes_answer(config: Config) -> None:
     transport = httpx.ASGITransport(create_app(config, owns_process=False))
     async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:

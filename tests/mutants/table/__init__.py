@@ -17,12 +17,28 @@ from tests.mutants.table import (
     scheduling,
     telemetry,
     text,
+    weights,
+)
+
+TABLES = (
+    answers,
+    browsers,
+    calls,
+    files,
+    grammar,
+    http,
+    kernels,
+    loop,
+    models,
+    prefix_cache,
+    prompts,
+    sampling,
+    scheduling,
+    telemetry,
+    text,
+    weights,
 )
 
 MUTATIONS: tuple[Mutation, ...] = tuple(
-    mutation
-    for module in (
-        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry, browsers, prompts, models, kernels, files, calls),
-    )
-    for mutation in module.MUTATIONS
+    mutation for module in TABLES for mutation in module.MUTATIONS
 )

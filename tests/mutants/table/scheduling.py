@@ -326,4 +326,62 @@ MUTATIONS = (
             "return self._decode",
         ),
     ),
+    *mutations_of(
+        "src/engine/scheduling/admission.py",
+        (f"{_PURE}/test_adapter_slots.py",),
+        (
+            "one of several that wait for an adapter ends, and the others wait anew",
+            "            if adapter.key not in self._aside:\n                self._slots.give_up",
+            "            if True:\n                self._slots.give_up",
+        ),
+        (
+            "an adapter that nobody waits for any more closes another one",
+            "                self._slots.give_up(adapter.key)\n",
+            "                pass\n",
+        ),
+        (
+            "who was brought back for a slot and ended keeps it from others",
+            "            self._slots.changed = True\n            if was_aside:",
+            "            if was_aside:",
+        ),
+        (
+            "the newest of those who wait for an adapter is brought back",
+            "self._take_back(self._aside[key][0], key)",
+            "self._take_back(self._aside[key][-1], key)",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/adapter_slots.py",
+        (f"{_PURE}/test_adapter_slots.py",),
+        (
+            "the adapter that was used last leaves first",
+            "in self._closed), next(iter(self._idle)))",
+            "in self._closed), next(reversed(self._idle)))",
+        ),
+        (
+            "an adapter that is used again may leave",
+            "        self._idle.pop(key, None)\n",
+            "",
+        ),
+        (
+            "one that waited for a slot has waited again once it lost it",
+            "            self._waits_since.pop(key, None)\n            self.changed = True",
+            "            self.changed = True",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/execution/state_memory.py",
+        ("tests/engine/test_states.py",),
+        (
+            "a request that resumes goes on from the states of its row's last owner",
+            "fresh = [install.row for install in plan.installs if install.row not in loaded]",
+            "fresh = [i.row for i in plan.installs\n"
+            "                 if i.row not in loaded and len(i.token_ids) == i.prompt_len]",
+        ),
+        (
+            "only the first owner of a row begins with zeros",
+            "fresh = [install.row for install in plan.installs if install.row not in loaded]",
+            "fresh = [i.row for i in plan.installs if i.row not in loaded and i.generation == 1]",
+        ),
+    ),
 )
