@@ -61,6 +61,7 @@ from src.ops.cpu.build import (
 from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
 from src.text import Tokenizer
+from src.text.template_pool import TemplatePools
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,9 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         rounds_inputs = False
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
+        templates = TemplatePools()
+        ends.callback(templates.close)
+        templates.own.start()
         compilation = None
         if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
@@ -162,9 +166,19 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 unknown[0],
                 unknown[-1],
             )
-        if tokenizer.has_chat_template:
-            tokenizer.chat_template.prepare()
-        return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
+        _try_template_out(tokenizer, templates)
+        return _build_parts(
+            config, report, timeline, tokenizer, templates, model, compilation, ends
+        )
+
+
+def _try_template_out(tokenizer: Tokenizer, templates: TemplatePools) -> None:
+    if not tokenizer.has_chat_template:
+        templates.own.close()
+        return
+    tokenizer.chat_template.use_pool(templates.own)
+    if (fault := tokenizer.chat_template.prepare()) is not None:
+        logger.warning("no conversation can be served, prompts without messages can: %s", fault)
 
 
 def _begin_compilation(
@@ -304,6 +318,7 @@ def _build_parts(
     report: Report,
     timeline: StartTimeline,
     tokenizer: Tokenizer,
+    templates: TemplatePools,
     model: ServedModel,
     compilation: ProgramCompilation | None,
     ends: contextlib.ExitStack,
@@ -347,7 +362,7 @@ def _build_parts(
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
+        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, templates),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
