@@ -190,7 +190,11 @@ class TemplatePool:
         key = _key(source)
         self._check_allowed(key)
         budget = budget or Budget(MAX_SECONDS)
-        answer = self._ask(worker, Request(key, source, budget.seconds, variables))
+        try:
+            answer = self._ask(worker, Request(key, source, budget.seconds, variables))
+        except TemplateBoundsError:
+            budget.seconds = 0.0
+            raise
         budget.seconds -= answer.seconds
         if answer.kind is Kind.ERROR:
             raise InvalidRequestError(answer.text, param="messages")
