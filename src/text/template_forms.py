@@ -30,7 +30,7 @@ _Score: TypeAlias = tuple[int, int]
 Render: TypeAlias = Callable[[dict[str, Any], Budget], str]
 """Variables, and the time it may take, which it uses up -> text; raises `InvalidRequestError`."""
 
-PROBE_SECONDS: Final = 2.0
+PROBE_SECONDS: Final = 1.0
 """CPU time of all the probes of a template."""
 _CONTENTS: Final[tuple[Content, ...]] = ("absent", "null", "empty")
 _ARGUMENTS: Final[tuple[Arguments, ...]] = ("object", "text")

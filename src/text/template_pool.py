@@ -39,7 +39,7 @@ from src.text.template_renderer import EndedError, Renderer, not_started
 
 logger = logging.getLogger(__name__)
 
-MAX_SECONDS: Final = 5.0
+MAX_SECONDS: Final = 2.0
 """CPU time of one rendering."""
 REFUSAL_SECONDS: Final = 60.0
 """For how long a client's template is refused that was out of bounds."""
@@ -76,7 +76,7 @@ class _Job(NamedTuple):
             return
         try:
             result = self.run()
-        except BaseException as error:  # noqa: BLE001 (the waiter gets it)
+        except BaseException as error:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)

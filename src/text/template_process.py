@@ -7,8 +7,8 @@ has a limit. `src.text.template_pool` starts such processes, and replaces those 
 
 Frames go both ways over the socket that is standard input: eight bytes of length, little-endian,
 then the content. A request is a marshalled `Request`; it comes from the parent, which is trusted.
-An answer (`Answer`) is decoded as numbers and a text, since a template that breaks out of its sandbox
-may have written it. The first one, without a request, is ``READY``.
+An answer (`Answer`) is decoded as numbers and a text: a template that breaks out of its sandbox may
+have written it. The first one, without a request, is ``READY``.
 
 Imports jinja2 and little else: it starts in a tenth of a second and takes some 20 MB.
 """
@@ -150,7 +150,7 @@ def _answer(templates: _Templates, frame: bytearray) -> Answer:
 
     kind, text, granted = Kind.ERROR, "", 0.0
     try:
-        request = Request(*marshal.loads(frame))  # noqa: S302 (the parent's)
+        request = Request(*marshal.loads(frame))
         granted = max(request.seconds, 0.001)
         # Its default action ends the process, also in the middle of one long operation.
         signal.setitimer(signal.ITIMER_PROF, granted)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES: Final = 512 * 2**20
 """Address space of a process beyond what it has when it has started."""
 WALL_SECONDS: Final = 60.0
-"""For a rendering whose CPU time is not counted, and for the start of a process, on a busy machine."""
+"""For the start of a process, and for a rendering, on a machine that is busy."""
 _MODULE: Final = "src.text.template_process"
 # `retry_after` in seconds if no process could be started.
 _RETRY_AFTER: Final = 5.0
@@ -65,9 +65,9 @@ class Renderer:
             self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
         try:
             with theirs:
-                self._process = subprocess.Popen(
+                self._process: subprocess.Popen[bytes] = subprocess.Popen(
                     [sys.executable, "-m", _MODULE, str(MEMORY_BYTES)],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd=CHECKOUT,
@@ -159,14 +159,14 @@ class Renderer:
         return answer
 
     def _ended(self) -> EndedError:
-        """Return what became of it. It is killed if it still runs: it is late, or no more itself."""
+        """Return what became of it; kill it if it still runs, late or no more itself."""
         is_late = self._process.poll() is None and not self._closes_down()
         self.kill()
         status = self._process.wait()
         return EndedError(status, is_late=is_late or status == -signal.SIGPROF)
 
     def _closes_down(self) -> bool:
-        """Whether it ends by itself within a moment: its socket closes before it can be waited for."""
+        """Whether it ends in a moment: its socket closes before it can be waited for."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         return self._process.returncode is not None
