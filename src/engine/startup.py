@@ -68,7 +68,6 @@ logger = logging.getLogger(__name__)
 # (phase, progress of the whole start from 0 to 1, one readable line); called from any thread
 Report = Callable[[str, float, str], None]
 
-
 _DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -137,9 +136,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         rounds_inputs = False
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
-        templates = TemplatePools()
-        ends.callback(templates.close)
-        templates.own.start()
+        templates = ends.enter_context(TemplatePools())
         compilation = None
         if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
@@ -166,19 +163,8 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 unknown[0],
                 unknown[-1],
             )
-        _try_template_out(tokenizer, templates)
-        return _build_parts(
-            config, report, timeline, tokenizer, templates, model, compilation, ends
-        )
-
-
-def _try_template_out(tokenizer: Tokenizer, templates: TemplatePools) -> None:
-    if not tokenizer.has_chat_template:
-        templates.own.close()
-        return
-    tokenizer.chat_template.use_pool(templates.own)
-    if (fault := tokenizer.chat_template.prepare()) is not None:
-        logger.warning("no conversation can be served, prompts without messages can: %s", fault)
+        tokenizer.render_in(templates)
+        return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
 
 
 def _begin_compilation(
@@ -318,7 +304,6 @@ def _build_parts(
     report: Report,
     timeline: StartTimeline,
     tokenizer: Tokenizer,
-    templates: TemplatePools,
     model: ServedModel,
     compilation: ProgramCompilation | None,
     ends: contextlib.ExitStack,
@@ -362,7 +347,7 @@ def _build_parts(
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, templates),
+        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,

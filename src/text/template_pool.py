@@ -26,7 +26,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 from src.core.errors import (
     InvalidRequestError,
@@ -339,13 +340,25 @@ class TemplatePool:
 
 
 class TemplatePools:
-    """The pools of one engine: for the checkpoint's own templates, and for those of requests."""
+    """The pools of one engine: for the checkpoint's own templates, and for those of requests.
+
+    Within the block they render.
+    """
 
     def __init__(self) -> None:
         self.own = TemplatePool()
         self.of_clients = TemplatePool(of_clients=True)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        self.own.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """End both."""
         self.own.close()
         self.of_clients.close()

@@ -123,19 +123,13 @@ def test_others_are_served_while_templates_never_end(server: ServerProcess, whos
             messages, fields = [padding, {"role": "user", "content": "for ever"}], {}
         answers.append(asked(server, CHAT, messages=messages, **fields))
 
+    quiet = median_wait(server)
     attackers = [threading.Thread(target=attack, args=(number,)) for number in range(4)]
     for thread in attackers:
         thread.start()
     time.sleep(1.0)
-    waits: list[float] = []
-    while len(waits) < 10:
-        begun = time.monotonic()
-        assert server.get("/live").status_code == 200
-        assert asked(server, CHAT, messages=HELLO).status_code == 200
-        assert asked(server, "/v1/completions", prompt="Once").status_code == 200
-        waits.append(time.monotonic() - begun)
-    # The first of them may have to wait for a second process to start.
-    assert sorted(waits)[len(waits) // 2] < MAX_SECONDS / 2, waits
+    # Attackers take both CPUs of a small machine.
+    assert median_wait(server) < 1 + 4 * quiet
     assert any(thread.is_alive() for thread in attackers), "nobody attacked meanwhile"
     for thread in attackers:
         thread.join(150)
@@ -152,6 +146,18 @@ def test_others_are_served_while_templates_never_end(server: ServerProcess, whos
         assert again.status_code == 400
         assert "not tried again" in again.text
         assert time.monotonic() - begun < 1
+
+
+def median_wait(server: ServerProcess) -> float:
+    """Seconds that a few requests take together."""
+    waits = []
+    for _ in range(5):
+        begun = time.monotonic()
+        assert server.get("/live").status_code == 200
+        assert asked(server, CHAT, messages=HELLO).status_code == 200
+        assert asked(server, "/v1/completions", prompt="Once").status_code == 200
+        waits.append(time.monotonic() - begun)
+    return sorted(waits)[len(waits) // 2]
 
 
 def test_a_renderer_that_is_killed_is_replaced(server: ServerProcess) -> None:

@@ -24,7 +24,6 @@ from src.engine.requests.thinking_guides import ThinkingGuides
 from src.engine.telemetry.status import ModelInfo
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
-from src.text.template_pool import TemplatePools
 
 if TYPE_CHECKING:
     from src.core.structured_output import StructuredOutput
@@ -111,10 +110,8 @@ class RequestBuilder:
         model_end_token_ids: Sequence[int],
         grammars: GrammarCompiler,
         limits: LimitsSection,
-        templates: TemplatePools,
     ) -> None:
         self._limits = limits
-        self._templates = templates
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._info = info
@@ -306,7 +303,7 @@ class RequestBuilder:
         return ChatTemplate(
             chat.template,
             special_tokens=self._tokenizer.special_tokens,
-            pool=self._templates.of_clients,
+            pool=self._tokenizer.pool_of_clients,
         )
 
     def _checked(self, prompt: Sequence[Any]) -> list[int]:

@@ -23,7 +23,7 @@ MUTATIONS = (
         ),
         (
             "a process that renders keeps the most memory that it ever had",
-            "        if _peak_bytes() > settled + _GROWTH_BYTES:\n",
+            "        if is_large and _peak_bytes() > settled + _GROWTH_BYTES:\n",
             "        if False:\n",
         ),
         (
@@ -100,8 +100,8 @@ MUTATIONS = (
         ),
         (
             "one conversation that is too much shuts the model's template",
-            "        if self._of_clients:\n            with self._lock:\n                self._quick.pop",
-            "        if True:\n            with self._lock:\n                self._quick.pop",
+            "        if self._of_clients:\n            with self._lock:\n",
+            "        if True:\n            with self._lock:\n",
         ),
         (
             "a process that has died is not replaced",
