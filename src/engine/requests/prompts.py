@@ -286,9 +286,8 @@ class RequestBuilder:
                 f"chat_template_kwargs: {clash[0]!r} has a field of its own",
                 param="chat_template_kwargs",
             )
-        # A template is a program that may be slow, so it runs in a thread.
-        return await asyncio.to_thread(
-            self._template(chat).render,
+        # A template is a program that may be slow, so it runs in another process.
+        rendering = self._template(chat).submit(
             prompt,
             tools=chat.tools,
             add_generation_prompt=chat.add_generation_prompt,
@@ -296,11 +295,16 @@ class RequestBuilder:
             documents=chat.documents,
             **chat.template_kwargs,
         )
+        return await asyncio.wrap_future(rendering)
 
     def _template(self, chat: ChatOptions) -> ChatTemplate:
         if chat.template is None:
             return self._tokenizer.chat_template
-        return ChatTemplate(chat.template, special_tokens=self._tokenizer.special_tokens)
+        return ChatTemplate(
+            chat.template,
+            special_tokens=self._tokenizer.special_tokens,
+            pool=self._tokenizer.pool_of_clients,
+        )
 
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
         self._room(len(prompt))
