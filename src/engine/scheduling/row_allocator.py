@@ -342,7 +342,7 @@ class RowAllocator:
         It is of lower rank: least important priority class first, then fewest tokens to recompute,
         then latest arrival. With several tenants see :func:`victim_of_tenants`.
         """
-        if any([state.lane != needy.lane for state in self.running]):
+        if any(state.lane != needy.lane for state in self.running):
             return victim_of_tenants(self.running, needy, self.limits.weights)
         behind = [state for state in self.running if state.rank > needy.rank]
         return min(

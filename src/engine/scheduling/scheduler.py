@@ -29,8 +29,8 @@ from src.engine.scheduling import stop_rules as stop
 from src.engine.scheduling.admission import SchedulerLimits, check_request
 from src.engine.scheduling.content_names import ContentNames
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
-from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.planning import StepPlanner
+from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator
 from src.engine.scheduling.shares import SharingPlanner
 from src.engine.scheduling.waiting import Deadlines, WaitingQueue

@@ -184,9 +184,7 @@ class SharingPlanner:
             excess[victim.lane] -= _num_blocks(victim)
         return found
 
-    def _candidates(
-        self, needy: Lane, is_above: Callable[[Lane], bool]
-    ) -> Iterable[RequestState]:
+    def _candidates(self, needy: Lane, is_above: Callable[[Lane], bool]) -> Iterable[RequestState]:
         lanes = self._waiting.lanes
         return (
             state
@@ -246,12 +244,13 @@ class SharingPlanner:
 
         Whoever asks for less than its share leaves the rest to the others.
         """
-        may_admit = self._allocator.rows.num_free > 0 and self._allocator.pool.num_free > 0
-        wanted = {
-            lane.name: sum(state.target - state.launched for state in of_lane.get(lane.name, ()))
-            + (lane.num_tokens if may_admit else 0)
-            for lane in lanes
-        }
+        has_room = self._allocator.rows.num_free > 0 and self._allocator.pool.num_free > 0
+        wanted = {}
+        for lane in lanes:
+            running = of_lane.get(lane.name, ())
+            wanted[lane.name] = sum([state.target - state.launched for state in running])
+            if has_room and self._may_admit(lane, {}):
+                wanted[lane.name] += lane.num_tokens
         left, grants = builder.budget, dict.fromkeys(wanted, 0)
         if lanes[0].name == URGENT:
             grants[URGENT] = min(wanted[URGENT], left)
@@ -260,7 +259,7 @@ class SharingPlanner:
         asking = [lane for lane in lanes if wanted[lane.name]]
         weights = sum(lane.weight for lane in asking)
         if left < weights:
-            for lane in asking:
+            for lane in sorted(asking, key=lambda lane: lane.name not in self._claims):
                 if not left:
                     break
                 # A turn goes on over as many steps as it takes.
@@ -288,7 +287,6 @@ class SharingPlanner:
         Lanes that are to have the next room come first. Lanes in ``partial`` have running requests
         whose prompts wait already.
         """
-        blocking = self._blocking
         admitted: dict[str, int] = {}
         misfits: list[Lane] = []
         reserved = sum(grants[lane.name] for lane in lanes if lane.name not in partial)
@@ -296,9 +294,7 @@ class SharingPlanner:
             if lane.name in partial:
                 continue
             reserved -= grants[lane.name]
-            if not lane.num_waiting or blocking not in (None, lane):
-                continue
-            if self._must_wait(lane, admitted):
+            if not self._may_admit(lane, admitted):
                 continue
             before = self._stats.admissions
             # What lanes before this one have left over is there for those after them.
@@ -314,9 +310,11 @@ class SharingPlanner:
         for lane in misfits:
             lane.passed += sum(admitted.values())
 
-    def _must_wait(self, lane: Lane, admitted: dict[str, int]) -> bool:
-        """Whether the next room is for lanes below their share, and this one is not."""
-        return any(name not in admitted for name in self._claims) and not self._is_below(lane)
+    def _may_admit(self, lane: Lane, admitted: dict[str, int]) -> bool:
+        """Whether a lane's first request may have the next room, or it is for another lane."""
+        if not lane.num_waiting or self._blocking not in (None, lane):
+            return False
+        return self._is_below(lane) or all(name in admitted for name in self._claims)
 
     def _find_blocking(self) -> Lane | None:
         """The lane that everybody waits for, because too many have passed its first request."""

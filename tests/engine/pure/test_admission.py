@@ -140,4 +140,6 @@ def test_nobody_is_kept_for_nobody(last_is: str) -> None:
     later = [make_state(rank, deadline=20.0) for rank in (5, 6)]
     for state in later:
         queue.push(state)
-    assert [queue.pop(queue.lanes[""], 0) if queue.lanes[""].peek(0) else None for _ in range(3)] == [*later, None]
+    assert [
+        queue.pop(queue.lanes[""], 0) if queue.lanes[""].peek(0) else None for _ in range(3)
+    ] == [*later, None]
