@@ -36,11 +36,11 @@ def chain_root(
     tenant
         Whose KV it is, or empty where all share theirs.
     """
-    parts = [content_key.encode(), layout.encode(), salt.encode(), adapter]
-    if tenant:
-        parts.append(tenant.encode())
+    parts = (content_key.encode(), layout.encode(), salt.encode(), adapter)
     # Lengths are included, or the end of one part could be taken for the start of the next.
     told = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    if tenant:
+        told += tenant.encode()
     return hashlib.sha256(b"slipstream-kv\0" + told).digest()
 
 
