@@ -26,7 +26,7 @@ from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.kv.block_pool import BlockPool, InvariantError
 from src.engine.scheduling import stop_rules as stop
-from src.engine.scheduling.admission import SchedulerLimits, check_request
+from src.engine.scheduling.admission import URGENT, SchedulerLimits, check_request
 from src.engine.scheduling.content_names import ContentNames
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
 from src.engine.scheduling.planning import StepPlanner
@@ -98,6 +98,18 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         """Tokens of all waiting requests: their prompts, and the output of preempted ones."""
         return self._waiting.num_tokens
+
+    def tenants(self, most: int) -> dict[str, tuple[int, int]]:
+        """Running and waiting requests of up to ``most`` tenants; any thread may ask.
+
+        Urgent ones are not among them: they are in a lane of their own.
+        """
+        counted: dict[str, tuple[int, int]] = {}
+        for lane in list(self._waiting.lanes.values()):
+            if lane.name and lane.name != URGENT and len(counted) < most:
+                waiting = lane.num_waiting
+                counted[lane.name] = lane.num_unfinished - waiting, waiting
+        return counted
 
     @property
     def kv_usage(self) -> float:

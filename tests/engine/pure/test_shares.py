@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.core.errors import InvalidRequestError, QueueFullError
@@ -17,6 +17,7 @@ from src.engine.scheduling.request_state import Phase
 from src.engine.scheduling.waiting import WaitingQueue
 from tests.engine.pure.simulation import Simulation, make_limits, make_request
 from tests.engine.pure.test_properties import (
+    EXAMPLES,
     INTERRUPTIONS,
     REQUESTS,
     STEPS,
@@ -310,7 +311,9 @@ def test_salt_and_tenant_cannot_be_taken_for_each_other() -> None:
     assert simulation.first_events[9].cached_tokens == 16
 
 
-# Anything at any moment.
+# Anything at any moment. The floods are long, so fewer of them are looked at.
+
+fewer = settings(thorough, max_examples=int(EXAMPLES or 30))
 
 SHARED_LIMITS = st.builds(
     msgspec.structs.replace,
@@ -342,7 +345,7 @@ def test_anything_may_happen_among_tenants(
 
 
 @given(limits=limits_of(), depth=st.integers(1, 2), requests=REQUESTS, tenant=st.just("a"))
-@thorough
+@fewer
 def test_one_tenant_is_served_as_nobody_is(
     limits: SchedulerLimits, depth: int, requests: list[tuple[Request, int]], tenant: str
 ) -> None:
@@ -371,7 +374,7 @@ def floods(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     depth=st.integers(1, 2),
     mixed=st.sampled_from([None, 12, 20]),
 )
-@thorough
+@fewer
 def test_a_flood_costs_no_more_than_the_share(
     flooding: list[tuple[str, int, int]],
     weight: int,
@@ -424,7 +427,7 @@ def shares_of(simulation: Simulation, steps: int) -> Counter[str]:
     weights=st.fixed_dictionaries({name: st.integers(1, 5) for name in TENANTS}),
     budget=st.integers(1, 40),
 )
-@thorough
+@fewer
 def test_prompts_are_computed_in_proportion(weights: dict[str, int], budget: int) -> None:
     """While all have prompts to compute, within one turn of each."""
     limits = make_limits(

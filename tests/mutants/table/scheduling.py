@@ -72,7 +72,7 @@ MUTATIONS = (
         ),
         (
             "nobody learns who was preempted",
-            "            self._preempted.append(victim.key)\n",
+            "        self._preempted.append(victim.key)\n",
             "",
         ),
         (
