@@ -101,7 +101,7 @@ def test_steps_of_one_token_go_round_by_weight() -> None:
         **BIG | {"max_mixed_prefill_tokens": 1, "prefill_tokens_per_decode": 0}, weights={"b": 2}
     )
     simulation = Simulation(limits)
-    flood(simulation, "c", 20, 1, 2, 300)
+    flood(simulation, "c", 20, 1, 2, 60)
     simulation.step()
     flood(simulation, "a", 0, 1, 40, 1)
     flood(simulation, "b", 10, 1, 40, 1)
@@ -117,13 +117,13 @@ def test_steps_of_one_token_go_round_by_weight() -> None:
 
 def test_a_row_is_made_free_for_whoever_has_less_than_its_share() -> None:
     simulation = Simulation(make_limits(**BIG))
-    flood(simulation, "a", 0, 8, 4, 300)
-    flood(simulation, "b", 30, 8, 4, 300)
+    flood(simulation, "a", 0, 8, 4, 110)
+    flood(simulation, "b", 30, 8, 4, 110)
     for _ in range(20):
         simulation.step()
     assert simulation.scheduler.num_running == 6
     before = simulation.scheduler.stats.yields
-    flood(simulation, "c", 60, 5, 4, 300)
+    flood(simulation, "c", 60, 5, 4, 110)
     assert steps_to_first_token(simulation, 60) <= 3
     for _ in range(20):
         simulation.step()
@@ -141,7 +141,7 @@ def test_a_row_is_made_free_for_whoever_has_less_than_its_share() -> None:
 def test_a_full_budget_makes_no_difference() -> None:
     """As many rows as tokens in a step: a row is given up before the step is planned."""
     simulation = Simulation(make_limits(**BIG | {"max_num_seqs": 8, "max_num_batched_tokens": 4}))
-    flood(simulation, "a", 0, 8, 4, 300)
+    flood(simulation, "a", 0, 8, 4, 110)
     for _ in range(20):
         simulation.step()
     flood(simulation, "b", 60, 1, 4, 2)
@@ -152,7 +152,7 @@ def test_a_full_budget_makes_no_difference() -> None:
 def test_memory_is_made_free_for_whoever_has_less_than_its_share() -> None:
     limits = make_limits(**BIG | {"num_blocks": 60})
     simulation = Simulation(limits)
-    flood(simulation, "a", 0, 4, 20, 200)
+    flood(simulation, "a", 0, 4, 20, 80)
     for _ in range(35):
         simulation.step()
     assert simulation.scheduler.kv_usage > 0.9
@@ -165,7 +165,7 @@ def test_memory_is_made_free_for_whoever_has_less_than_its_share() -> None:
 def test_who_asks_for_more_than_its_share_of_memory_takes_it_from_nobody() -> None:
     limits = make_limits(**BIG | {"num_blocks": 60})
     simulation = Simulation(limits)
-    flood(simulation, "a", 0, 4, 20, 200)
+    flood(simulation, "a", 0, 4, 20, 80)
     for _ in range(35):
         simulation.step()
     flood(simulation, "b", 60, 1, 160, 2)
@@ -178,7 +178,7 @@ def test_who_asks_for_more_than_its_share_of_memory_takes_it_from_nobody() -> No
 def test_a_growing_row_takes_memory_from_who_has_most() -> None:
     limits = make_limits(**BIG | {"num_blocks": 60, "lookahead_tokens": 0})
     simulation = Simulation(limits)
-    flood(simulation, "b", 60, 1, 4, 200)
+    flood(simulation, "b", 60, 1, 4, 100)
     flood(simulation, "a", 0, 4, 32, 60)
     preempted: list[int] = []
     while simulation.scheduler.stats.preemptions == 0:
@@ -195,7 +195,7 @@ def test_a_growing_row_takes_memory_from_who_has_most() -> None:
 def test_priority_is_for_its_own_tenant() -> None:
     simulation = Simulation(make_limits(**BIG, policy="priority"))
     for key in range(20):
-        simulation.add(make_request(key, 4, 300, ends=False, tenant="a", priority=-(2**31)))
+        simulation.add(make_request(key, 4, 60, ends=False, tenant="a", priority=-(2**31)))
     for _ in range(10):
         simulation.step()
     simulation.add(make_request(60, 4, 3, ends=False, tenant="b"))
