@@ -122,9 +122,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     def lane_of(self, request: Request) -> str:
         """The lane in which a request waits and is served: its tenant's, or that of the urgent."""
         is_urgent = (
-            self.policy == "priority"
+            request.tenant in self.priority_tenants
             and request.priority < 0
-            and request.tenant in self.priority_tenants
+            and self.policy == "priority"
         )
         return URGENT if is_urgent else request.tenant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from src.engine.kv.prefix_cache import Match
@@ -82,7 +83,7 @@ class StepPlanner:
         return True
 
     def admit(
-        self, lane: Lane, builder: PlanBuilder, most: int | None = None
+        self, lane: Lane, builder: PlanBuilder, most: int = sys.maxsize
     ) -> RequestState | None:
         """Give rows to waiting requests of a lane, ``most`` at most, in order of rank.
 
@@ -94,15 +95,14 @@ class StepPlanner:
             return None
         self.waiting.bring_back()
         reserve = sum(map(allocator.lookahead, allocator.running))
-        last = None if most is None else self.stats.admissions + most
         first: RequestState | None = None
-        misfits = waits = 0
+        misfits = waits = admitted = 0
         while (
             builder.budget > 0
             and allocator.rows.num_free > 0
             and misfits < MAX_MISFITS_PER_STEP
             and waits < MAX_PREFIX_WAITS_PER_STEP
-            and self.stats.admissions != last
+            and admitted < most
         ):
             state = lane.peek(misfits + waits)
             if state is None:
@@ -118,6 +118,7 @@ class StepPlanner:
             elif allocator.fits(state, match, reserve):
                 self.waiting.pop(lane, misfits + waits)
                 self._install(state, match, builder)
+                admitted += 1
                 reserve += allocator.lookahead(state)
                 if first is not None:
                     first.bypasses += 1

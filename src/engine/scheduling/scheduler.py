@@ -56,6 +56,7 @@ class Scheduler:
             self._allocator.adapters,
             limits.weights,
         )
+        self._lanes = self._waiting.lanes
         parts = (limits, self._allocator, self._waiting, self.stats)
         self._planner = StepPlanner(*parts, self._preempt)
         self._sharing = SharingPlanner(self._planner, *parts)
@@ -274,16 +275,15 @@ class Scheduler:
         most, snapshots = self.limits.max_num_batched_tokens, self._allocator.snapshots
         builder = PlanBuilder(self._last_launched + 1, most, snapshots)
         prefills: list[RequestState] = []
-        decoding = num_live = 0
+        decoding = 0
         # With one tenant at work, rank decides everything.
-        is_shared = len(self._waiting.lanes) > 1
+        is_shared = len(self._lanes) > 1
         if is_shared:
             self._sharing.make_room()
         # Iterates over a copy, because a preempted request leaves the list.
         for state in self._allocator.running[:]:
             if state.phase is not Phase.RUNNING or state.target >= state.limit:
                 continue
-            num_live += 1
             if state.target - state.launched > 1:
                 prefills.append(state)
             elif state.launched < state.capacity or self._planner.grow(state, builder):
@@ -295,8 +295,8 @@ class Scheduler:
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
         if is_shared:
-            self._sharing.fill(builder, prefills, num_live)
-        else:
+            self._sharing.fill(builder, prefills)
+        elif prefills or len(self._waiting):
             self._planner.fill(builder, prefills)
         if not builder.rows:
             return None

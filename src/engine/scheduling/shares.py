@@ -201,8 +201,8 @@ class SharingPlanner:
 
     # The step.
 
-    def fill(self, builder: PlanBuilder, prefills: list[RequestState], num_planned: int) -> None:
-        """Plan prompts within the shares. ``num_planned``: rows that need a token in each step."""
+    def fill(self, builder: PlanBuilder, prefills: list[RequestState]) -> None:
+        """Plan prompts within the shares: those of running requests and of waiting ones."""
         of_lane: dict[str, list[RequestState]] = {}
         for state in prefills:
             of_lane.setdefault(state.lane, []).append(state)
@@ -217,7 +217,8 @@ class SharingPlanner:
                 grants[lane.name] = builder.rejoin(others)
         if not builder.short:
             partial = {name for name in of_lane if not grants[name]}
-            self._admit(builder, lanes, grants, partial, max(0, self._most_rows - num_planned))
+            live = sum([not state.is_exhausted for state in self._allocator.running])
+            self._admit(builder, lanes, grants, partial, max(0, self._most_rows - live))
         self._use_rest(builder, prefills)
         if builder.num_tokens > before:
             self._end_turns(builder, lanes)

@@ -165,10 +165,12 @@ def test_memory_is_made_free_for_whoever_has_less_than_its_share() -> None:
 def test_who_asks_for_more_than_its_share_of_memory_takes_it_from_nobody() -> None:
     limits = make_limits(**BIG | {"num_blocks": 60})
     simulation = Simulation(limits)
-    flood(simulation, "a", 0, 4, 20, 80)
-    for _ in range(35):
+    flood(simulation, "a", 0, 5, 20, 80)
+    for _ in range(25):
         simulation.step()
-    flood(simulation, "b", 60, 1, 160, 2)
+    assert simulation.scheduler.kv_usage > 0.9
+    # 32 blocks; half of the memory is 30. So much more than half could be taken from the other.
+    flood(simulation, "b", 60, 1, 120, 2)
     for _ in range(10):
         simulation.step()
     assert simulation.scheduler.stats.yields == 0
