@@ -162,15 +162,28 @@ def test_memory_is_made_free_for_whoever_has_less_than_its_share() -> None:
     end(simulation)
 
 
+def test_room_that_is_being_made_is_for_whom_it_is_made() -> None:
+    """It comes bit by bit, and the others have small requests waiting that would fit at once."""
+    limits = make_limits(**BIG | {"num_blocks": 60, "max_num_seqs": 16, "lookahead_tokens": 0})
+    simulation = Simulation(limits, 2)
+    flood(simulation, "a", 0, 4, 36, 60)
+    for _ in range(20):
+        simulation.step()
+    flood(simulation, "a", 20, 30, 4, 60)
+    flood(simulation, "b", 60, 1, 100, 2)
+    assert steps_to_first_token(simulation, 60) <= 9
+    end(simulation)
+
+
 def test_who_asks_for_more_than_its_share_of_memory_takes_it_from_nobody() -> None:
-    limits = make_limits(**BIG | {"num_blocks": 60})
+    limits = make_limits(**BIG | {"num_blocks": 60, "lookahead_tokens": 0})
     simulation = Simulation(limits)
     flood(simulation, "a", 0, 5, 20, 80)
     for _ in range(25):
         simulation.step()
     assert simulation.scheduler.kv_usage > 0.9
-    # 32 blocks; half of the memory is 30. So much more than half could be taken from the other.
-    flood(simulation, "b", 60, 1, 120, 2)
+    # 31 blocks, and half of the memory is 30. Preempting would make room for them.
+    flood(simulation, "b", 60, 1, 122, 2)
     for _ in range(10):
         simulation.step()
     assert simulation.scheduler.stats.yields == 0
@@ -180,8 +193,16 @@ def test_who_asks_for_more_than_its_share_of_memory_takes_it_from_nobody() -> No
 def test_a_growing_row_takes_memory_from_who_has_most() -> None:
     limits = make_limits(**BIG | {"num_blocks": 60, "lookahead_tokens": 0})
     simulation = Simulation(limits)
+    flood(simulation, "a", 0, 1, 32, 60)
     flood(simulation, "b", 60, 1, 4, 100)
-    flood(simulation, "a", 0, 4, 32, 60)
+    flood(simulation, "a", 1, 3, 32, 60)
+    simulation.step()
+    simulation.step()
+    needy = simulation.scheduler.state(60)
+    assert needy is not None
+    victim = simulation.scheduler._allocator.victim(needy)
+    assert victim is not None
+    assert victim.lane == "a"
     preempted: list[int] = []
     while simulation.scheduler.stats.preemptions == 0:
         simulation.step()
@@ -192,6 +213,19 @@ def test_a_growing_row_takes_memory_from_who_has_most() -> None:
     assert preempted
     assert 60 not in preempted
     end(simulation)
+
+
+def test_a_prefix_that_another_tenant_computes_is_not_waited_for() -> None:
+    simulation = Simulation(make_limits(**BIG, share_prefixes=True))
+    prompt = list(range(1, 200))
+    simulation.add(make_request(0, prompt, 1, tenant="a"))
+    simulation.step()
+    simulation.add(make_request(1, prompt, 1, tenant="b"))
+    simulation.add(make_request(2, prompt, 1, tenant="a"))
+    plan = simulation.launch()
+    assert plan is not None
+    assert [install.request_key for install in plan.installs] == [1]
+    simulation.drain()
 
 
 def test_priority_is_for_its_own_tenant() -> None:

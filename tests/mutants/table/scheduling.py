@@ -330,11 +330,6 @@ MUTATIONS = (
             "if lane.passed > most and",
             "if False and",
         ),
-        (
-            "room that was made for one tenant goes to another",
-            "return self._is_below(lane) or all(name in admitted for name in self._claims)",
-            "return True",
-        ),
     ),
     *mutations_of(
         "src/engine/scheduling/row_allocator.py",
