@@ -256,5 +256,4 @@ def test_two_floods_cost_a_third_key_no_more_than_its_share(server: ServerProces
     finally:
         for flood in floods:
             flood.end()
-    print("steps", steps, "fair", fair)
     assert statistics.median(steps) <= 2 * fair, steps
