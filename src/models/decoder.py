@@ -200,6 +200,7 @@ class _LayerWriter:
             config.temperature,
             leaves_rotation,
             config.has_gate,
+            builder.deterministic,
         )
         unrotated = (None, None, None)
         left = rotation if leaves_rotation else unrotated
