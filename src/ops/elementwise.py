@@ -44,9 +44,8 @@ def _in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor
     """The same of x [T, N], N at most `_UNCUT_ELEMENTS`."""
     width = x.shape[1]
     padding = -width % _LANES
-    # Pieces that torch does not cut for its threads, contiguous, of nothing but whole vectors.
+    # Pieces that torch does not cut for its threads, of nothing but whole vectors. `pad` copies, so
+    # that slices are contiguous too.
     pieces = x.split(max(1, _UNCUT_ELEMENTS // (width + padding)))
-    made = [
-        function(functional.pad(piece, (0, padding)).contiguous())[:, :width] for piece in pieces
-    ]
+    made = [function(functional.pad(piece, (0, padding)))[:, :width] for piece in pieces]
     return made[0].contiguous() if len(made) == 1 else torch.cat(made)

@@ -1,7 +1,8 @@
 """Routing of a mixture of experts: which experts compute a token, and with what weights.
 
 It is plain torch and treats each row alone: it compiles within a segment, and a token's choice does
-not depend on the batch (its weights are the same bits with `deterministic`). The differences between model families are fields of
+not depend on the batch. Its weights have the same bits in every batch with `deterministic`.
+The differences between model families are fields of
 [`Routing`][src.ops.routing.Routing].
 """
 

@@ -1,8 +1,8 @@
 """Every architecture and RoPE variant against transformers, on small random checkpoints.
 
 float32: logits within 1e-4 of the row's largest, greedy tokens equal. bfloat16: logits as near to
-exact ones as rounding lets them be (`tests/support/rounding.py`), which differs by family: on average
-0.3 % of the row's largest in one and 1.4 % in another, and 15 % for a token of the latter.
+exact ones as rounding lets them be (`tests/support/rounding.py`), which differs by family: on
+average 0.3 % of the row's largest in one and 1.4 % in another, and 15 % for a token of the latter.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ at random, while it runs in float64. What they do to a token's logits is what ro
 The size follows from the number of products, their order and their magnitudes. Let u be half of
 the dtype's epsilon. A sum of n products is rounded after each of them, by at most u times what is
 summed so far, anywhere in between: a variance of u^2 / 3 times its square (N. Higham and T. Mary,
-"A New Approach to Probabilistic Rounding Error Analysis", 2019). Summed one after the other, which
-is the worst order that a kernel has, the square of the first k is k * s^2 + (k * m)^2 on average, of
-products with mean m and deviation s. All together that is u^2 * (n^2 * s^2 / 6 + n * (n * m)^2 / 9).
-In bfloat16 and float16 sums are in float32, and what counts is that each result is rounded once
-more.
+"A New Approach to Probabilistic Rounding Error Analysis", 2019). Summed one after the other, the
+worst order that a kernel has, the square of the first k is k * s^2 + (k * m)^2 on average, of
+products with mean m and deviation s. All together: u^2 * (n^2 * s^2 / 6 + n * (n * m)^2 / 9). In
+bfloat16 and float16 sums are in float32, and what counts is that each result is rounded once more.
 """
 
 from __future__ import annotations

@@ -159,7 +159,9 @@ def test_the_factor_of_attention_multiplies_that_of_yarn(tmp_path: Path, value: 
     factor = json.loads((checkpoint / "config.json").read_text())["rope_parameters"]["factor"]
     product = value * (0.1 * math.log(factor) + 1)
     reference = changed_rope(checkpoint, tmp_path / "theirs", attention_factor=product)
-    assert_only_rounded(dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference))
+    )
 
 
 def test_the_bounds_of_yarn(tmp_path: Path) -> None:
@@ -172,7 +174,9 @@ def test_the_bounds_of_yarn(tmp_path: Path) -> None:
 
     path = write_gguf(tmp_path / "m.gguf", checkpoint, "llama", also=also)
     reference = changed_rope(checkpoint, tmp_path / "theirs", beta_fast=8.0, beta_slow=2.0)
-    assert_only_rounded(dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference))
+    )
 
 
 def test_the_factor_of_attention_beside_factors_of_frequencies(tmp_path: Path) -> None:

@@ -80,12 +80,16 @@ def test_rope_follows_from_metadata_and_factors(
     make: Callable[..., tuple[Path, Path]], rope: str
 ) -> None:
     checkpoint, path = make("llama", rope=rope)
-    assert_only_rounded(dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint))
+    )
 
 
 def test_longrope_of_phi3(make: Callable[..., tuple[Path, Path]]) -> None:
     checkpoint, path = make("phi3", rope="longrope")
-    assert_only_rounded(dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint))
+    )
 
 
 @pytest.mark.parametrize("kind", [*SMALL, *LARGE], ids=lambda kind: kind.name)
