@@ -15,6 +15,12 @@ from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.models.layers.activations import ACTIVATIONS, Activation, gated
+from src.models.layers.recurrence import (
+    RecurrenceInSpec,
+    RecurrenceInWeights,
+    delta_in,
+    mamba_in,
+)
 from src.ops.cpu.build import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
@@ -233,6 +239,29 @@ def test_no_thread_is_seen_in_an_activation(width: int, activation: Activation) 
             for tokens in (7, 33, 100, 299, 300):
                 got = gated(gate_up[:tokens], activation, deterministic=True)
                 assert torch.equal(got, expected[:tokens])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("project", [delta_in, mamba_in])
+def test_no_thread_is_seen_in_a_recurrent_layers_gates(project: Any) -> None:
+    ensure_built(wait=True)
+    spec = RecurrenceInSpec(None, heads=3, gate=1001, channels=8, deterministic=True)
+    random = torch.Generator().manual_seed(0)
+    rows = spec.channels + spec.gate + spec.heads * (2 if project is delta_in else 1)
+    weight = torch.randn(rows, 16, generator=random)
+    weights = RecurrenceInWeights(None, weight, None, torch.ones(3), torch.ones(3))
+    residual = torch.randn(100, 16, generator=random)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [project(spec, weights, token[None]) for token in residual]
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            for got, parts in zip(
+                project(spec, weights, residual), zip(*alone, strict=True), strict=True
+            ):
+                assert torch.equal(got, torch.cat(parts))
     finally:
         torch.set_num_threads(threads)
 
