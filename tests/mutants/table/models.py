@@ -121,7 +121,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/ops/routing.py",
-        (f"{_EVERY_FAMILY}[deepseekv3]",),
+        (_EVERY_FAMILY,),
         (
             "a router's sigmoids depend on the batch",
             "by_token(torch.sigmoid, logits) if deterministic else logits.sigmoid()",
@@ -144,7 +144,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/models/layers/experts.py",
-        (f"{_EVERY_FAMILY}[qwen2_moe]",),
+        (_EVERY_FAMILY,),
         (
             "the factor of a shared expert depends on the batch",
             "sigmoid(linear(wide, weights.shared_gate), spec.deterministic)",
