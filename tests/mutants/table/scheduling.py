@@ -411,7 +411,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/engine/scheduling/admission.py",
+        "src/engine/scheduling/waiting.py",
         (f"{_PURE}/test_adapter_slots.py",),
         (
             "one of several that wait for an adapter ends, and the others wait anew",
