@@ -259,9 +259,10 @@ def install_for_page(session: nox.Session) -> None:
 
 @nox.session
 def page(session: nox.Session) -> None:
-    """The page at `/` in a headless Chromium; arguments go to pytest."""
+    """The page at `/`, and pages of others, in a headless Chromium; arguments go to pytest."""
     install_for_page(session)
-    session.run("python", "-m", "pytest", "tests/http/page_in_browser.py", *session.posargs)
+    files = ("tests/http/page_in_browser.py", "tests/http/foreign_pages_in_browser.py")
+    session.run("python", "-m", "pytest", *files, *session.posargs)
 
 
 @nox.session

@@ -16,7 +16,7 @@ from src.bench.errors import BenchError
 from src.bench.server_process import ServerProcess, environment_of
 from src.core.config import Config
 from src.core.start_timeline import StartSpan
-from src.engine.telemetry.status import STARTUP_PHASES
+from src.core.status import STARTUP_PHASES
 
 CACHE_VARIABLE: Final = "SLIPSTREAM_CACHE_DIR"
 _POLL: Final = 0.02  # seconds

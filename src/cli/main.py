@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from src.cli import chat, generate, inspect, plan, run_batch, serve, top
+from src.cli import chat, generate, inspect, plan, program, run_batch, serve, top
 from src.cli.bench import commands as bench
 from src.cli.doctor import command as doctor
 from src.cli.options import EXIT_USAGE
@@ -24,6 +24,7 @@ examples:
   python -m src chat --set model.dtype=float32
   python -m src run-batch -i requests.jsonl -o answers.jsonl
   python -m src plan Qwen/Qwen3-0.6B --context 8192     does it fit, and how fast can it be?
+  python -m src program /some/checkpoint                the model's program, with names and shapes
   python -m src doctor                                  what is slow or missing here
   python -m src inspect --output trace.json             save a server's timeline for ui.perfetto.dev
   python -m src top                                     watch a server in the terminal
@@ -60,6 +61,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, generate, chat, run_batch, plan, doctor, inspect, top, bench):
+    for module in (serve, generate, chat, run_batch, plan, program, doctor, inspect, top, bench):
         module.add_command(commands)
     return parser

@@ -106,6 +106,7 @@ def _for_oneself(config: Config) -> Config:
             admin_key=None,
             admin_key_file=None,
             cors_origins=(),
+            allowed_hosts=(),
         ),
         observability=msgspec.structs.replace(
             config.observability,

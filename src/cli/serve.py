@@ -12,8 +12,11 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from src.cli.options import Commands, config_of
 from src.cli.options import add_command as add
@@ -58,7 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = config_of(arguments)
     settings = hypercorn_settings(arguments, config)
+    config = with_own_names(config, settings.bind)
     return asyncio.run(_serve(create_app(config), settings, config))
+
+
+def with_own_names(config: Config, binds: Sequence[str]) -> Config:
+    """The configuration that also answers to the names of the addresses to listen on."""
+    from src.http.browsers import ALLOWED_HOST
+
+    hosts = [bind.rpartition(":")[0] for bind in binds if not bind.startswith(("unix:", "fd:"))]
+    # Addresses need no entry, and `*` would be one for all names.
+    names = [host for host in hosts if ALLOWED_HOST.fullmatch(host) and "*" not in host]
+    allowed = (*config.http.allowed_hosts, *names)
+    http = msgspec.structs.replace(config.http, allowed_hosts=allowed)
+    return msgspec.structs.replace(config, http=http)
 
 
 def hypercorn_settings(arguments: argparse.Namespace, config: Config) -> Any:

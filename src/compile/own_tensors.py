@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from src.ops.cpu.entries import CALLED, entry_name
+
 _THEIRS: Final = b"aoti_torch_"
 _OURS: Final = b"slipstream_"
 _ELF: Final = b"\x7fELF"
@@ -24,9 +26,7 @@ _OWN: Final = frozenset(
     for name in (
         "_reinterpret_tensor",
         "clone",
-        "cpu_adapt",
-        "cpu_experts",
-        "cpu_streamed_linear",
+        *map(entry_name, CALLED),
         "create_tensor_from_blob",
         "create_tensor_from_blob_v2",
         "delete_tensor_object",

@@ -29,34 +29,11 @@ from src.compile.compiler_program import use_found_compiler
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
 from src.compile.own_tensors import with_own_tensors
 from src.compile.worker_setup import Setup
-from src.ops.adapt import ADAPT
+from src.ops.cpu.entries import CALLED, c_shim
 from src.ops.cpu.scratch import scratch_in
-from src.ops.experts import EXPERTS
-from src.ops.linear import LINEAR
 
 # Generated code calls the library of CPU kernels instead of going through torch's dispatcher.
-_C_SHIMS: Final = {
-    LINEAR.overload: [
-        "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
-        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* offsets, "
-        "AtenTensorHandle* ret)"
-    ],
-    ADAPT.overload: [
-        "int32_t aoti_torch_cpu_adapt(AtenTensorHandle base, AtenTensorHandle x, "
-        "AtenTensorHandle down, AtenTensorHandle up, AtenTensorHandle ranks, "
-        "AtenTensorHandle starts, AtenTensorHandle slots, AtenTensorHandle* ret)"
-    ],
-    EXPERTS.overload: [
-        "int32_t aoti_torch_cpu_experts(AtenTensorHandle hidden, AtenTensorHandle gate_up, "
-        "AtenTensorHandle down, AtenTensorHandle weights, AtenTensorHandle ids, "
-        "AtenTensorHandle* gate_up_scales, AtenTensorHandle* down_scales, "
-        "AtenTensorHandle* gate_up_bias, AtenTensorHandle* down_bias, int64_t activation, "
-        "double alpha, double limit, int32_t weighs_inputs, int32_t deterministic, "
-        "AtenTensorHandle* gate_up_offsets, AtenTensorHandle* down_offsets, "
-        "AtenTensorHandle* gate_up_order, AtenTensorHandle* down_order, "
-        "AtenTensorHandle* ret)"
-    ],
-}
+_C_SHIMS: Final = {op.overload: [c_shim(op)] for op in CALLED}
 
 
 def main() -> None:

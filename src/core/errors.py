@@ -6,6 +6,7 @@
     ├── ConfigError                 a setting is unknown or out of range
     ├── ModelLoadError              a checkpoint cannot be served as it is
     ├── EngineDeadError             the engine stopped after an internal fault
+    ├── EventLoopError              an engine is used on another event loop than its own
     └── RequestError                one request cannot be served; others are not disturbed
         ├── InvalidRequestError     the request itself is at fault (HTTP 400)
         │   └── PromptTooLongError
@@ -57,6 +58,13 @@ class ModelLoadError(SlipstreamError):
 
 class EngineDeadError(SlipstreamError):
     """The engine stopped after an internal fault; it must be restarted."""
+
+
+class EventLoopError(SlipstreamError, RuntimeError):
+    """An engine is used on another event loop than its own: a fault of the program that does so.
+
+    Also a :class:`RuntimeError`, as asyncio raises for its own objects.
+    """
 
 
 class RequestError(SlipstreamError):

@@ -25,6 +25,15 @@ _VERSIONS: Final = (2, 3)
 _SPLIT: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _DEFAULT_ALIGNMENT: Final = 32
 
+# Files that lie beside models, by their names and by their metadata.
+_NO_MODELS: Final = {
+    "a projector of images": re.compile(r"(?<![a-z])mmproj(?![a-z])"),
+    "an importance matrix": re.compile(r"(?<![a-z])imatrix(?![a-z])"),
+    "a draft for speculation": re.compile(r"(?<![a-z])draft(?:er)?(?![a-z])"),
+}
+_NO_ARCHITECTURES: Final = {"clip": "a projector of images", "imatrix": "an importance matrix"}
+_FIRST_PAIRS: Final = 16
+
 # Far more than any model has. Each bounds the memory and the time that a hostile file can take.
 _MOST_PAIRS: Final = 65_536
 _MOST_TENSORS: Final = 262_144
@@ -123,7 +132,7 @@ class GGUFTensor:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:
     """The metadata of a file, and the tensors of all files that it is split into.
 
@@ -136,25 +145,52 @@ class GGUFFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is that of a GGUF file, by its name."""
-    return path.suffix == SUFFIX
+    """Whether a model's path is that of a GGUF file, by its name or its first bytes.
 
-
-def find_gguf(directory: Path) -> Path | None:
-    """The one GGUF model of a directory, a file or the first of split files; None: there is none.
-
-    Raises:
-        ModelLoadError: there are several.
+    Stores that name files by their contents (Ollama's, and the hub's cache) leave the suffix out.
     """
-    firsts = []
-    for file in sorted(directory.glob(f"*{SUFFIX}")):
-        split = _SPLIT.fullmatch(file.name)
-        if split is None or int(split[2]) == 1:
-            firsts.append(file)
-    if len(firsts) > 1:
-        names = ", ".join(file.name for file in firsts[:4])
-        raise ModelLoadError(f"{directory} has several GGUF models ({names}); name one of them")
-    return firsts[0] if firsts else None
+    if path.suffix == SUFFIX:
+        return True
+    try:
+        return path.is_file() and first_bytes(path) == _MAGIC
+    except OSError:
+        return False
+
+
+def first_bytes(path: Path) -> bytes:
+    """The first four bytes of a file, or fewer."""
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC))
+
+
+def is_first(path: Path) -> bool:
+    """Whether a file is a model by itself or the first of its files, by its name."""
+    split = _SPLIT.fullmatch(path.name)
+    return split is None or int(split[2]) == 1
+
+
+def named_kind(path: Path) -> str | None:
+    """What a file is by its name if that says that it is no model."""
+    name = path.name.lower()
+    return next((kind for kind, pattern in _NO_MODELS.items() if pattern.search(name)), None)
+
+
+def read_kind(path: Path) -> str | None:
+    """What a GGUF file is if it is no model: a projector, a draft, ...; None: perhaps a model.
+
+    Only the first few values of the metadata are read.
+    """
+    if (named := named_kind(path)) is not None:
+        return named
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            first = _Parser(path, data).first_values(_FIRST_PAIRS)
+    except (OSError, ValueError, ModelLoadError):
+        return None  # Whoever opens it says what is wrong.
+    if first.get("general.architecture") in _NO_ARCHITECTURES:
+        return _NO_ARCHITECTURES[first["general.architecture"]]
+    kind = first.get("general.type", "model")
+    return None if kind == "model" else f"of the type {kind!r}"[:40]
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -223,12 +259,41 @@ class _Parser:
         self._at, self._end = 0, min(len(data), _MOST_HEADER_BYTES)
         self._elements = 0
 
+    def first_values(self, most: int) -> dict[str, Any]:
+        """At most so many of the first values that are no lists.
+
+        Raises:
+            ModelLoadError: see `open_gguf`.
+        """
+        _, pairs = self._counts()
+        values: dict[str, Any] = {}
+        for _ in range(min(pairs, most)):
+            key = self._string("a key")
+            (kind,) = self._unpack("<I")
+            if kind == _ARRAY:
+                break
+            values[key] = self._value(key, kind)
+        return values
+
     def file(self) -> GGUFFile:
         """The parsed file.
 
         Raises:
             ModelLoadError: see `open_gguf`.
         """
+        tensors, pairs = self._counts()
+        metadata: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = self._string("a key")
+            if key in metadata:
+                raise self._error(f"the key {key!r} occurs twice")
+            (kind,) = self._unpack("<I")
+            metadata[key] = self._value(key, kind)
+        described = [self._tensor() for _ in range(tensors)]
+        return GGUFFile(self._path, metadata, self._placed(described, metadata))
+
+    def _counts(self) -> tuple[int, int]:
+        """How many tensors and values the file has."""
         magic, version, tensors, pairs = self._unpack("<4sIQQ")
         if magic != _MAGIC:
             raise self._error("it does not begin with GGUF's magic bytes")
@@ -240,15 +305,7 @@ class _Parser:
                 f"it announces {pairs} values and {tensors} tensors; "
                 f"at most {_MOST_PAIRS} and {_MOST_TENSORS} are read"
             )
-        metadata: dict[str, Any] = {}
-        for _ in range(pairs):
-            key = self._string("a key")
-            if key in metadata:
-                raise self._error(f"the key {key!r} occurs twice")
-            (kind,) = self._unpack("<I")
-            metadata[key] = self._value(key, kind)
-        described = [self._tensor() for _ in range(tensors)]
-        return GGUFFile(self._path, metadata, self._placed(described, metadata))
+        return tensors, pairs
 
     def _placed(
         self,

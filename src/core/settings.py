@@ -135,8 +135,11 @@ def locate_model(path: str, file_directory: Path | None = None) -> str:
         if base is None:
             continue
         found = base / expanded
-        if found.is_dir() or (is_gguf(found) and found.is_file()):
+        if found.is_dir():
             return str(found.resolve())
+        if found.is_file() and is_gguf(found):
+            # Not the target of a link: stores keep files under names that say nothing.
+            return os.path.abspath(found)
     return str(expanded) if path.startswith("~") else path
 
 

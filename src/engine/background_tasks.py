@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from src.core.config import ObservabilitySection
+from src.core.status import EngineStats, EngineStatus
 from src.engine.telemetry.health import Heartbeat, Progress, Watchdog
 from src.engine.telemetry.stats_line import StatsLine
-from src.engine.telemetry.status import EngineStats, EngineStatus
 from src.observability.metrics import EngineMetrics
 
 

@@ -26,9 +26,18 @@ from src.core.errors import (
 from src.core.outputs import Delta, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
+from src.core.status import (
+    STARTUP_PHASES,
+    EngineStats,
+    EngineStatus,
+    ModelInfo,
+    Stall,
+    served_names,
+)
 from src.core.version import VERSION
 from src.engine.background_tasks import BackgroundTasks
 from src.engine.loading import Loading
+from src.engine.own_loop import OwnLoop
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.admissions import Admission, Admissions
 from src.engine.requests.preparation import Preparation
@@ -44,14 +53,7 @@ from src.engine.telemetry.inspector import Inspector
 from src.engine.telemetry.observed import Observed
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.start_observer import StartObserver
-from src.engine.telemetry.status import (
-    STARTUP_PHASES,
-    EngineStats,
-    EngineStatus,
-    ModelInfo,
-    Stall,
-    served_names,
-)
+from src.engine.telemetry.stats_line import stats_of
 from src.engine.telemetry.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
@@ -80,12 +82,13 @@ class AsyncEngine:
                 print(delta.text, end="")
 
     The constructor starts nothing. :meth:`start` begins to load in the background, and
-    :meth:`wait_ready` waits for it. :meth:`open` does both and closes at the end. Call all methods
-    on the event loop that called :meth:`start`.
+    :meth:`wait_ready` waits for it. :meth:`open` does both and closes at the end. All methods are
+    for one event loop, the first that called any: others get :class:`EventLoopError`.
     """
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or load_config()
+        self._own_loop = OwnLoop()
         self._status = EngineStatus()
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
@@ -101,7 +104,7 @@ class AsyncEngine:
         )
         self.telemetry = Telemetry(section, served_names(self.config.model)[0], VERSION)
         self._observer = EngineObserver(self.metrics, section, self.telemetry)
-        self.inspector = Inspector(self._observer, lambda: self._loaded)
+        self.inspector = Inspector(self._observer, lambda: self._loaded, self._own_loop)
         self._background = BackgroundTasks(
             section,
             self.metrics,
@@ -144,6 +147,7 @@ class AsyncEngine:
         """
         if self._status.phase == "closed":
             raise RuntimeError("this engine was closed; open a new one")
+        self._own_loop.enter()
         if self._main_task is None:
             self._dead = asyncio.get_running_loop().create_future()
             self._start.begin()
@@ -161,6 +165,7 @@ class AsyncEngine:
         ConfigError, ModelLoadError
             Loading failed.
         """
+        self._own_loop.enter()
         try:
             async with asyncio.timeout(timeout):
                 await self._startup_done.wait()
@@ -185,6 +190,7 @@ class AsyncEngine:
 
     async def wait_dead(self) -> BaseException:
         """Wait until the engine has failed, even while loading, or is closed; returns the error."""
+        self._own_loop.check()
         if self._dead is None:
             raise RuntimeError("the engine was not started")
         return await asyncio.shield(self._dead)
@@ -198,6 +204,7 @@ class AsyncEngine:
         An engine that is still loading will admit nothing once it has loaded. If the device hangs,
         this returns a few seconds after ``timeout`` all the same.
         """
+        self._own_loop.check()
         self._draining = True
         loop = self._loop
         if self._status.phase not in ("ready", "draining") or loop is None:
@@ -219,6 +226,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Abort all requests and release threads and memory."""
+        if self._closing is None or not self._closing.done():
+            self._own_loop.check()
         # Comes first: a client that is told of the end and retries must not be admitted.
         self._set_status("closed", 1.0, "closed")
         self._startup_done.set()
@@ -323,6 +332,7 @@ class AsyncEngine:
 
     def _check_admits(self, *, drains: bool = False) -> tuple[EngineParts, EngineLoop]:
         """The parts and the loop, if it admits; ``drains``: also while it drains."""
+        self._own_loop.check()
         self._status.check(drains=drains)
         if self._parts is None or self._loop is None:
             raise self._status.not_ready()
@@ -354,25 +364,13 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """Figures of this moment; raises :class:`NotReadyError` before the engine is ready."""
-        scheduler = self._loaded.scheduler
-        timeline = self.timeline
-        last = timeline.last
-        return EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            kv_usage=scheduler.kv_usage,
-            num_steps=0 if last is None else last.step_id,
-            bubble=timeline.bubble,
-            preemptions=scheduler.stats.preemptions,
-            prefix_cache_queries=scheduler.stats.prefix_cache_queries,
-            prefix_cache_hits=scheduler.stats.prefix_cache_hits,
-            pool_is_whole=scheduler.pool_is_whole(),
-            compiled=self._loaded.worker.compiled,
-        )
+        parts = self._loaded
+        return stats_of(parts.scheduler, self.timeline, compiled=parts.worker.compiled)
 
     @property
     def adapters(self) -> Adapters:
         """What option ``lora`` may name; raises :class:`NotReadyError` before it is ready."""
+        self._own_loop.check()
         return self._loaded.adapters
 
     # Requests
@@ -495,4 +493,5 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> bool:
         """Abort the requests with this id; their readers see it. ``False`` if there is none."""
+        self._own_loop.check()
         return self._admissions.abort(request_id)

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 _MAX_CONSECUTIVE_FAILURES = 3
 _UNSOUND = (
     "the model gave no valid logits for this request: there is a NaN or +inf among them, or "
-    "nothing above -inf"
+    "nothing above -inf; if every request fails so, model.dtype may be too narrow for this model: "
+    "bfloat16 and float32 hold larger numbers than float16"
 )
 
 

@@ -21,6 +21,7 @@ from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
 from src.core.start_timeline import StartTimeline
+from src.core.status import STARTUP_PHASES, ModelInfo, served_names
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
@@ -39,7 +40,6 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
-from src.engine.telemetry.status import STARTUP_PHASES, ModelInfo, served_names
 from src.models import (
     Implementation,
     Model,
@@ -61,12 +61,12 @@ from src.ops.cpu.build import (
 from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
 from src.text import Tokenizer
+from src.text.template_pool import TemplatePools
 
 logger = logging.getLogger(__name__)
 
 # (phase, progress of the whole start from 0 to 1, one readable line); called from any thread
 Report = Callable[[str, float, str], None]
-
 
 _DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -113,7 +113,6 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     """
     report("configuration", STARTUP_PHASES["configuration"], f"reading {config.model.path}")
     device = resolve_device(config.device.type)
-    refuse_for_device(config.model, device.type)
     require_attention(config.device, device)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
@@ -127,6 +126,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     path = resolve_model(
         config.model.path, config.model.revision, weights=config.model.load_format != "dummy"
     )
+    refuse_for_device(config.model, path, device.type)
     implementation = choose_implementation(path, config.model.implementation)
     # Read only once, because the kernels in use may change during the start.
     in_strips = takes_strips()
@@ -136,6 +136,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         rounds_inputs = False
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
+        templates = ends.enter_context(TemplatePools())
         compilation = None
         if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
@@ -143,7 +144,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
             ends.callback(compilation.close)
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
-            reading = beside.submit(Tokenizer.from_directory, path)
+            reading = beside.submit(Tokenizer.from_directory, path, config.chat.template)
 
             def report_both(phase: str, progress: float, line: str) -> None:
                 if reading.done():
@@ -162,8 +163,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 unknown[0],
                 unknown[-1],
             )
-        if tokenizer.has_chat_template:
-            tokenizer.chat_template.prepare()
+        tokenizer.render_in(templates)
         return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
 
 

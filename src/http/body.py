@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from src.core.errors import InvalidRequestError, RequestTooLargeError
+from src.http.body_work import PIECE_BYTES, beside_the_loop, pause
 from src.http.errors import UnsupportedMediaTypeError
 
 MIB: Final = 1024 * 1024
@@ -24,9 +24,9 @@ DISCARD_SECONDS: Final = 10.0
 # Lists and objects within one another. What walks them recurses, and Python does so a thousand
 # times at most.
 MAX_DEPTH: Final = 128
+# Outermost fields of a body.
+MAX_FIELDS: Final = 1024
 
-# What is looked at in one go, so that other threads get their turn in between.
-_PIECE_BYTES: Final = 64 * 1024
 _NO_STRUCTURE: Final = bytes(sorted(set(range(256)) - set(b"{}[]:,")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 # A float spelt out has 309 before its point. To read an integer, or to spell it, takes the square
@@ -34,6 +34,10 @@ _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _MAX_DIGITS: Final = 400
 _TOO_LONG: Final = b"0" * (_MAX_DIGITS + 1)
 _DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+# Counting alone is fast.
+_UNPAUSED_BYTES: Final = 4 * PIECE_BYTES
+_BRACKET: Final = re.compile(rb"[{}\[\]]")
+_BRACKETS_AT_ONCE: Final = 1000
 # Of an error's text, at either end: one may quote the whole body.
 _MAX_QUOTED: Final = 500
 
@@ -108,10 +112,52 @@ async def check_structure(
         in a long text has more than 400 digits in a row.
     """
     check = functools.partial(_check_exactly, texts, max_nodes, max_values, what, param)
-    if sum(map(len, texts)) > _PIECE_BYTES:
-        await asyncio.to_thread(_check_long, texts, max_nodes, max_values, check)
+    size = sum(map(len, texts))
+    if size > PIECE_BYTES:
+        await beside_the_loop(size, _check_long, texts, max_nodes, max_values, check)
     elif not _is_small(texts, max_nodes, max_values):
         check()
+
+
+async def check_fields(body: bytes) -> None:
+    """Refuse a long body of more outermost fields than any request has.
+
+    Their names are all built, in order to tell unknown ones.
+
+    Raises
+    ------
+    InvalidRequestError
+        There are more than :data:`MAX_FIELDS`.
+    """
+    if len(body) > PIECE_BYTES:
+        await beside_the_loop(len(body), _check_fields, body)
+
+
+def _check_fields(body: bytes) -> None:
+    if body.count(b":") <= MAX_FIELDS:
+        return
+    pieces = []
+    for piece in _outside_texts(body):
+        pieces.append(piece.translate(None, _NO_STRUCTURE))
+        pause()
+    outside = b"".join(pieces)
+    fields = depth = position = 0
+    for number, bracket in enumerate(_BRACKET.finditer(outside), start=1):
+        if depth == 1:
+            fields += outside.count(b":", position, bracket.start())
+        depth += 1 if bracket[0] in b"{[" else -1
+        position = bracket.end()
+        if number % _BRACKETS_AT_ONCE == 0:
+            pause()
+    if fields > MAX_FIELDS:
+        raise too_many_fields(fields)
+
+
+def too_many_fields(count: int) -> InvalidRequestError:
+    """The error of a body with so many outermost fields."""
+    return InvalidRequestError(
+        f"the body may have at most {MAX_FIELDS} fields, got {count}", code="too_many_values"
+    )
 
 
 def check_short_structure(
@@ -126,12 +172,22 @@ def check_short_structure(
 def _check_long(
     texts: Sequence[bytes], max_nodes: int, max_values: int, check: Callable[[], None]
 ) -> None:
-    if not _is_small(texts, max_nodes, max_values) or any(
-        _has_long_number(text[start : start + _PIECE_BYTES])
-        for text in texts
-        for start in range(0, len(text), _PIECE_BYTES)
-    ):
-        check()
+    nodes = values = unpaused = 0
+    for text in texts:
+        brackets = 0
+        for start in range(0, len(text), PIECE_BYTES):
+            piece = text[start : start + PIECE_BYTES]
+            brackets += piece.count(b"{") + piece.count(b"[")
+            found = _structure(piece)
+            nodes, values = nodes + found[0], values + found[1]
+            is_small = brackets <= MAX_DEPTH and nodes <= max_nodes and values <= max_values
+            if not is_small or _has_long_number(piece):
+                check()
+                return
+            unpaused += len(piece)
+            if unpaused >= _UNPAUSED_BYTES:
+                pause()
+                unpaused = 0
 
 
 def _has_long_number(piece: bytes) -> bool:
@@ -161,6 +217,8 @@ def _check_exactly(
     for text in texts:
         pieces = []
         for piece in _outside_texts(text):
+            if len(text) > PIECE_BYTES:
+                pause()
             if _has_long_number(piece):
                 raise InvalidRequestError(
                     f"{what} may have numbers of at most {_MAX_DIGITS} digits in a row",
@@ -197,7 +255,7 @@ def _outside_texts(text: bytes) -> Iterator[bytes]:
     start = 0
     inside = False
     while start < len(text):
-        end = min(start + _PIECE_BYTES, len(text))
+        end = min(start + PIECE_BYTES, len(text))
         piece = text[start:end]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             # A piece does not end between a backslash and what it escapes.
@@ -250,9 +308,14 @@ def check_content_type(scope: Scope) -> None:
     Raises
     ------
     UnsupportedMediaTypeError
-        The body is declared to be something other than JSON.
+        The body is declared to be something other than JSON, or comes from a web page and is not
+        declared to be anything.
     """
     declared = header(scope, b"content-type")
+    if not declared and header(scope, b"origin") is not None:
+        raise UnsupportedMediaTypeError(
+            "a web page's body needs the header content-type: application/json"
+        )
     kind = (declared or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaTypeError(

@@ -29,6 +29,7 @@ from src.engine.requests.admissions import Admission
 from src.http.body import (
     ClientDisconnectedError,
     check_content_type,
+    check_fields,
     check_structure,
     declares_body,
     discard_body,
@@ -38,6 +39,7 @@ from src.http.body import (
 from src.http.codings import body_codings, decoded_body
 from src.http.direct import DirectWriter, abort_connection, direct_writer
 from src.http.errors import ErrorAnswer, answer_to
+from src.http.keys import TENANT
 from src.http.line_breaks import unbroken
 from src.http.server import Server
 from src.http.spelling import error_spelling
@@ -93,6 +95,12 @@ class Call:
         engine = await self.server.ready_engine()
         self.admission = engine.admit()
         return engine
+
+    @property
+    def tenant(self) -> str:
+        """Name of the owner of the key that let it in; empty if no owners are told apart."""
+        name: str = self.scope.get(TENANT, "")
+        return name
 
     def timeout(self, *others: float | None) -> float | None:
         """Seconds that the request may take: the least of its header and of ``others``.
@@ -371,3 +379,5 @@ async def _make_readable(call: Call) -> None:
     await check_structure(
         call.body, max_nodes=limits.max_json_nodes, max_values=limits.max_json_values
     )
+    await check_fields(call.body)
+    await call.server.turns.take(call.body_size)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-import anyio
 from starlette.types import Scope
 
 from src.core.errors import InvalidRequestError, RequestTooLargeError
+from src.http.body_work import ANY_SIZE, PIECE_BYTES, beside_the_loop, pause
 from src.http.errors import UnsupportedCodingError
 
 # Coding -> how zlib finds its head and its check.
@@ -16,6 +16,10 @@ _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 READ_CODINGS: Final = ", ".join(_WINDOW_BITS)
 # Each of them may make a body as long as bodies may be.
 _MAX_CODINGS: Final = 2
+# Members of one body; programs that compress block by block make one of each 64 KiB.
+_MAX_MEMBERS: Final = 1024
+# What is decoded at once.
+_DECODED_BYTES: Final = 512 * 1024
 
 
 def body_codings(scope: Scope) -> list[str]:
@@ -58,31 +62,42 @@ async def decoded_body(body: bytes, codings: list[str], limit: int) -> bytes:
     """
     for coding in reversed(codings):
         # A short body may be the code of a long one.
-        body = await anyio.to_thread.run_sync(_decoded, body, coding, limit)
+        body = await beside_the_loop(ANY_SIZE, _decoded, body, coding, limit)
     return body
 
 
 def _decoded(body: bytes, coding: str, limit: int) -> bytes:
     pieces: list[bytes] = []
     room = limit
-    rest = body
-    # A body may be several pieces that were coded one by one.
-    while rest:
-        decoder = zlib.decompressobj(_WINDOW_BITS[coding])
-        try:
-            # One more than there may be tells a body of the largest size from a longer one.
-            piece = decoder.decompress(rest, room + 1)
-        except zlib.error as error:
-            raise _broken(coding, str(error)) from None
-        room -= len(piece)
-        if room < 0:
-            raise RequestTooLargeError(
-                f"the decoded body has {limit + 1} bytes or more, at most {limit} are accepted"
-            )
-        if not decoder.eof:
-            raise _broken(coding, "it ends too early")
-        pieces.append(piece)
-        rest = decoder.unused_data
+    decoder = None
+    # A body may be several members that were coded one by one.
+    members = 0
+    # What follows a member is copied at its end, so it may not be the whole rest of the body.
+    for start in range(0, len(body), PIECE_BYTES):
+        rest = body[start : start + PIECE_BYTES]
+        while rest:
+            if decoder is None:
+                members += 1
+                if members > _MAX_MEMBERS:
+                    raise _broken(coding, f"it has more than {_MAX_MEMBERS} members")
+                decoder = zlib.decompressobj(_WINDOW_BITS[coding])
+            try:
+                # One more than there may be tells a body of the largest size from a longer one.
+                piece = decoder.decompress(rest, min(room + 1, _DECODED_BYTES))
+            except zlib.error as error:
+                raise _broken(coding, str(error)) from None
+            room -= len(piece)
+            if room < 0:
+                raise RequestTooLargeError(
+                    f"the decoded body has {limit + 1} bytes or more, at most {limit} are accepted"
+                )
+            pieces.append(piece)
+            rest = decoder.unconsumed_tail
+            if decoder.eof:
+                rest, decoder = decoder.unused_data, None
+            pause()
+    if decoder is not None:
+        raise _broken(coding, "it ends too early")
     return b"".join(pieces)
 
 

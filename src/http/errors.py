@@ -52,6 +52,28 @@ class PermissionDeniedError(RequestError):
     """The key is good, and not for this (HTTP 403)."""
 
 
+class ForeignPageError(RequestError):
+    """A web page of another origin asks, which may not (HTTP 403)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a web page of another origin may not send this: http.cors_origins lists the origins "
+            "whose pages may",
+            code="foreign_origin",
+        )
+
+
+class MisdirectedRequestError(RequestError):
+    """The request is for a name that is not known to be this server's (HTTP 421)."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            "this server has no API keys, so it answers to localhost, to addresses and to the "
+            f"names in http.allowed_hosts alone, and not to the Host {host[:100]!r}",
+            code="unknown_host",
+        )
+
+
 class RouteNotFoundError(RequestError):
     """There is nothing at this path (HTTP 404)."""
 
@@ -83,6 +105,7 @@ _KINDS: Final[tuple[tuple[type[BaseException], int, str, str | None], ...]] = (
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnauthorizedError, 401, "invalid_request_error", "invalid_api_key"),
     (PermissionDeniedError, 403, "invalid_request_error", "permission_denied"),
+    (ForeignPageError, 403, "invalid_request_error", "foreign_origin"),
     (ModelNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (RouteNotFoundError, 404, "invalid_request_error", "not_found"),
     (MethodNotAllowedError, 405, "invalid_request_error", "method_not_allowed"),
@@ -91,6 +114,7 @@ _KINDS: Final[tuple[tuple[type[BaseException], int, str, str | None], ...]] = (
     (DeadEndError, 500, "server_error", "dead_end"),
     (RequestTooLargeError, 413, "invalid_request_error", "request_too_large"),
     (UnsupportedMediaTypeError, 415, "invalid_request_error", "unsupported_media_type"),
+    (MisdirectedRequestError, 421, "invalid_request_error", "unknown_host"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (GenerationError, 500, "server_error", "generation_failed"),
     (NotReadyError, 503, "service_unavailable_error", "model_loading"),

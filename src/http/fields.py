@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from src.core.errors import InvalidRequestError
-from src.http.body import decode
+from src.http.body import MAX_FIELDS, decode, too_many_fields
 from src.http.call import Call
 
 # Of one body at most so many unknown fields are counted.
@@ -43,7 +43,10 @@ class RequestDecoder(Generic[T]):
         # Answers take long, and for so long their calls are held.
         body, call.body = call.body, b""
         request = decode(body, self._decoder)
-        unknown = [name for name in decode(body, _FIELDS) if name not in self._known]
+        fields = decode(body, _FIELDS)
+        if len(fields) > MAX_FIELDS:
+            raise too_many_fields(len(fields))
+        unknown = [name for name in fields if name not in self._known]
         if unknown and call.server.config.http.strict_fields:
             name = unknown[0][:_MAX_SHOWN_CHARS]
             raise InvalidRequestError(

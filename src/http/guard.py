@@ -8,7 +8,6 @@ the ``Host`` header.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -16,9 +15,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from src.core.config import HttpSection
 from src.core.errors import ConfigError, InvalidRequestError, NotReadyError, RequestError
+from src.http.body import header
+from src.http.browsers import ALLOWED_HOST, ORIGIN, is_foreign_page, is_known_host
 from src.http.call import Call, refuse
-from src.http.errors import PermissionDeniedError, RouteNotFoundError, UnauthorizedError
-from src.http.keys import ADMITTED, Keys, bearer, credentials, load_keys
+from src.http.errors import (
+    ForeignPageError,
+    MisdirectedRequestError,
+    PermissionDeniedError,
+    RouteNotFoundError,
+    UnauthorizedError,
+)
+from src.http.keys import ADMITTED, TENANT, Keys, bearer, credentials, load_keys
 from src.http.playground.files import is_page_request
 from src.http.server import Server
 
@@ -34,7 +41,6 @@ ADMIN_READS: Final = frozenset({METRICS, "/v1/models"})
 CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="slipstream"'),)
 # What a page's script may read of an answer, beside what browsers always show.
 _EXPOSED: Final = ("retry-after", "traceresponse", "x-request-id")
-_ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
 
 
 class Guard:
@@ -100,13 +106,19 @@ def check_access(section: HttpSection) -> Keys:
     Raises
     ------
     ConfigError
-        What :func:`load_keys` raises, or an origin is none.
+        What :func:`load_keys` raises, or an origin or a host is none.
     """
     for origin in section.cors_origins:
-        if _ORIGIN.fullmatch(origin) is None:
+        if ORIGIN.fullmatch(origin) is None:
             raise ConfigError(
                 f"http.cors_origins: expected * or an origin such as https://example.org, "
                 f"got {origin!r}"
+            )
+    for host in section.allowed_hosts:
+        if ALLOWED_HOST.fullmatch(host) is None:
+            raise ConfigError(
+                "http.allowed_hosts: expected * or a name such as gpu-box.lan or *.example.org, "
+                f"without a port, got {host!r}; addresses need no entry"
             )
     return load_keys(section)
 
@@ -123,23 +135,29 @@ def route_path(scope: Scope) -> str:
 def _refusal(scope: Scope, server: Server) -> RequestError | None:
     """Why this request may not pass; ``None`` for one that may."""
     path = route_path(scope)
+    http = server.config.http
+    if is_foreign_page(scope, http.cors_origins):
+        return ForeignPageError()
     if path in OPEN:
         return None
     keys = server.keys
     if keys is None:
         return NotReadyError("the server is starting")
-    if server.config.http.playground and is_page_request(scope, path):
+    if not len(keys.api) and not is_known_host(scope, http.allowed_hosts):
+        return MisdirectedRequestError(header(scope, b"host") or "")
+    if http.playground and is_page_request(scope, path):
         return None
     if path.startswith(DEBUG):
         return _debug_refusal(scope, keys)
     if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):
         return _admin_refusal(scope, keys)
-    if not len(keys.api) or (path == METRICS and server.config.http.public_metrics):
+    if not len(keys.api) or (path == METRICS and http.public_metrics):
         return None
     given = credentials(scope)
     admitted = keys.api.admitted(given)
     if admitted is not None:
         scope[ADMITTED] = admitted
+        scope[TENANT] = keys.tenant(admitted)
         return None
     if path in ADMIN_READS and keys.admin.admits(bearer(scope)):
         return None

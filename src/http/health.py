@@ -15,6 +15,7 @@ import msgspec
 from src.core.errors import NotReadyError
 from src.core.memory_report import MemoryReport
 from src.core.version import VERSION
+from src.http.browsers import is_known_host
 from src.http.call import Call
 from src.http.keys import is_trusted
 
@@ -60,7 +61,7 @@ async def health(call: Call) -> None:
     """200 when the engine makes progress, otherwise 503 with its phase and with what hangs."""
     body = _body(call)
     engine = call.server.engine
-    if engine is not None and is_trusted(call.scope, call.server.keys):
+    if engine is not None and is_trusted(call.scope, call.server.keys) and _is_for_us(call):
         # Before the model is loaded there is no such report.
         with contextlib.suppress(NotReadyError):
             body.memory = engine.inspector.memory
@@ -70,6 +71,14 @@ async def health(call: Call) -> None:
 async def version(call: Call) -> None:
     """The version of Slipstream."""
     await call.answer(_encode({"version": VERSION}))
+
+
+def _is_for_us(call: Call) -> bool:
+    """Whether no web page can have asked under a name of its own; whoever has a key is none."""
+    keys = call.server.keys
+    return bool(keys and len(keys.api)) or is_known_host(
+        call.scope, call.server.config.http.allowed_hosts
+    )
 
 
 def _body(call: Call) -> HealthBody:

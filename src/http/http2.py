@@ -156,7 +156,8 @@ def _bound_frames(http2: Any) -> None:
             await handle(self, event)
         # What its frames lead to is this connection's affair, and one line in the log.
         except Exception as error:
-            logger.warning("an HTTP/2 connection failed: %s: %s", type(error).__name__, error)
+            # Its text may quote the client's headers.
+            logger.warning("an HTTP/2 connection failed: %s", type(error).__name__)
             await end(self)
 
     async def end(self: Any) -> None:

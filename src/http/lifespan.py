@@ -21,9 +21,11 @@ from src.core.config import Config
 from src.core.errors import ConfigError, SlipstreamError
 from src.core.settings import load_config
 from src.engine.client import AsyncEngine
+from src.http.body_work import Turns
 from src.http.guard import check_access
 from src.http.http2 import bound_http2
 from src.http.idle_connections import release_closed_connections
+from src.http.keys import check_owners
 from src.http.outbox import Outbox
 from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
@@ -51,8 +53,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     bound_http2()
     engine = AsyncEngine(config)
     server.attach(engine)
-    # Its state is of this event loop.
+    # Their state is of this event loop.
     server.outbox = Outbox(compiled_send)
+    server.turns = Turns()
     engine.start()
     tasks = []
     if server.owns_process:
@@ -78,7 +81,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 def _configuration(server: Server) -> Config:
     try:
         config = server.given_config or load_config()
-        server.keys = check_access(config.http)
+        keys = check_access(config.http)
+        check_owners(config.scheduler, keys)
+        server.keys = keys
         # From here on there are only hashes of them.
         secretless = msgspec.structs.replace(config.http, api_keys=(), admin_key=None)
         return msgspec.structs.replace(config, http=secretless)

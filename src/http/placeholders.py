@@ -7,7 +7,7 @@ conversation. So the model is told that something was left out, and what.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 # Types of parts, as the protocols name them.
@@ -21,10 +21,18 @@ _KINDS: Final = {
     "input_audio": "A recording",
     "audio_url": "A recording",
     "video_url": "A video",
+    "computer_screenshot": "A screenshot",
+    "container_upload": "A file",
+    "compaction": "A summary of earlier turns",
 }
 _MAX_DETAIL_CHARS: Final = 100
 # What names a file or its type; nothing in it ends the placeholder.
 _UNFIT: Final = re.compile(r"[^\w ./+-]")
+
+
+def is_media(kind: str) -> bool:
+    """Whether a part of this type is something that the model cannot read."""
+    return kind in _KINDS
 
 
 def placeholder(kind: str, details: Sequence[object] = ()) -> str | None:
@@ -46,17 +54,35 @@ def _shown(detail: str) -> str:
 
 
 def block_text(block: Mapping[str, Any]) -> str | None:
-    """What stands for an image or a document of Anthropic's: its text, where it has one.
+    """What stands for a block of Anthropic's that is no text: its text, where it has one.
 
     ``None`` for a block of another type.
     """
     kind = block.get("type")
-    if kind not in ("image", "document"):
+    if not isinstance(kind, str) or not is_media(kind):
         return None
+    content = block.get("content")
+    if kind == "compaction" and isinstance(content, str) and content:
+        return content
     source = block.get("source")
     source = source if isinstance(source, dict) else {}
     title = block.get("title")
     data = source.get("data")
     if kind == "document" and source.get("type") == "text" and isinstance(data, str):
         return f"{title}\n\n{data}" if isinstance(title, str) and title else data
+    if kind == "document" and source.get("type") == "content":
+        texts = list(_texts_of(source.get("content")))
+        return "\n\n".join([title, *texts] if isinstance(title, str) and title else texts)
     return placeholder(kind, (title, source.get("media_type")))
+
+
+def _texts_of(content: object) -> Iterator[str]:
+    """The texts of a document that is a text, or a list of texts and images."""
+    if isinstance(content, str):
+        yield content
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict):
+            continue
+        text = part.get("text") if part.get("type") == "text" else block_text(part)
+        if isinstance(text, str):
+            yield text

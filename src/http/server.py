@@ -7,8 +7,9 @@ from typing import Final
 
 from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
+from src.core.status import EngineStatus, Stall
 from src.engine.client import AsyncEngine
-from src.engine.telemetry.status import EngineStatus, Stall
+from src.http.body_work import Turns
 from src.http.keys import Keys
 from src.http.outbox import Outbox, SendAll
 from src.http.responses.store import ResponseStore
@@ -29,6 +30,7 @@ class Server:
         self.keys: Keys | None = None
         self.responses = ResponseStore()
         self.outbox = Outbox(compiled_send)
+        self.turns = Turns()
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from src.core.errors import PromptTooLongError
+from src.core.status import ModelInfo
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
-from src.engine.telemetry.status import ModelInfo
 
 
 def tokens_of_answer(info: ModelInfo, max_tokens: int | None) -> int:

@@ -26,6 +26,12 @@ _MOST = {
     "num_experts": 1024,
     "num_local_experts": 1024,
     "n_routed_experts": 1024,
+    # Products of these are sizes of tensors, which must stay far below 2**63 bytes.
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "hidden_size": 2**24,
+    "intermediate_size": 2**24,
+    "moe_intermediate_size": 2**24,
     # What kernels can hold.
     "linear_conv_kernel_dim": MAX_TAPS,
     "mamba_d_conv": MAX_TAPS,
@@ -38,10 +44,17 @@ class Fields:
     """Typed access to a JSON object. An error names the field, its value and what was expected.
 
     `defaults` are the family's values for missing fields. An explicit `null` is kept, because
-    families read it as "none".
+    families read it as "none". `keys` are other names of fields in the file, for errors.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str, defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        source: str,
+        defaults: Mapping[str, Any],
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self._keys = keys or {}
         self._given = values
         self._values = {**defaults, **values}
         if values.get("rope_parameters") is None and "rope_parameters" in defaults:
@@ -52,7 +65,9 @@ class Fields:
     def error(self, name: str, expected: str) -> ModelLoadError:
         """The error for a field whose value is not what is expected."""
         value = self._values.get(name, "nothing")
-        return ModelLoadError(f"{self._source}: {name} must be {expected}, got {value!r}")
+        key = self._keys.get(name)
+        shown = name if key is None else f"{key} ({name})"
+        return ModelLoadError(f"{self._source}: {shown} must be {expected}, got {value!r}")
 
     def raw(self, name: str) -> Any:
         """The unchecked value, or None."""

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from src.core.errors import ModelLoadError
-from src.core.gguf import SUFFIX, find_gguf, is_gguf
+from src.core.gguf import SUFFIX, first_bytes, is_first, is_gguf, named_kind
+from src.models.gguf.files import find_gguf, is_named, listed
 from src.models.weights.checkpoint import PICKLE_SUFFIXES
 
-_TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
-_WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_TEXT_FILES: Final = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
+_WEIGHT_FILES: Final = (
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+)
+_TEMPLATES: Final = "*.jinja"
+# A repository and the precision or the name of one of its GGUF files.
+_WITH_FILE: Final = re.compile(r"([^/:]+/[^/:]+):(.+)")
+_FILES: Final = {
+    b"PK\x03\x04": "a zip archive, as pickled checkpoints are, which can run code",
+    b"lmgg": "a GGML file of before GGUF: convert the model again",
+    b"fmgg": "a GGML file of before GGUF: convert the model again",
+    b"tjgg": "a GGML file of before GGUF: convert the model again",
+}
 
 
 def resolve_model(
@@ -21,18 +39,21 @@ def resolve_model(
 ) -> Path:
     """The local directory of a model, or its GGUF file.
 
-    A directory that has no `config.json` but one GGUF model is that model.
+    A directory that has no `config.json` but one GGUF model is that model, and so is a repository.
+    `owner/name:Q4_K_M` is the GGUF file of a repository whose name has that precision in it.
 
     Args:
         model: a local directory, a GGUF file, or a hub id such as `owner/name`.
         revision: branch, tag or commit of a hub id; pin a commit for reproducible serving. Only
-            safetensors, JSON files and the tokenizer are fetched, never code or pickles.
-        weights: whether to fetch weights; dummy weights need none.
+            safetensors, GGUF and JSON files and the tokenizer are fetched, never code or pickles.
+        weights: whether to fetch weights; dummy weights need none. GGUF files are only looked for
+            in the cache then.
         cache_dir: the hub's cache; None: its default.
 
     Raises:
         ModelLoadError: there is no such directory or repository, access is refused, the hub cannot
-            be reached and the cache does not have it, or it has only pickle checkpoints.
+            be reached and the cache does not have it, it has only pickle checkpoints, or several
+            GGUF models. The message says what was found.
     """
     local = Path(model).expanduser()
     if local.exists() and revision is not None:
@@ -46,18 +67,158 @@ def resolve_model(
         if is_gguf(local):
             return local
         raise ModelLoadError(
-            f"{model} is a file; expected a directory in Hugging Face layout or a *{SUFFIX} file"
+            f"{model} is a file{_described(local)}; expected a directory in Hugging Face layout or "
+            "a GGUF file"
         )
     if is_gguf(local):
         raise ModelLoadError(f"there is no file {model}")
-    if local.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+    with_file = _WITH_FILE.fullmatch(model)
+    is_path = local.is_absolute() or model.startswith((".", "~"))
+    if is_path or (with_file is None and model.count("/") > 1):
         raise ModelLoadError(f"there is no directory {model}")
+    if with_file is not None:
+        return _gguf_of(with_file[1], with_file[2], revision, cache_dir, fetches=weights)
     return _download(model, revision, weights, cache_dir)
 
 
+def _described(file: Path) -> str:
+    """What a file is that is no model by itself, as far as its name and first bytes tell."""
+    if file.suffix == ".safetensors":
+        return " of tensors: name the directory that it lies in, with its config.json"
+    try:
+        begin = first_bytes(file)
+    except OSError as error:
+        return f" that cannot be read ({error.strerror})"
+    known = _FILES.get(begin)
+    return f", {known}" if known else f" that begins with {begin!r}, not with {b'GGUF'!r}"
+
+
+def _gguf_of(
+    repository: str, wanted: str, revision: str | None, cache_dir: Path | None, *, fetches: bool
+) -> Path:
+    """A GGUF file of a repository, from the hub or its cache."""
+    any_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in wanted)
+    stem = any_case if wanted.lower().endswith(SUFFIX) else f"{any_case}*{SUFFIX}"
+    source = _source(repository, revision)
+    if re.search(r"[\[\]*?]", wanted):
+        raise ModelLoadError(f"{repository}:{wanted}: {wanted!r} is no name of a precision or file")
+    patterns = [f"*{stem}", _TEMPLATES]
+    try:
+        directory = _snapshot(repository, revision, cache_dir, patterns, is_cached=not fetches)
+    except ModelLoadError as error:
+        try:
+            directory = _snapshot(repository, revision, cache_dir, [_TEMPLATES], is_cached=True)
+        except ModelLoadError:
+            raise error from None
+    try:
+        found = find_gguf(directory, wanted, source=source)
+    except ModelLoadError:
+        names = _models_of(repository, revision) if fetches else ()
+        if not names or any(is_named(name, wanted) for name in names):
+            raise
+        raise ModelLoadError(
+            f"{source} has no GGUF model {wanted}; it has {listed(map(str, names))}"
+        ) from None
+    assert found is not None, "find_gguf raises if what is wanted is not there"
+    return found
+
+
+def _only_gguf(
+    repository: str,
+    directory: Path,
+    revision: str | None,
+    cache_dir: Path | None,
+    *,
+    fetches: bool,
+) -> Path | None:
+    """The one GGUF model of a repository that has no other, or None.
+
+    The snapshot in the cache counts; what it lacks is looked for on the hub.
+    """
+    source = _source(repository, revision)
+    how = f"name one as {repository}:Q4_K_M, with the precision that is in its name"
+    try:
+        found = find_gguf(directory, source=source)
+        if found is not None or not fetches:
+            return found
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error}; {how}") from None
+    models = _models_of(repository, revision)
+    if len(models) > 1:
+        raise ModelLoadError(
+            f"{source} has several GGUF models ({listed(map(str, models))}); {how}"
+        )
+    if not models:
+        return None
+    return _gguf_of(repository, models[0].name, revision, cache_dir, fetches=True)
+
+
+def _names(repository: str, revision: str | None) -> Sequence[str]:
+    """The names of a repository's files on the hub; nothing if it cannot be reached."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    with contextlib.suppress(OfflineModeIsEnabled, *HfHubHTTPError.__bases__):
+        return list(HfApi().list_repo_files(repository, revision=revision))
+    return ()
+
+
+def _models_of(repository: str, revision: str | None) -> list[Path]:
+    """The GGUF models of a repository on the hub, by the names of their first files."""
+    names = [Path(name) for name in _names(repository, revision)]
+    firsts = sorted(name for name in names if name.suffix == SUFFIX and is_first(name))
+    return [name for name in firsts if named_kind(name) is None] or firsts
+
+
+def _source(repository: str, revision: str | None) -> str:
+    return f"{repository} at revision {revision}" if revision else repository
+
+
 def _download(model: str, revision: str | None, weights: bool, cache_dir: Path | None) -> Path:
+    patterns = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())]
+    directory = _snapshot(model, revision, cache_dir, patterns)
+    has_config = (directory / "config.json").exists()
+    if has_config and (not weights or any(directory.glob("*.safetensors"))):
+        return directory
+    found = _only_gguf(model, directory, revision, cache_dir, fetches=weights)
+    if found is not None:
+        return found
+    if weights and not any(directory.glob("*.safetensors")):
+        raise ModelLoadError(
+            f"{_source(model, revision)} has no model.safetensors; pickle checkpoints "
+            f"({', '.join('*' + suffix for suffix in PICKLE_SUFFIXES)}) are refused, since they "
+            f"can run code when they are read. It has {listed(_names(model, revision))}"
+        )
+    return directory
+
+
+def _snapshot(
+    model: str,
+    revision: str | None,
+    cache_dir: Path | None,
+    patterns: Sequence[str],
+    *,
+    is_cached: bool = False,
+) -> Path:
+    """The directory with a repository's files of these patterns; fetches what is missing."""
     # Imported here: a local directory should not wait for a network client to import.
     from huggingface_hub import snapshot_download
+
+    with _one_reason(model, revision):
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                allow_patterns=list(patterns),
+                cache_dir=cache_dir,
+                local_files_only=is_cached,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _one_reason(model: str, revision: str | None) -> Iterator[None]:
+    """Turns the hub client's errors into one readable reason."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -68,13 +229,8 @@ def _download(model: str, revision: str | None, weights: bool, cache_dir: Path |
     )
 
     at = f" at revision {revision}" if revision else ""
-    patterns = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())]
     try:
-        directory = Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=patterns, cache_dir=cache_dir
-            )
-        )
+        yield
     except HFValidationError as error:
         raise ModelLoadError(
             f"{model!r} is neither a directory nor a valid hub id: {error}"
@@ -99,10 +255,3 @@ def _download(model: str, revision: str | None, weights: bool, cache_dir: Path |
         # OSError and the base class of the HTTP library's errors (httpx, or httpx2 from 2.0 on),
         # for example a refusing proxy or a connection that breaks in the middle of a file.
         raise ModelLoadError(f"{model}{at} could not be fetched from the hub: {error}") from error
-    if weights and not any(directory.glob("*.safetensors")):
-        raise ModelLoadError(
-            f"{model}{at} has no model.safetensors; pickle checkpoints "
-            f"({', '.join('*' + suffix for suffix in PICKLE_SUFFIXES)}) are refused, since they "
-            "can run code when they are read"
-        )
-    return directory

@@ -70,7 +70,8 @@ class Model:
     """A program with preallocated, fused parameters, which are not filled yet.
 
     With `outlines_tables` tables are computed on the device itself. On the meta device that takes
-    no memory, but imports torch's compiler.
+    no memory, but imports torch's compiler. `before_allocating` is called when the table of
+    parameters is complete, before any of them takes memory.
 
     Attributes:
         config: the checkpoint's configuration.
@@ -102,6 +103,7 @@ class Model:
         rotates_in_op: bool | None = None,
         outlines_tables: bool = False,
         adapters: AdapterRoom | None = None,
+        before_allocating: Callable[[Model], None] = lambda model: None,
     ) -> None:
         builder = ProgramBuilder(
             dtype=dtype,
@@ -130,16 +132,17 @@ class Model:
         }
         self.aliases: dict[str, str] = builder.aliases
         self._buffers = tuple(builder.buffers)
-        self.weights: dict[str, Kept] = {
-            name: _on(device, make) if outlines_tables else make().to(device)
-            for name, make in builder.buffers.items()
-        }
         for name, of in builder.aliases.items():
             shape, own_dtype = self.table[of].shape, self.table[of].dtype
             head = self._held(Parameter(name, shape, "head", (), None, own_dtype))
             if name in self.methods:
                 # It has a format of its own, so it is a separate parameter with equal values.
                 self.table[name] = head
+        before_allocating(self)
+        self.weights: dict[str, Kept] = {
+            name: _on(device, make) if outlines_tables else make().to(device)
+            for name, make in builder.buffers.items()
+        }
         for parameter in self.table.values():
             self.weights[parameter.name] = self._room_for(parameter)
         for name, of in builder.aliases.items():

@@ -12,7 +12,7 @@ import torch
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.models.config import ModelConfig
-from src.models.config_file import name_of_config, read_config_file
+from src.models.config_file import name_of_config, names_of_fields, read_config_file
 from src.models.families.cohere import Cohere
 from src.models.families.cohere2 import Cohere2
 from src.models.families.deepseek_v2 import DeepseekV2
@@ -230,7 +230,7 @@ def load_config(path: Path) -> ModelConfig:
     raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    config = family.describe(Fields(raw, source, family.defaults))
+    config = family.describe(Fields(raw, source, family.defaults, names_of_fields(path)))
     if wrapped is not None and given != [architecture]:
         config = _prefixed(config, wrapped[0])
     dtype = config.dtype

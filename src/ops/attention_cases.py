@@ -86,9 +86,8 @@ def build(
             for cache in (key_cache, value_cache):
                 cache[table[:passed]] = torch.nan
 
-    qkv = torch.randn(
-        num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random
-    )
+    num_all = num_heads + 2 * num_kv_heads
+    qkv = torch.randn(num_tokens + padding, num_all, head_dim, generator=random)
     qkv[num_tokens:] = torch.nan
     query, key, value = (
         qkv.to(device, dtype).flatten(1).unflatten(1, (-1, head_dim))

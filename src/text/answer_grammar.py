@@ -20,12 +20,14 @@ from src.text.reasoning import ReasoningSyntax
 from src.text.tool_calls.forcing import (
     COMPACT,
     ForcedCalls,
+    Member,
     TokenOf,
     forced_calls,
     joining_calls,
     members_of,
 )
 from src.text.tool_calls.syntax import Form, Members, Slot, Syntax
+from src.text.tool_calls.value_ends import GAP_PATTERN
 
 MAX_FORCED_CALLS: Final = 16
 """Calls in an answer that is forced to call: a model that found no end would go on for ever."""
@@ -34,6 +36,7 @@ _SPACE: Final = r"/[ \t\r\n]{0,16}/"
 _ANYTHING: Final = r"/(.|\n)*/"
 # In JSON where it is free, as everywhere else.
 _WHITE_SPACE: Final = r"[ \t\r\n]{1,64}"
+_TAG: Final = re.compile(r"<[^<>]*>")
 # What ends a regular expression in Lark, and what is escaped already.
 _UNESCAPED: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
 # A tenth of the time that it takes to spell them for a grammar.
@@ -108,6 +111,14 @@ def answer_form(
         return AnswerForm(None)
     thinking = "" if reasoning is None else grammar.thinking(reasoning, stage)
     return AnswerForm(grammar.finish(f"{thinking} {answer}"), forced)
+
+
+class _Ending(NamedTuple):
+    """The end of a call: the tags that are looked at, their text, and what stands behind that."""
+
+    tags: tuple[str, ...]
+    text: str
+    behind: str
 
 
 class AnswerGrammar:
@@ -193,12 +204,17 @@ class AnswerGrammar:
             parts[0] = parts[0].removeprefix(without)
         if Slot.NUMBER in parts:
             self._rule("number", "/[0-9]{1,4}/")
+        tags = calls.syntax.tags
         expressions = []
         for index, (name, schema) in enumerate(calls.functions):
+            of_call = parts
             if form.members is None:
                 rule = "%json " + json.dumps(schema, ensure_ascii=False)
+            elif (ending := self._ending(form, schema, tags)) is not None:
+                rule = self._members_and_end(index, schema, form.members, ending)
+                of_call = parts[: parts.index(Slot.ARGUMENTS) + 1]
             else:
-                rule = self._members(index, schema, form.members, calls.syntax.tags)
+                rule = self._members(index, schema, form.members, tags)
             self._rule(f"arguments_{index}", rule)
             spelt = {
                 Slot.NAME: _text(name),
@@ -206,11 +222,10 @@ class AnswerGrammar:
                 Slot.ARGUMENTS: f"arguments_{index}",
                 Slot.NUMBER: "number",
             }
-            tags = calls.syntax.tags
             expressions.append(
                 " ".join(
                     self._spelt(part, tags) if isinstance(part, str) else spelt[part]
-                    for part in parts
+                    for part in of_call
                 )
             )
         self._rule("call", " | ".join(expressions))
@@ -218,7 +233,7 @@ class AnswerGrammar:
     def _members(
         self, function: int, schema: Mapping[str, Any], members: Members, tags: Sequence[str]
     ) -> str:
-        """An expression for arguments that are written one by one."""
+        """An expression for arguments that are written one by one, and end at a special token."""
         _, closing, behind = members.after.partition(members.closing)
         # A text stops at the tag and includes it, unless the tag is a special token.
         is_token = self._token_of(closing) is not None
@@ -228,17 +243,80 @@ class AnswerGrammar:
         expressions = []
         for index, member in enumerate(members_of(schema)):
             value = f"value_{function}_{index}"
-            is_text = member.schema is None and member.texts is None
+            is_text = _is_free(member)
             if is_text:
                 self._rule(value + stop, _ANYTHING)
-            elif member.texts is not None:
-                self._rule(value, " | ".join(map(_text, member.texts)))
             else:
-                self._rule(value, "%json " + json.dumps(member.schema, ensure_ascii=False))
+                self._rule(value, _value_of(member))
             head = self._spelt(f"{members.before}{member.name}{members.between}", tags)
             expression = f"{head} {value} {end_of_text if is_text else end}"
             expressions.append(expression if member.is_required else f"({expression})?")
         return " ".join(expressions) or '""'
+
+    def _ending(self, form: Form, schema: Mapping[str, Any], tags: Sequence[str]) -> _Ending | None:
+        """How such a call ends, where text of a string is known from tags by what follows alone."""
+        assert form.members is not None
+        if not any(map(_is_free, members_of(schema))):
+            return None
+        behind = "".join(
+            part
+            for part in form.call[form.call.index(Slot.ARGUMENTS) + 1 :]
+            if isinstance(part, str)
+        )
+        looked_at = [tag for tag in _TAG.findall(behind) if self._token_of(tag) is None]
+        bare = (form.members.closing, form.members.before)
+        if not looked_at or any(self._token_of(tag) is not None for tag in bare):
+            return None
+        place = behind.rindex(looked_at[-1]) + len(looked_at[-1])
+        if any(self._token_of(tag) is not None for tag in _TAG.findall(behind[:place])):
+            return None
+        return _Ending(tuple(looked_at), behind[:place], self._spelt(behind[place:], tags))
+
+    def _texts_to_tags(self, members: Members, ending: _Ending) -> None:
+        """Rules of a text with the tags behind it, which are the same for all functions."""
+        closing = _pattern(members.closing)
+        to_next = f"{closing}{GAP_PATTERN}{_pattern(members.before)}"
+        to_end = GAP_PATTERN.join([closing, *map(_pattern, ending.tags)])
+        for name, end, other in (
+            ("text_to_next", to_next, to_end),
+            ("text_to_end", to_end, to_next),
+        ):
+            if not any(rule.startswith(name) for rule in self._rules):
+                without = f"~/(.|\\n)*{other}(.|\\n)*/"
+                self._rule(f"{name}[lazy]", f"/(.|\\n)*{end}/ & {without}")
+
+    def _members_and_end(
+        self, function: int, schema: Mapping[str, Any], members: Members, ending: _Ending
+    ) -> str:
+        """An expression for such arguments and the rest of the call.
+
+        A text goes on to its closing tag with the next argument's tag behind it, or with the end of
+        the call: one of two expressions, of which the first to match has the tags too.
+        """
+        name = f"{function}"
+        self._texts_to_tags(members, ending)
+        every = list(members_of(schema))
+        for index, member in reversed(list(enumerate(every))):
+            later = every[index + 1 :]
+            ways = []
+            if _is_free(member):
+                if later:
+                    ways.append(f"text_to_next named_{name}_{index + 1}")
+                if not any(one.is_required for one in later):
+                    ways.append(f"text_to_end {ending.behind}")
+            else:
+                self._rule(f"value_{name}_{index}", _value_of(member))
+                ways.append(f"value_{name}_{index} {_text(members.after)} next_{name}_{index + 1}")
+            head = f"{_text(member.name + members.between)} ({' | '.join(ways)})"
+            named, follows = [head], [f"{_text(members.before)} named_{name}_{index}"]
+            if not member.is_required:
+                if later:
+                    named.append(f"named_{name}_{index + 1}")
+                follows = [f"{_text(members.before)} {head}", f"next_{name}_{index + 1}"]
+            self._rule(f"named_{name}_{index}", " | ".join(named))
+            self._rule(f"next_{name}_{index}", " | ".join(follows))
+        self._rule(f"next_{name}_{len(every)}", f"{_text(ending.text)} {ending.behind}")
+        return f"next_{name}_0"
 
     def _check_size(self, schemas: Iterable[Mapping[str, Any]]) -> None:
         """Refuse what the engine would: spelling a large grammar keeps all threads waiting."""
@@ -294,6 +372,17 @@ def _without(tags: Sequence[str]) -> str:
     if not tags:
         return _ANYTHING
     return rf"{_ANYTHING} & ~/(.|\n)*({'|'.join(map(_pattern, tags))})(.|\n)*/"
+
+
+def _is_free(member: Member) -> bool:
+    """Whether an argument is any text."""
+    return member.schema is None and member.texts is None
+
+
+def _value_of(member: Member) -> str:
+    if member.texts is not None:
+        return " | ".join(map(_text, member.texts))
+    return "%json " + json.dumps(member.schema, ensure_ascii=False)
 
 
 def _pattern(text: str) -> str:

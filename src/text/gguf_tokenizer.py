@@ -7,7 +7,8 @@ not contain it: the patterns are here, as the checkpoints' own ``tokenizer.json`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,18 +17,35 @@ from tokenizers import Tokenizer as Backend
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import open_gguf
+from src.core.gguf_tokens import (
+    CONTROL,
+    NORMAL,
+    PREFIX,
+    UNKNOWN,
+    USER_DEFINED,
+    GGUFTokens,
+    shown,
+)
 
-_PREFIX: Final = "tokenizer.ggml."
+logger = logging.getLogger(__name__)
+
 _TEMPLATE: Final = "tokenizer.chat_template"
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-_NORMAL: Final = 1
 _SPACE: Final = "\u2581"
 _NAMES: Final = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
 }
+# Far more than any vocabulary has, whose merges follow from its tokens: Gemma 3 has 262,144 tokens
+# of at most 32 characters, and 0.6 million merges. A token of n characters is cut n - 1 times, and
+# every cut into two tokens is a merge, so small files could ask for hours and for gigabytes.
+_MOST_PIECE_CHARACTERS: Final = 256
+_MOST_CUTS: Final = 8_388_608
+_MOST_MERGES: Final = 1_048_576
+_MOST_MERGED_CHARACTERS: Final = 33_554_432
+# Of Phi-3: tokens behind which white space stays.
+_KEEPS_SPACE: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BREAKS: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,10 +97,18 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     """
     metadata = open_gguf(path).metadata
     vocabulary = _Vocabulary(metadata, str(path))
-    kind, pre = metadata.get(_PREFIX + "model"), metadata.get(_PREFIX + "pre", "default")
+    kind, pre = metadata.get(f"{PREFIX}model"), metadata.get(f"{PREFIX}pre")
     try:
         if kind == "gpt2":
-            backend = _byte_level(vocabulary, metadata, pre)
+            if pre is None:
+                pre = "default"
+                logger.warning(
+                    "%s has no %spre: text is split as GPT-2 does it. Files of older converters "
+                    "lack the key, and most models split text in another way, so answers may be "
+                    "worse: convert the model again, or take a newer file",
+                    path, PREFIX,
+                )  # fmt: skip
+            backend = _byte_level(vocabulary, pre)
             begins = pre in _WHOLE_WORDS
         elif kind == "llama":
             backend = _sentencepiece(vocabulary, metadata)
@@ -91,9 +117,10 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
             raise ModelLoadError(
                 f"{path}: tokenizer.ggml.model {kind!r} is not read; read are gpt2 and llama"
             )
-        backend.add_special_tokens(vocabulary.added(_CONTROL, special=True))
-        backend.add_tokens(vocabulary.added(_USER_DEFINED, special=False))
-        _surround(backend, vocabulary, metadata, begins=begins)
+        strips = kind == "llama" and _is_phi_3(metadata)
+        backend.add_special_tokens(vocabulary.added(CONTROL, strips=strips))
+        backend.add_tokens(vocabulary.added(USER_DEFINED, strips=strips))
+        _surround(backend, vocabulary, begins=begins)
     except ModelLoadError:
         raise
     except Exception as error:  # tokenizers raises nothing more specific
@@ -101,82 +128,84 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     return backend, vocabulary.named, _templates(metadata, str(path))
 
 
-class _Vocabulary:
-    """The tokens of a file, their kinds, and those with a name."""
+def _is_phi_3(metadata: Mapping[str, Any]) -> bool:
+    """Whether special tokens take the white space behind them.
+
+    No file says so. llama.cpp goes by the model's name; the architecture tells it too, where the
+    tokenizer is of SentencePiece (Phi-4's is not).
+    """
+    named = str(metadata.get("general.name")).lower()
+    is_named = any(name in named for name in ("phi-3", "phi3", "phi 3"))
+    return is_named or metadata.get("general.architecture") == "phi3"
+
+
+class _Vocabulary(GGUFTokens):
+    """The vocabulary of a file that must have one, and its tokens with a name."""
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
-        self.source = source
-        self.tokens: Sequence[str] = self._list(metadata, "tokens", str)
+        super().__init__(metadata, source)
         if not self.tokens:
-            raise ModelLoadError(f"{source} has no tokenizer: no {_PREFIX}tokens")
-        self._kinds = self._list(metadata, "token_type", int, len(self.tokens))
-        self.scores = self._list(metadata, "scores", float, len(self.tokens))
-        self.merges = self._list(metadata, "merges", str)
-        self.ids = {token: index for index, token in enumerate(self.tokens)}
-        self.named = {
-            name: self.tokens[self._id(metadata, key)]
-            for name, key in _NAMES.items()
-            if metadata.get(_PREFIX + key) is not None
-        }
+            raise ModelLoadError(f"{source} has no tokenizer: no {PREFIX}tokens")
+        ids = {name: self.id_of(key) for name, key in _NAMES.items()}
+        self.named = {name: self.tokens[i] for name, i in ids.items() if i is not None}
 
     def is_normal(self, index: int) -> bool:
         """Whether a token is neither special nor a byte nor unused."""
-        return not self._kinds or self._kinds[index] == _NORMAL
+        return self.kinds[index] == NORMAL
 
-    def added(self, kind: int, *, special: bool) -> list[AddedToken]:
-        """The tokens of a kind that are found in a text before it is split."""
+    def added(self, kind: int, *, strips: bool) -> list[AddedToken]:
+        """The tokens of a kind that are found in a text before it is split.
+
+        With ``strips`` they take the white space behind them.
+        """
         return [
-            AddedToken(self.tokens[index], special=special, normalized=False)
-            for index, each in enumerate(self._kinds)
-            if each == kind and self.tokens[index]
+            AddedToken(
+                token,
+                special=kind == CONTROL,
+                normalized=False,
+                rstrip=strips and token not in _KEEPS_SPACE,
+            )
+            for token, each in zip(self.tokens, self.kinds, strict=True)
+            if each == kind and token
         ]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The merges of the file, the best first; nothing if it has none.
+
+        Raises
+        ------
+        ModelLoadError
+            One is no pair.
+        """
+        merges = []
+        for merge in self.merges:
+            first, space, second = merge.partition(" ")
+            if not space:
+                raise self.error("merges", f"pairs of tokens, got {shown(merge)}")
+            merges.append((first, second))
+        return merges
 
     def unknown(self) -> str | None:
         """The token for what has none."""
-        of_kind = (self.tokens[i] for i, kind in enumerate(self._kinds) if kind == _UNKNOWN)
+        of_kind = (self.tokens[i] for i, kind in enumerate(self.kinds) if kind == UNKNOWN)
         return self.named.get("unk_token") or next(of_kind, None)
 
-    def _list(
-        self, metadata: Mapping[str, Any], key: str, of: type, length: int | None = None
-    ) -> Sequence[Any]:
-        values = metadata.get(_PREFIX + key, ())
-        if not isinstance(values, tuple) or (values and not isinstance(values[0], of)):
-            raise ModelLoadError(f"{self.source}: {_PREFIX}{key} must be a list of {of.__name__}")
-        if length is not None and values and len(values) != length:
-            raise ModelLoadError(
-                f"{self.source}: {_PREFIX}{key} must have {length} entries, one for each token, "
-                f"got {len(values)}"
-            )
-        return values
 
-    def _id(self, metadata: Mapping[str, Any], key: str) -> int:
-        index = metadata[_PREFIX + key]
-        if type(index) is not int or not 0 <= index < len(self.tokens):
-            raise ModelLoadError(
-                f"{self.source}: {_PREFIX}{key} must be the id of one of {len(self.tokens)} "
-                f"tokens, got {index!r}"
-            )
-        return index
-
-
-def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any], pre: object) -> Backend:
+def _byte_level(vocabulary: _Vocabulary, pre: object) -> Backend:
     if not isinstance(pre, str) or pre not in _PATTERNS:
         raise ModelLoadError(
-            f"{vocabulary.source}: {_PREFIX}pre {pre!r} is not known; known are "
+            f"{vocabulary.source}: {PREFIX}pre {shown(pre)} is not known; known are "
             + ", ".join(_PATTERNS)
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
-    if broken := next((merge for merge in merges if len(merge) != 2), None):
-        raise ModelLoadError(
-            f"{vocabulary.source}: {_PREFIX}merges must be pairs of tokens, got {broken[0]!r}"
-        )
-    backend = Backend(models.BPE(vocabulary.ids, merges, ignore_merges=pre in _WHOLE_WORDS))
+    backend = Backend(
+        models.BPE(vocabulary.ids, vocabulary.pairs(), ignore_merges=pre in _WHOLE_WORDS)
+    )
     pattern = _PATTERNS[pre]
     if pattern:
         split: Any = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     else:
         split = None if pattern is None else pre_tokenizers.Digits(individual_digits=True)
-    prefixed = metadata.get(_PREFIX + "add_space_prefix") is True
+    prefixed = vocabulary.flag("add_space_prefix") is True
     level = pre_tokenizers.ByteLevel(add_prefix_space=prefixed, use_regex=not pattern)
     backend.pre_tokenizer = level if split is None else pre_tokenizers.Sequence([split, level])
     backend.decoder = decoders.ByteLevel()
@@ -186,13 +215,12 @@ def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any], pre: objec
 
 
 def _sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Backend:
-    prefixed = metadata.get(_PREFIX + "add_space_prefix") is not False
+    prefixed = vocabulary.flag("add_space_prefix") is not False
     by_place = str(metadata.get("general.architecture")).startswith("gemma")
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.merges]
     backend = Backend(
         models.BPE(
             vocabulary.ids,
-            merges or _implied_merges(vocabulary, by_place=by_place),
+            vocabulary.pairs() or _implied_merges(vocabulary, by_place=by_place),
             unk_token=vocabulary.unknown(),
             fuse_unk=True,
             byte_fallback=True,
@@ -219,28 +247,41 @@ def _implied_merges(vocabulary: _Vocabulary, *, by_place: bool) -> list[tuple[st
     if not scores and not by_place:
         raise ModelLoadError(f"{vocabulary.source}: its tokenizer has neither merges nor scores")
     order = range(len(tokens)) if by_place else sorted(range(len(tokens)), key=lambda i: -scores[i])
-    merges = []
+    merges: list[tuple[str, str]] = []
+    cuts = characters = 0
     for index in order:
         token = tokens[index]
         if len(token) < 2 or not vocabulary.is_normal(index):
             continue
+        cuts += len(token)
+        if len(token) > _MOST_PIECE_CHARACTERS or cuts > _MOST_CUTS:
+            raise vocabulary.error(
+                "tokens",
+                f"texts of at most {_MOST_PIECE_CHARACTERS} characters, and {_MOST_CUTS} in all, "
+                f"where there are no merges; token {index} has {len(token)}",
+            )
         found = []
         for at in range(1, len(token)):
             first, second = ids.get(token[:at]), ids.get(token[at:])
             if first is not None and second is not None:
                 found.append((first, second))
         merges += [(tokens[first], tokens[second]) for first, second in sorted(found)]
+        characters += len(token) * len(found)
+        if len(merges) > _MOST_MERGES or characters > _MOST_MERGED_CHARACTERS:
+            raise vocabulary.error(
+                "tokens",
+                f"texts that {_MOST_MERGES} merges make of one another, of "
+                f"{_MOST_MERGED_CHARACTERS} characters, at most",
+            )
     return merges
 
 
-def _surround(
-    backend: Backend, vocabulary: _Vocabulary, metadata: Mapping[str, Any], *, begins: bool
-) -> None:
+def _surround(backend: Backend, vocabulary: _Vocabulary, *, begins: bool) -> None:
     """Add the tokens that begin and end every text, if the file asks for them."""
     parts, special = ["$A"], []
     for key, name, default in (("bos", "bos_token", begins), ("eos", "eos_token", False)):
         token = vocabulary.named.get(name)
-        if token is None or not metadata.get(f"{_PREFIX}add_{key}_token", default):
+        if not vocabulary.flag(f"add_{key}_token", default) or token is None:
             continue
         parts = [token, *parts] if key == "bos" else [*parts, token]
         special.append((token, vocabulary.ids[token]))
@@ -255,5 +296,5 @@ def _templates(metadata: Mapping[str, Any], source: str) -> dict[str, str]:
         if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")
     }
     if wrong := [name for name, value in templates.items() if not isinstance(value, str)]:
-        raise ModelLoadError(f"{source}: the chat template {wrong[0]} must be a text")
+        raise ModelLoadError(f"{source}: {_TEMPLATE} must be a text, got no text for {wrong[0]}")
     return templates

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -18,6 +18,7 @@ Steps: TypeAlias = Generator[None, None, T]
 """A reader that returns a ``T`` and yields where it needs more text."""
 
 SPACE = re.compile(r"[ \t\r\n]*")
+_NO_LIMIT: Final = 1 << 40
 
 
 class _Sought(NamedTuple):
@@ -76,15 +77,22 @@ class Source:
         """Where it is a list, it takes what is consumed."""
         self.is_cut_short = False
         """Whether the text has ended before its writer had."""
+        self.begins_line = False
+        """Whether what has been consumed ends with a line break."""
         self._buffer = ""
         self._at = 0
+        # Where a reader began that looks ahead; what it consumes is put back.
+        self._mark: int | None = None
         self._ended = False
         self._held: list[str] = []
 
     def feed(self, text: str) -> None:
         """Append the next piece."""
-        self._buffer = self._buffer[self._at :] + text if self._at < len(self._buffer) else text
-        self._at = 0
+        kept = self._at if self._mark is None else self._mark
+        self._buffer = self._buffer[kept:] + text if kept < len(self._buffer) else text
+        self._at -= kept
+        if self._mark is not None:
+            self._mark = 0
 
     def end(self, *, cut_short: bool = False) -> None:
         """Nothing more will come; ``cut_short``: though more would have."""
@@ -127,17 +135,30 @@ class Source:
         self._consume(self._at + len(character))
         return character
 
-    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Consume the longest run of characters; ``pattern`` is a repeated character class."""
+    def run(self, pattern: re.Pattern[str], limit: int = _NO_LIMIT) -> Steps[str]:
+        """Consume the longest run of characters; ``pattern`` is a repeated character class.
+
+        No more than ``limit`` characters are taken.
+        """
         taken: list[str] = []
         while True:
-            match = pattern.match(self._buffer, self._at)
+            match = pattern.match(self._buffer, self._at, self._at + limit)
             if match is not None and match.end() > self._at:
                 taken.append(match[0])
+                limit -= len(match[0])
                 self._consume(match.end())
-            if self._at < len(self._buffer) or self._ended:
+            if self._at < len(self._buffer) or self._ended or not limit:
                 return "".join(taken)
             yield
+
+    def ahead(self, reader: Steps[T]) -> Steps[T]:
+        """Run a reader, and put back what it consumes; it must be one that takes a bounded text."""
+        assert self._mark is None
+        self._mark = self._at
+        try:
+            return (yield from reader)
+        finally:
+            self._at, self._mark = self._mark, None
 
     def run_space(self) -> Steps[str]:
         """Consume white space."""
@@ -173,6 +194,12 @@ class Source:
                 return text
             yield
 
+    def ends_within(self, texts: Sequence[str]) -> bool:
+        """Whether the text has ended, and what is left of it is the beginning of one of these."""
+        longest = max(map(len, texts), default=0)
+        left = self._buffer[self._at : self._at + longest + 1]
+        return self._ended and any(text.startswith(left) for text in texts)
+
     def until(
         self, tags: Sequence[str], show: Callable[[str], None], starts: Sequence[str] = ()
     ) -> Steps[str]:
@@ -197,17 +224,17 @@ class Source:
                 return ""
             yield
 
-    def up_to(self, tag: str) -> Steps[bool]:
-        """Consume what stands before the next ``tag``, and not the tag; say whether there is one.
+    def up_to(self, tags: Sequence[str]) -> Steps[str]:
+        """Consume what stands before the first of ``tags``, and not the tag; return the tag.
 
-        Without one that is the rest of the text.
+        It is empty where there is none: that is the rest of the text.
         """
-        sought = _Sought.of((tag,))
+        sought = _Sought.of(tuple(tags))
         while True:
             found, certain = self._find(sought)
             self._consume(certain)
             if found or self._ended:
-                return bool(found)
+                return found
             yield
 
     def _find(self, sought: _Sought) -> tuple[str, int]:
@@ -230,6 +257,9 @@ class Source:
         if end > self._at:
             text = self._buffer[self._at : end]
             self._at = end
+            if self._mark is not None:
+                return
+            self.begins_line = text[-1] == "\n"
             self._held.append(text)
             if self.captured is not None:
                 self.captured.append(text)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from src.core.errors import InvalidRequestError, ModelLoadError
+from src.core.errors import InvalidRequestError, ModelLoadError, UnavailableError
 from src.core.gguf import is_gguf
-from src.text.chat_template import ChatTemplate, read_chat_templates
+from src.text.chat_template import ChatTemplate, read_chat_templates, read_template
+from src.text.expressions import is_panic, require_short_matches
 from src.text.pieces import CLEAN_UPS, PieceTable
+from src.text.template_pool import TemplatePool, TemplatePools
 from src.text.token_length import max_token_chars
 from src.text.tokenizer_files import read_backend, read_json
+
+logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -52,6 +57,8 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = special_tokens or {}
         self._chat_template = chat_template
+        self.pool_of_clients: TemplatePool | None = None
+        """Where templates of requests are rendered; by default where all others are."""
         self.cleans_up = clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE"
         """Whether `decode` removes the spaces before punctuation and English contractions."""
         added = backend.get_added_tokens_decoder()
@@ -66,13 +73,13 @@ class Tokenizer:
         """Ids that ``skip_special_tokens`` leaves out."""
 
     @classmethod
-    def from_directory(cls, path: Path) -> Tokenizer:
+    def from_directory(cls, path: Path, chat_template: Path | str | None = None) -> Tokenizer:
         """Read the tokenizer and what stands beside it; of a GGUF file, what stands in it.
 
-        `src.text.tokenizer_files` says which files count; ``chat_template.jinja``,
-        ``chat_template.json`` or the configuration hold the chat template. Whether a bos or eos
-        token is added is the affair of the post-processor in ``tokenizer.json``: ``add_bos_token``
-        in the configuration has no effect beside it, as in transformers.
+        `src.text.tokenizer_files` says which files count. The chat template is the file
+        ``chat_template``, or what the checkpoint brings; see `read_chat_templates`. Whether a bos
+        or eos token is added is the affair of the post-processor in ``tokenizer.json``:
+        ``add_bos_token`` in the configuration has no effect beside it, as in transformers.
 
         Raises
         ------
@@ -80,17 +87,23 @@ class Tokenizer:
             A file is missing or damaged, or of a kind that is not supported.
         """
         config: dict[str, Any] = {}
+        own: Any
         if is_gguf(path):
             # Imported here because few checkpoints need it.
             from src.text.gguf_tokenizer import read_gguf_tokenizer
 
-            backend, special_tokens, templates = read_gguf_tokenizer(path)
+            backend, special_tokens, own = read_gguf_tokenizer(path)
         elif path.is_dir():
             config = read_json(path / "tokenizer_config.json")
             backend, special_tokens = read_backend(path, config)
-            templates = read_chat_templates(path, config)
+            require_short_matches(backend, str(path))
+            own = config.get("chat_template")
         else:
             raise ModelLoadError(f"tokenizer: expected a directory or a GGUF file, got {path}")
+        if chat_template is not None:
+            templates = {"default": read_template(Path(chat_template).expanduser())}
+        else:
+            templates = read_chat_templates(path if path.is_dir() else path.parent, own)
         template = ChatTemplate(templates, special_tokens=special_tokens) if templates else None
         return cls(
             backend,
@@ -130,6 +143,23 @@ class Tokenizer:
         """Whether the checkpoint brings a chat template."""
         return self._chat_template is not None
 
+    def render_in(self, pools: TemplatePools) -> None:
+        """Render chat templates in these processes, and try the checkpoint's out. Blocks.
+
+        One that cannot be tried out is a matter of requests with messages; it is logged.
+        """
+        self.pool_of_clients = pools.of_clients
+        if self._chat_template is None:
+            pools.own.close()
+            return
+        self._chat_template.use_pool(pools.own)
+        try:
+            fault = self._chat_template.prepare()
+        except UnavailableError as error:
+            fault = error.message
+        if fault is not None:
+            logger.warning("no conversation can be served, prompts without messages can: %s", fault)
+
     @functools.cached_property
     def max_token_chars(self) -> int:
         """Most characters of a text for each of its tokens; ``sys.maxsize`` if unbounded."""
@@ -143,7 +173,7 @@ class Tokenizer:
         Raises
         ------
         InvalidRequestError
-            The text has a lone surrogate, so it is no Unicode text.
+            The text has a lone surrogate, so it is no Unicode text; or the tokenizer gives up.
         """
         try:
             text.encode()
@@ -152,8 +182,18 @@ class Tokenizer:
                 f"text: expected valid Unicode, got the lone surrogate "
                 f"U+{ord(text[error.start]):04X} at character {error.start}"
             ) from None
-        # The batch form lets other threads run, and the fast one computes no offsets.
-        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # The batch form lets other threads run, and the fast one computes no offsets.
+            encodings = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise InvalidRequestError(
+                "text: an expression by which this model's tokenizer splits text backtracks "
+                "without end in this text; the checkpoint is at fault"
+            ) from None
         ids: list[int] = encodings[0].ids
         return ids
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from src.core.errors import ModelLoadError
-from src.core.gguf import find_gguf, open_gguf
+from src.core.gguf import open_gguf
+from src.models.gguf.files import find_gguf
 
 ROWS = np.arange(64, dtype=np.float32).reshape(2, 32)
 

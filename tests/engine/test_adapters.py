@@ -55,7 +55,14 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("adapters"))
     world.add("whole", seed=1)
-    world.add("parts", targets=("q_proj", "v_proj", "up_proj"), rank=2, seed=2, use_rslora=True)
+    world.add(
+        "parts",
+        targets=("q_proj", "v_proj", "up_proj"),
+        rank=2,
+        seed=2,
+        use_rslora=True,
+        rank_pattern={"v_proj": 5},
+    )
     world.add(
         "patterns",
         rank=8,

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Type
 
 from src import LLM, SamplingParams
 from src.core.errors import ModelLoadError
-from src.engine.telemetry.status import served_names
+from src.core.status import served_names
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
 from tests.support.gguf_files import restore, write_gguf

@@ -102,6 +102,16 @@ def test_plans_zero_load_and_save_whole_sequences() -> None:
         assert each[3].isnan().all()
 
 
+def test_who_resumes_without_a_snapshot_begins_with_zeros() -> None:
+    """After preemption as at first: another request had the row meanwhile."""
+    memory = StateMemory(LAYERS, StatePlan(SLOT, 2, 1), CPU, poison=True)
+    tensors = [each for tensors in memory.layers.values() for each in tensors.values()]
+    # Of 3 tokens one was the prompt, and the row's third request is that of key 0 again.
+    resumed = RowInstall(1, 3, 0, [1, 2, 3], 1, [])
+    memory.begin(StepPlan(5, [resumed], [], []))
+    assert all((each[1] == 0).all() and each[0].isnan().all() for each in tensors)
+
+
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = make_checkpoint(
@@ -170,3 +180,27 @@ def test_scheduler_limits_survive_a_plan_log() -> None:
     limits = make_limits(num_snapshots=3, snapshot_interval=5)
     again = msgspec.json.decode(msgspec.json.encode(limits), type=type(limits))
     assert again == limits
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("caching", [False, True])
+async def test_preempted_requests_begin_again(hybrid: tuple[Path, Any], caching: bool) -> None:
+    """Their rows had other owners meanwhile, and nothing is left of their own states."""
+    prompts = random_prompts(8, longest=24, seed=5)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    found = []
+    for num_blocks in (200, 18):
+        config = small_config(
+            hybrid[0],
+            cache__num_blocks=num_blocks,
+            cache__enable_prefix_caching=caching,
+            model__max_model_len=64,
+            scheduler__max_num_seqs=3,
+            compile__enforce_eager=True,
+        )
+        async with AsyncEngine.open(config) as engine:
+            results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+            assert (engine.stats.preemptions > 0) == (num_blocks == 18)
+            assert_idle(engine)
+        found.append([result.token_ids for result in results])
+    assert found[0] == found[1]

@@ -23,14 +23,14 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def open_browser() -> Iterator[Browser]:
-    """A browser, which ends with the block."""
+def open_browser(*arguments: str) -> Iterator[Browser]:
+    """A browser, started with further arguments, which ends with the block."""
     binary = chromium()
     assert binary is not None, "Chromium is not on PATH: `apt-get install chromium`"
     # Its sandbox refuses to run as root; the only page it opens is ours.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=binary, args=arguments)
+        browser = driver.chromium.launch(executable_path=binary, args=[*sandbox, *arguments])
         try:
             yield browser
         finally:

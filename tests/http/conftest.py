@@ -56,7 +56,13 @@ def config(checkpoint: Path) -> Config:
         cache=CacheSection(block_size=16, num_blocks=1024),
         scheduler=SchedulerSection(max_num_seqs=32, max_waiting_requests=64),
         compile=CompileSection(**compile_settings()),
-        http=HttpSection(max_body_bytes=100_000, max_prompts_per_request=8, shutdown_timeout=5.0),
+        http=HttpSection(
+            max_body_bytes=100_000,
+            max_prompts_per_request=8,
+            shutdown_timeout=5.0,
+            # Clients in this process call it so.
+            allowed_hosts=("slipstream",),
+        ),
         observability=ObservabilitySection(stats_interval=0),
     )
 

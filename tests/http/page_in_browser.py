@@ -356,6 +356,11 @@ def test_a_key_is_asked_for_and_kept_in_this_tab(page: Page, locked: ServerProce
 MARKDOWN = [
     ("<img src=x onerror=alert(1)> &", "<p>&lt;img src=x onerror=alert(1)&gt; &amp;</p>"),
     ("[a](javascript:alert(1))", "<p>[a](javascript:alert(1))</p>"),
+    # Nor is it a link where an address stands further on.
+    (
+        "[a](javascript:alert(1)//https://e.org)",
+        "<p>[a](javascript:alert(1)//https://e.org)</p>",
+    ),
     ("**bold** *soft*", "<p><strong>bold</strong> <em>soft</em></p>"),
     ("`x<y` ~~no~~", "<p><code>x&lt;y</code> <del>no</del></p>"),
     ("a * b * c and snake_case_name", "<p>a * b * c and snake_case_name</p>"),

@@ -35,7 +35,7 @@ DEBUG = [(path, method) for path, method, _ in ENDPOINTS if path.startswith("/de
 
 @pytest.fixture(scope="module")
 async def debugged(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
-    http = msgspec.structs.replace(config.http, admin_key=Secret(KEY))
+    http = msgspec.structs.replace(config.http, admin_key=Secret(KEY), allowed_hosts=("*",))
     app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
     async with app.router.lifespan_context(app):
         await app.state.server.ready_engine()
@@ -282,7 +282,7 @@ async def test_a_query_is_honoured_or_refused_by_name(admin: httpx.AsyncClient, 
 
 
 async def test_before_the_model_is_there_they_say_so(config: Config) -> None:
-    http = msgspec.structs.replace(config.http, admin_key=Secret(KEY))
+    http = msgspec.structs.replace(config.http, admin_key=Secret(KEY), allowed_hosts=("*",))
     app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
     transport = httpx.ASGITransport(app)
     async with (

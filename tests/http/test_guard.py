@@ -205,7 +205,7 @@ async def test_the_path_that_decides_is_the_scope_s(guarded: Starlette) -> None:
         ("/v1", "/v1/models", 401),
     ):
         transport = httpx.ASGITransport(guarded, root_path=root)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
             answer = await client.get(path, headers={"host": "x/health?"})
         assert answer.status_code == status, (root, path)
 
@@ -289,7 +289,7 @@ async def test_metrics_may_be_open(config: Config) -> None:
     app.state.server.keys = check_access(http)
     app.state.server.config = msgspec.structs.replace(config, http=http)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         assert (await client.get(METRICS)).status_code == 200
         assert (await client.get("/version")).status_code == 401
 
@@ -302,7 +302,7 @@ async def test_without_an_admin_key_there_are_no_debug_endpoints(
     app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
     app.state.server.keys = check_access(http)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         for path in ("/debug/pool", "/debug/nowhere", "/debug"):
             answer = await client.get(path, headers=bearer(ALICE))
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -310,9 +310,31 @@ async def test_without_an_admin_key_there_are_no_debug_endpoints(
                 check_refusal(await client.get(path), 401, "invalid_api_key")
 
 
+@pytest.mark.parametrize("admin_key", [None, Secret(ADMIN)])
+@pytest.mark.parametrize("api_keys", [(), (Secret(ALICE),)])
+async def test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key(
+    config: Config, api_keys: tuple[Secret, ...], admin_key: Secret | None
+) -> None:
+    """With API keys and no admin key nobody may; without any key everybody may."""
+    http = msgspec.structs.replace(config.http, api_keys=api_keys, admin_key=admin_key)
+    app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
+    app.state.server.keys = check_access(http)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        for path in ADMIN_WRITES:
+            for key in (None, ALICE, ADMIN):
+                answer = await client.post(path, headers=bearer(key) if key else {})
+                if (not api_keys and admin_key is None) or (key == ADMIN and admin_key is not None):
+                    assert answer.status_code not in (401, 403)
+                elif key == ALICE and api_keys:
+                    check_refusal(answer, 403, "permission_denied")
+                else:
+                    check_refusal(answer, 401, "invalid_api_key")
+
+
 async def test_before_the_settings_are_read_only_the_probes_answer(config: Config) -> None:
     transport = httpx.ASGITransport(create_app(config, owns_process=False))
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         assert (await client.get("/live")).status_code == 200
         for path in ("/version", "/debug/pool", "/nowhere"):
             assert (await client.get(path)).status_code == 503
@@ -340,7 +362,10 @@ def test_keys_come_from_settings_and_a_file(tmp_path: Path) -> None:
     ("section", "problem"),
     [
         (HttpSection(api_keys=(Secret(""),)), "a key has"),
-        (HttpSection(api_keys=(Secret("with space"),)), "a key has"),
+        (HttpSection(api_keys=(Secret(" space"),)), "a key has"),
+        (HttpSection(api_keys=(Secret("with spaces in it"),)), "the name of its owner"),
+        (HttpSection(api_keys=(Secret("key key-7"),)), "the name of its owner"),
+        (HttpSection(api_keys=(Secret("key one"), Secret("key two"))), "two owners, one and two"),
         (HttpSection(api_keys=(Secret("sha256:12"),)), "64 hex digits"),
         (HttpSection(api_keys=tuple(Secret(f"key{i}") for i in range(1025))), "at most 1024"),
         (HttpSection(api_key_file="/dev/null"), "there is no key in it"),

@@ -113,7 +113,7 @@ def test_prior_knowledge_in_clear_text_is_refused(hypercorn: ServerProcess) -> N
 def test_an_upgrade_in_clear_text_is_passed_over(hypercorn: ServerProcess) -> None:
     answer = answer_to(
         hypercorn,
-        b"GET /live HTTP/1.1\r\nHost: s\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+        b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
         b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n",
     )
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -121,10 +121,10 @@ def test_an_upgrade_in_clear_text_is_passed_over(hypercorn: ServerProcess) -> No
 
 
 def test_a_body_with_two_lengths_ends_the_connection(hypercorn: ServerProcess) -> None:
-    smuggled = b"GET /version HTTP/1.1\r\nHost: s\r\n\r\n"
+    smuggled = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     answer = answer_to(
         hypercorn,
-        b"POST /v1/completions HTTP/1.1\r\nHost: s\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
     )
     assert answer.startswith(b"HTTP/1.1 400 ")

@@ -167,7 +167,7 @@ def test_late_bodies_are_refused_and_a_second_signal_ends_at_once(
 ) -> None:
     with ServerProcess.serve({**environment, "SLIPSTREAM_HTTP__BODY_TIMEOUT": "0.5"}) as server:
         server.wait_ready()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
             connection.sendall(head)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -193,7 +193,7 @@ def test_a_half_sent_request_does_not_hold_the_end(environment: dict[str, str]) 
         server.wait_ready()
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
             connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
             )
             time.sleep(0.1)
             server.terminate()

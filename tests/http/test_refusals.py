@@ -192,7 +192,9 @@ async def small(config: Config, anyio_backend: str) -> AsyncIterator[Starlette]:
 @pytest.fixture(scope="module")
 async def asker(small: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(small)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://slipstream", timeout=60
+    ) as client:
         yield client
 
 
@@ -263,7 +265,7 @@ async def test_503_when_it_shuts_down(config: Config) -> None:
     async with app.router.lifespan_context(app):
         await app.state.server.ready_engine()
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
             await app.state.server.drain(0)
             for path in (COMPLETIONS, CHAT):
                 refused = await client.post(path, json=GOOD[path])

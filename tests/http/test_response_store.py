@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from src.core.errors import InvalidRequestError
 from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage, ContentPart, FunctionCall, ToolCall
-from src.http.protocol.responses import ResponseBody
+from src.http.protocol.responses import OutputMessage, ResponseBody
 from src.http.responses.store import ResponseStore, StoredResponse, said, said_more
 
 BOUNDS = {"max_entries": 6, "max_bytes": 100}
@@ -45,6 +45,10 @@ def response(owner: bytes, name: str, *, held: bool = False) -> StoredResponse:
     return StoredResponse(body=body, owner=owner, messages=None if held else b"[]", abort=abort)
 
 
+def message(name: str) -> OutputMessage:
+    return OutputMessage(id=name, status="completed", content=[])
+
+
 def test_who_has_most_makes_room() -> None:
     store = ResponseStore()
     kept = [response(b"alice", f"a{i}") for i in range(3)]
@@ -71,6 +75,32 @@ def test_of_equals_who_put_nothing_for_longest_makes_room() -> None:
         store.put(response(b"7", "same"), 10, **BOUNDS)
     with pytest.raises(RouteNotFoundError):
         store.get("same", b"0")
+
+
+def test_the_items_of_what_is_forgotten_are_forgotten() -> None:
+    """However a response goes: for want of room, at its owner's word, or as another version."""
+    store = ResponseStore()
+
+    def put(name: str, *items: str) -> StoredResponse:
+        entry = response(b"alice", name)
+        entry.body.output += map(message, items)
+        store.put(entry, 10, **BOUNDS)
+        return entry
+
+    entries = [put(f"r{i}", f"r{i} first", f"r{i} second") for i in range(9)]
+    assert [store.item(f"r{i} second", b"alice") is not None for i in range(9)] == [
+        *([False] * 3 + [True] * 6)
+    ]
+    store.delete("r5", b"alice")
+    store.forget(entries[6])
+    assert store._items.keys() == {f"r{i} {n}" for i in (3, 4, 7, 8) for n in ("first", "second")}
+    # The same response as it goes on.
+    entries[7].body.output.append(message("r7 third"))
+    store.put(entries[7], 20, **BOUNDS)
+    assert store.item("r7 third", b"alice") is not None
+    for name in ("r3", "r4", "r7", "r8"):
+        store.delete(name, b"alice")
+    assert (len(store), store.size, store._items) == (0, 0, {})
 
 
 def test_what_was_said_comes_back_as_it_was() -> None:

@@ -42,7 +42,7 @@ def wait_idle(server: ServerProcess, seconds: float = 20.0) -> None:
 
 def request(**fields: object) -> bytes:
     body = json.dumps({"prompt": "hello", "ignore_eos": True, **fields}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -203,13 +203,14 @@ def answer_while_sending(server: ServerProcess, head: bytes) -> bytes:
 
 def test_a_head_that_is_too_large_or_no_http_is_refused(server: ServerProcess) -> None:
     for head, status in (
-        (b"GET /live HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"431"),
-        (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"431"),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"431"),
+        (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"431"),
         (b"GET /live HTTP/1.1\r\n" + b"X: a\r\n" * 50_000 + b"\r\n", b"431"),
         (b"nonsense\r\n\r\n", b"400"),
-        (b"GET /live HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", b"400"),
         (
-            b"GET /live HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
             b"400",
         ),
         (b"GET /live HTTP/1.1\r\n\r\n", b"400"),

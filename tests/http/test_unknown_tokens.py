@@ -81,7 +81,7 @@ async def test_it_is_refused_by_the_name_of_the_field_and_nobody_else_notices(
     alone = await engine.generate("Once upon a time", params)
     beside = asyncio.create_task(engine.generate("Once upon a time", params))
     transport = httpx.ASGITransport(strange_app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         answer = await client.post(path, json={"model": "demo", **body})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

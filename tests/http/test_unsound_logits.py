@@ -72,7 +72,7 @@ async def test_it_is_an_error_that_says_so(
     name, reason = "slipstream_row_failures_total", "logits"
     before = engine.metrics.value(name, reason=reason)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client:
         answer = await client.post(path, json={"model": "tiny", "stream": stream, **body})
     # A stream that has begun cannot change its status.
     assert answer.status_code == 500 or (stream and answer.status_code == 200)

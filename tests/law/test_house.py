@@ -10,7 +10,9 @@ from pathlib import Path
 
 from src.core.settings import CHECKOUT
 
-MAX_LINES = 500
+MAX_LINES = 800
+MAX_FUNCTION_LINES = 80
+"""Of a function without its documentation, and without functions inside it."""
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".h", ".cpp", ".ipynb", ".yml", ".yaml", ".cfg", ".txt"}
 
 
@@ -49,6 +51,28 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 def test_no_file_has_two_subjects() -> None:
     long = {ids(path): len(lines_of(path)) for path in SOURCE}
     assert not {name: count for name, count in long.items() if count > MAX_LINES}
+
+
+def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    apart = [each for each in ast.walk(function) if isinstance(each, type(function))][1:]
+    if ast.get_docstring(function) is not None:
+        apart.append(function.body[0])
+    lines = set(range(function.lineno, (function.end_lineno or 0) + 1))
+    for node in apart:
+        lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def test_no_function_is_too_long_to_be_read_at_once() -> None:
+    """Kernels of Triton are apart: they cannot be cut without a cost."""
+    long = {}
+    for path, node in nodes_of([path for path in SOURCE if path.suffix == ".py"]):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        is_kernel = any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
+        if not is_kernel and _length(node) > MAX_FUNCTION_LINES:
+            long[f"{ids(path)}:{node.name}"] = _length(node)
+    assert not long
 
 
 def test_every_package_and_module_says_what_it_is() -> None:

@@ -16,7 +16,7 @@ from src.models import load_model
 from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from src.models.weights.filling import stored_names
 from tests.models.harness import dense_logits
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import load_reference, make_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 PROMPT = [5, 17, 200, 9, 31]
@@ -221,12 +221,45 @@ class TestRefusals:
         (checkpoint / gone).unlink()
         assert f"names the shard {gone}, which is missing" in refusal(checkpoint)
 
-    def test_an_index_that_disagrees_with_its_shards_is_refused(self, checkpoint: Path) -> None:
+    @pytest.mark.parametrize("which", ["another shard", "a tied head", "equal copies"])
+    def test_an_index_may_disagree_with_its_shards_where_nothing_is_missing(
+        self, which: str, tmp_path: Path
+    ) -> None:
+        """As in transformers."""
+        tied = which == "a tied head"
+        directory = make_checkpoint(tmp_path, "llama", tie_word_embeddings=tied)
+        files = shard(directory)
+        index = json.loads((directory / INDEX_FILE).read_text())
+        if which == "another shard":
+            index["weight_map"]["model.norm.weight"] = files[0]
+        if tied:
+            assert "lm_head.weight" not in index["weight_map"]
+            index["weight_map"]["lm_head.weight"] = files[1]
+        (directory / INDEX_FILE).write_text(json.dumps(index))
+        if which == "equal copies":
+            norm = load_file(directory / files[1])["model.norm.weight"]
+            first = load_file(directory / files[0])
+            save_file(first | {"model.norm.weight": norm}, directory / files[0], {"format": "pt"})
+        model, reference = load_model(directory), load_reference(directory)
+        with torch.no_grad():
+            expected = reference(torch.tensor([PROMPT])).logits[0]
+        torch.testing.assert_close(dense_logits(model, PROMPT), expected, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("change", ["values", "dtype", "shape"])
+    def test_copies_that_differ_are_refused(self, checkpoint: Path, change: str) -> None:
+        files, name = shard(checkpoint), "model.norm.weight"
+        norm = load_file(checkpoint / files[1])[name]
+        other = {"values": norm + 1, "dtype": norm.half(), "shape": norm[:32]}[change]
+        first = load_file(checkpoint / files[0])
+        save_file(first | {name: other.contiguous()}, checkpoint / files[0], {"format": "pt"})
+        assert f"{name} is both in {files[0]} and in {files[1]}, with other" in refusal(checkpoint)
+
+    def test_a_tensor_that_no_shard_holds_is_missing(self, checkpoint: Path) -> None:
         files = shard(checkpoint)
-        index = json.loads((checkpoint / INDEX_FILE).read_text())
-        index["weight_map"]["model.norm.weight"] = files[0]
-        (checkpoint / INDEX_FILE).write_text(json.dumps(index))
-        assert f"places model.norm.weight in {files[0]}" in refusal(checkpoint)
+        tensors = load_file(checkpoint / files[1])
+        del tensors["model.norm.weight"]
+        save_file(tensors, checkpoint / files[1], {"format": "pt"})
+        assert "tensors missing: model.norm.weight" in refusal(checkpoint)
 
     def test_an_index_cannot_reach_outside_its_directory(self, checkpoint: Path) -> None:
         shard(checkpoint)

@@ -99,7 +99,15 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer, str, torch.dtype, int, bool]] =
         FP8 | {"weight_block_size": [128, 128]},
         fp8(128, name="weight_scale_inv"), "qwen3_moe", FLOAT8, 1, False,
     ),
+    # Rows of gate of 192 inputs: one whole block, and half of another; rows of down of 160.
+    "fp8-second-blocks": (
+        FP8 | {"weight_block_size": [128, 128]},
+        fp8(128, name="weight_scale_inv"), "qwen3_moe", FLOAT8, 3, False,
+    ),
 }  # fmt: skip
+SIZES: dict[str, dict[str, int]] = {
+    "fp8-second-blocks": {"hidden_size": 192, "moe_intermediate_size": 160}
+}
 
 
 def stacks(model: Model) -> list[StackedWeight]:
@@ -113,7 +121,8 @@ def stacks(model: Model) -> list[StackedWeight]:
 def checkpoint(tmp_path: Path, name: str, **more: Any) -> Any:
     section, pack, family, *_ = FORMATS[name]
     shape = WIDE | ({"intermediate_size": 96} if family == "mixtral" else {})
-    return made(tmp_path, section, pack, family, chosen=EXPERTS, **(shape | more))
+    shape |= SIZES.get(name, {}) | more
+    return made(tmp_path, section, pack, family, chosen=EXPERTS, **shape)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -166,6 +175,34 @@ SHARDED = {"gptq": {"intermediate_size": 64}, "fp8-blocks": {"moe_intermediate_s
 def dense(weight: Any) -> Tensor:
     found: Tensor = weight if isinstance(weight, Tensor) else weight.dequantized()
     return found
+
+
+@pytest.mark.parametrize("apart", [None, 0, 1, 5])
+def test_orders_of_gates_and_ups_may_differ_in_any_expert(
+    tmp_path: Path, apart: int | None
+) -> None:
+    """They are decoded then, and kept where gates and ups of each expert have one order."""
+
+    def pack(name: str) -> Packer | None:
+        expert = re.search(r"experts\.(\d+)\.(w3|up)", name)
+        number = re.search(r"experts\.(\d+)", name)
+        if number is None:
+            return None
+        is_apart = expert is not None and int(expert[1]) == apart
+        return gptq(shuffled=True, seed=lambda: 100 * is_apart + int(number[1]))
+
+    section = GPTQ | {"desc_act": True}
+    directory, reference = made(
+        tmp_path, section, pack, "mixtral", chosen=EXPERTS, by_name=True, num_hidden_layers=1
+    )
+    model = load_model(directory)
+    gate_up, down = (model.weights[name] for name in model.names_of("experts"))
+    assert isinstance(gate_up, StackedWeight if apart is None else Tensor)
+    assert isinstance(down, StackedWeight)
+    assert down.order is not None
+    # Every expert has an order of its own.
+    assert len({tuple(order.tolist()) for order in down.order}) == len(down.order)
+    check(model, reference)
 
 
 def test_what_no_weight_holds_is_decoded_and_said(

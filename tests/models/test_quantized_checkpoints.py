@@ -397,7 +397,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "gptq bits": (GPTQ | {"bits": 3}, "bits must be 4 or 8, got 3"),
     "gptq marlin": (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be 'gptq'"),
     "gptq marlin flag": (GPTQ | {"is_marlin_format": True}, "is_marlin_format = True"),
-    "gptq dynamic": (GPTQ | {"dynamic": {"+:x": {"bits": 8}}}, r"dynamic: '\+:x'"),
+    "gptq rule": (
+        GPTQ | {"dynamic": {"+:x": {"bits": 3}}},
+        r"dynamic\['\+:x'\]\.bits must be 4 or 8, got 3",
+    ),
+    "gptq form": (
+        GPTQ | {"dynamic": {"x": {"pack_dtype": "int8"}}},
+        r"dynamic\['x'\]\.pack_dtype = 'int8' is not supported",
+    ),
+    "gptq no rule": (GPTQ | {"dynamic": {"x": 4}}, r"dynamic\['x'\] must be an object"),
     "gptq pattern": (GPTQ | {"dynamic": {"-:(": {}}}, "malformed"),
     "fp8 form": (FP8 | {"fmt": "e5m2"}, "fmt must be 'e4m3', got 'e5m2'"),
     "fp8 scheme": (FP8 | {"activation_scheme": "other"}, "activation_scheme must be"),

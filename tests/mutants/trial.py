@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from src.core.settings import CHECKOUT
+from src.ops.cpu.cache_root import cache_root
 from tests.mutants.mutation import Mutation
 
 # What tests read of a checkout.
@@ -109,6 +110,16 @@ class Tree:
         code, said = json.loads(self._nursery.stdout.readline())
         return code, said
 
+    def cache_of_kernels(self) -> Path:
+        """A cache for kernels that nobody else is to find, with the objects that there are.
+
+        So only the units that a fault is in are compiled.
+        """
+        cache, objects = self.path / "kernels", Path("cpu-kernels", "objects")
+        if not cache.exists() and (cache_root() / objects).exists():
+            shutil.copytree(cache_root() / objects, cache / objects)
+        return cache
+
     def close(self) -> None:
         """Run no more tests."""
         self._nursery.communicate()
@@ -150,8 +161,7 @@ class Trials:
             variables = {}
             if not mutation.is_python:
                 limit = _COMPILING
-                # Nobody else is to find these kernels.
-                variables["SLIPSTREAM_CACHE_DIR"] = str(tree.path / "kernels")
+                variables["SLIPSTREAM_CACHE_DIR"] = str(tree.cache_of_kernels())
             code, said = tree.run(mutation.tests, limit, variables)
             seconds = time.monotonic() - started
         return Verdict(mutation, outcome_of(code, said), seconds, said)

@@ -126,6 +126,6 @@ async def client(app: Starlette, spans: Spans) -> AsyncIterator[httpx.AsyncClien
     spans.clear()
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://slipstream", timeout=60
+        transport=transport, base_url="http://localhost", timeout=60
     ) as client:
         yield client

@@ -37,7 +37,7 @@ async def series(anyio_backend: str) -> Series:
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://slipstream") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
         await app.state.server.ready_engine()
         body = {"prompt": "hello", "max_tokens": 3}

@@ -82,8 +82,8 @@ def tables(caplog: pytest.LogCaptureFixture) -> list[dict[str, tuple[float, str]
     """Of each table in the log: per part when it began, and how long it is said to have taken."""
     found = []
     for record in caplog.records:
-        first, *lines = record.getMessage().splitlines()
-        if " ready in " in first:
+        lines = (record.stack_info or "").splitlines()
+        if " ready in " in record.getMessage():
             assert record.levelno == logging.INFO
             assert record.name == "src.engine.telemetry.start_observer"
             rows = [line.split(maxsplit=2) for line in lines[1:]]

@@ -15,12 +15,14 @@ import pytest
 from src.ops import OPS
 from src.ops.cpu import build, level_check
 from src.ops.cpu import kernel_cache as cached
+from src.ops.cpu.abi import KERNELS
 from src.ops.cpu.cache_root import cache_root
 from src.ops.cpu.compilers import BuildError
 from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.cpu.level_check import KILLED, check
 from src.ops.cpu.levels import LEVELS, cpu_flags
+from src.ops.cpu.records import Record, _records, int64, record
 from src.ops.cpu.scratch import is_ours, make_directory
 from src.ops.cpu.units import SAME_FOR_EVERY_LEVEL, UNITS
 from tests.ops.comparison import COMPILED
@@ -265,11 +267,10 @@ def test_a_level_that_crashes_or_differs_is_not_used(
 ) -> None:
     portable = level_files["portable"]
     source = tmp_path / "broken.c"
-    functions = ("gumbel_argmax", "linear", "experts", "quantize", "convolution", "recurrence")
-    functions += ("adapt", "latent_attention")
+    functions = [each.kernel for each in KERNELS if each.kernel != "paged_attention"]
     for body, verdict in (
         ("__builtin_trap(); return 0;", "exit code"),
-        ("return 0;", "results differ"),
+        ("return 0;", "results of paged_attention differ"),
         ("return raise(9);", KILLED),
         ("return pause();", KILLED),
     ):
@@ -277,8 +278,7 @@ def test_a_level_that_crashes_or_differs_is_not_used(
             "int raise(int);\nint pause(void);\n"
             f"int slipstream_paged_attention(void* a) {{ {body} }}\n"
             + "".join(f"int slipstream_{name}(void* a) {{ return 0; }}\n" for name in functions)
-            + "int slipstream_lay_out(void* a, long b, long c, long d) { return 0; }\n"
-            "void slipstream_assume_wake_cost(double microseconds) {}\n"
+            + "void slipstream_assume_wake_cost(double microseconds) {}\n"
         )
         broken = tmp_path / f"{verdict.replace(' ', '-')}.so"
         compiler = os.environ.get("CC", "cc")
@@ -294,6 +294,70 @@ def test_a_level_that_crashes_or_differs_is_not_used(
         KernelLibrary(broken)
 
 
+def test_a_kernel_that_nobody_checks_is_a_failure(level_files: dict[str, Path]) -> None:
+    @record(kernel="abi")
+    class Unchecked(Record):
+        """Of an entry point that every library has."""
+
+        tokens: int = int64()
+
+    _records.remove(Unchecked)
+    portable = level_files["portable"]
+    assert check(portable, portable, 0) == "passed"
+    assert "no check of abi" in check(portable, portable, 0, (*KERNELS, Unchecked))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "change"),
+    [
+        ("latent_attention", "changed.rank -= 8;"),
+        ("latent_attention", "changed.value -= 1;"),
+        # Of rows that are not expanded, and of those that are.
+        ("latent_attention", "changed.deterministic = 1, changed.tokens = 1;"),
+        ("latent_attention", "changed.rows = 1;"),
+        ("adapt", "changed.room -= 1;"),
+        ("recurrence", "changed.delta = 0;"),
+        ("convolution", "changed.bias = nullptr;"),
+        ("experts", "changed.limit *= 2;"),
+        ("linear", "changed.offsets = nullptr;"),
+        ("quantize", "changed.group *= 2;"),
+        ("lay_out", "changed.strips -= 1;"),
+        ("gumbel_argmax", "changed.rows -= 1;"),
+    ],
+)
+def test_the_self_check_compares_every_kernel(
+    level_files: dict[str, Path], tmp_path: Path, kernel: str, change: str
+) -> None:
+    library = _changed(level_files["portable"], tmp_path, kernel, change)
+    verdict = check(level_files["portable"], library, 0)
+    assert verdict == f"results of {kernel} differ from the portable level"
+
+
+def _changed(portable: Path, directory: Path, kernel: str, change: str) -> Path:
+    """A library that is the portable one, but for a change in the arguments of one kernel."""
+    source, library = directory / "changed.cpp", directory / "changed.so"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <vector>\n"
+        f'#include "{Path(build.__file__).with_name("abi.h")}"\n'
+        "void* of_portable(const char* name) {\n"
+        f'  return dlsym(dlopen("{portable}", RTLD_NOW), name);\n}}\n'
+        + "".join(
+            f"SLIPSTREAM_EXPORT int slipstream_{each.kernel}(const {each.__name__}* args) {{\n"
+            f"  {each.__name__} changed = *args;\n"
+            f"  {change if each.kernel == kernel else ''}\n"
+            f"  return ((int (*)(const {each.__name__}*))"
+            f'of_portable("slipstream_{each.kernel}"))(&changed);\n}}\n'
+            for each in KERNELS
+        )
+        + 'extern "C" void slipstream_assume_wake_cost(double) {}\n'
+    )
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run(
+        [compiler, "-std=c++17", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True
+    )
+    return library
+
+
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
@@ -301,52 +365,24 @@ def test_a_level_that_crashes_or_differs_is_not_used(
         # Of decoding rows alone, as a kernel of theirs might: every row but them is as it was.
         ("lengths[1] -= 1;", "differ"),
         ("lengths[5] -= 1;", "differ"),
-        ("changed.cap = 0;", "differ"),
-        ("changed.sinks = nullptr;", "differ"),
-        ("changed.window += changed.window > 0;", "differ"),
-        ("changed.chunk += changed.chunk > 0;", "differ"),
-        ("if (given.head_dim == 256) changed.scale *= 1.01f;", "differ"),
+        ("spec.cap = 0;", "differ"),
+        ("spec.sinks = nullptr;", "differ"),
+        ("spec.window += spec.window > 0;", "differ"),
+        ("spec.chunk += spec.chunk > 0;", "differ"),
+        ("if (args->head_dim == 256) spec.scale *= 1.01f;", "differ"),
     ],
 )
 def test_the_self_check_finds_what_a_kernel_leaves_out(
     level_files: dict[str, Path], tmp_path: Path, change: str, verdict: str
 ) -> None:
-    """A library that is the portable one, but for one thing in its attention."""
+    """Of decoding rows alone, or of one modifier."""
     portable = level_files["portable"]
-    source, library = tmp_path / "changed.cpp", tmp_path / "changed.so"
-    source.write_text(
-        "#include <dlfcn.h>\n#include <vector>\n"
-        f'#include "{Path(build.__file__).with_name("abi.h")}"\n'
-        "void* of_portable(const char* name) {\n"
-        f'  return dlsym(dlopen("{portable}", RTLD_NOW), name);\n}}\n'
-        "SLIPSTREAM_EXPORT int slipstream_paged_attention(const AttentionArgs* args) {\n"
-        "  AttentionArgs given = *args;\n  AttentionSpec changed = *given.spec;\n"
-        "  std::vector<int32_t> lengths(given.seq_lens, given.seq_lens + given.rows);\n"
-        f"  {change}\n"
-        "  given.spec = &changed, given.seq_lens = lengths.data();\n"
-        '  return ((AttentionFunction*)of_portable("slipstream_paged_attention"))(&given);\n}\n'
-        + "".join(
-            f"SLIPSTREAM_EXPORT int slipstream_{name}({argument} a) {{\n"
-            f'  return ((int (*)({argument}))of_portable("slipstream_{name}"))(a);\n}}\n'
-            for name, argument in (
-                ("gumbel_argmax", "const GumbelArgs*"),
-                ("linear", "const LinearArgs*"),
-                ("experts", "const ExpertsArgs*"),
-                ("quantize", "const QuantizeArgs*"),
-                ("convolution", "const ConvolutionArgs*"),
-                ("recurrence", "const RecurrenceArgs*"),
-                ("adapt", "const AdaptArgs*"),
-                ("latent_attention", "const LatentArgs*"),
-            )
-        )
-        + "SLIPSTREAM_EXPORT int slipstream_lay_out(void* w, int64_t s, int64_t n, int64_t t) {\n"
-        '  return ((LayOutFunction*)of_portable("slipstream_lay_out"))(w, s, n, t);\n}\n'
-        'extern "C" void slipstream_assume_wake_cost(double) {}\n'
+    prepared = (
+        "AttentionSpec spec = *args->spec;\n"
+        "std::vector<int32_t> lengths(args->seq_lens, args->seq_lens + args->rows);\n"
+        f"{change}\nchanged.spec = &spec, changed.seq_lens = lengths.data();"
     )
-    compiler = os.environ.get("CXX", "c++")
-    subprocess.run(
-        [compiler, "-std=c++17", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True
-    )
+    library = _changed(portable, tmp_path, "paged_attention", prepared)
     assert verdict in check(portable, library, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from src.ops import PAGED_ATTENTION
 from src.ops.cached_rows import FACTOR_BYTES, LARGEST_CODE, from_rows, row_size, to_rows
 from src.ops.cpu.kernel_library import KernelLibrary
-from tests.ops.comparison import copied
+from tests.ops.comparison import attention_matches, copied
 
 KINDS = list(LARGEST_CODE)
 LARGEST_FLOAT = torch.finfo(torch.float32).max
@@ -79,3 +79,15 @@ def test_kernels_write_the_bits_of_the_reference(
         got = copied(args)
         library.paged_attention(*got)
         assert torch.equal(got[3].view(torch.uint8), expected[3].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head_dim", [32, 96, 160])
+def test_heads_that_end_in_half_a_lookup(
+    library: KernelLibrary, kind: torch.dtype, head_dim: int
+) -> None:
+    """Tables look up 64 codes at a time; of these sizes the last 32 are left."""
+    case = {"dtype": torch.bfloat16, "cache_dtype": kind, "head_dim": head_dim}
+    for rows in (((1, 70),), ((1, 40), (1, 130)), ((40, 90), (1, 33))):
+        args = PAGED_ATTENTION.build("cpu", rows=rows, **case)
+        attention_matches(library.paged_attention, args)

@@ -14,6 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from src.ops import EXPERTS, Routing, experts, route
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.experts import ClampedSwiglu, grouped
+from tests.ops.comparison import TOLERANCE
 
 HIDDEN, INTERMEDIATE, COUNT, CHOSEN = 64, 48, 8, 2
 
@@ -211,6 +212,24 @@ def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) ->
                 torch.set_num_threads(threads)
                 some = library.experts(x[part], gate_up, down, weights[part], ids[part], *rest)
                 assert torch.equal(some, whole[part]), (weight, dtype, part)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weighs_inputs", [False, True])
+@pytest.mark.parametrize(("hidden", "intermediate"), [(37, 21), (44, 60), (7, 3)])
+def test_sizes_that_do_not_fill_a_vector(
+    library: KernelLibrary, dtype: torch.dtype, weighs_inputs: bool, hidden: int, intermediate: int
+) -> None:
+    """Of 4, 8 and 16 numbers; inputs are weighed, or results."""
+    shape = {"experts": 4, "chosen": 2, "hidden": hidden, "intermediate": intermediate}
+    tolerance = TOLERANCE[dtype]
+    for tokens in (1, 9):
+        args = EXPERTS.build(
+            "cpu", tokens=tokens, dtype=dtype, weighs_inputs=weighs_inputs, **shape
+        )
+        torch.testing.assert_close(
+            library.experts(*args), EXPERTS.reference(*args), rtol=tolerance, atol=tolerance
+        )
 
 
 def test_kernel_takes_turns_when_tokens_are_many(library: KernelLibrary) -> None:

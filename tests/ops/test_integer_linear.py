@@ -81,7 +81,14 @@ def test_emulated_instructions_give_the_same(
     emulated_linears: dict[str, ctypes.CDLL], kind: str
 ) -> None:
     """As a CPU that has them runs it, wherever this runs."""
-    sizes = [(1, 64, 384), (2, 70, 1152), (4, 130, 384), (6, 65, 384), (20, 70, 1152), (50, 65, 384)]
+    sizes = [
+        (1, 64, 384),
+        (2, 70, 1152),
+        (4, 130, 384),
+        (6, 65, 384),
+        (20, 70, 1152),
+        (50, 65, 384),
+    ]
     for tokens, outputs, inputs in sizes:
         for dtype in DTYPES:
             args = build(kind, tokens=tokens, inputs=inputs, outputs=outputs, dtype=dtype)

@@ -138,6 +138,18 @@ def test_both_ways_give_what_the_reference_gives(
     assert not torch.equal(bits(outs[0][2:]), bits(outs[1][2:]))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_heads_whose_keys_do_not_fit_together_take_turns(
+    library: KernelLibrary, threads: int
+) -> None:
+    """32 MiB of expanded keys and values: 953 heads of this prompt, then those that are left."""
+    keys, heads, of_a_head = 100, 960, 4 * (2 * 24 + 16 + 24)
+    assert 953 * keys * of_a_head < 32 << 20 < 954 * keys * of_a_head
+    case = {**SHAPE, "heads": heads, "rows": ((keys, keys),)}
+    torch.set_num_threads(threads)
+    latent_matches(library.latent_attention, LATENT_ATTENTION.build("cpu", **case))
+
+
 def test_what_is_outside_of_the_contract_is_refused(library: KernelLibrary) -> None:
     def refuses(index: int, change: Callable[[Any], Any], **case: Any) -> None:
         args = list(LATENT_ATTENTION.build("cpu", **case))

@@ -202,6 +202,7 @@ def test_a_row_is_the_same_bits_alone_and_in_a_batch(
         (5, lambda x: x * 0 + 2**30, "block table"),
         (5, lambda x: x * 0 - 1, "block table"),
         (7, lambda x: x * 0, "seq_lens"),
+        (7, lambda x: x + 10**6, "seq_lens"),
         (0, lambda x: x[..., ::2], "query"),
         (1, lambda x: x[:-1], "key"),
         (9, lambda x: x.transpose(0, 1), "out"),

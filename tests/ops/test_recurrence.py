@@ -121,6 +121,8 @@ def test_no_bit_depends_on_cuts_company_or_threads(
         ("query_start_loc", lambda x: x * 9),
         ("query_start_loc", lambda x: x.flip(0)),
         ("query_start_loc", lambda x: x[:-1]),
+        # Of the right number of tokens, and a row ends before it begins.
+        ("query_start_loc", lambda x: x[[0, 2, 1]]),
         ("out", lambda x: x[:-1]),
         ("states", lambda x: x[..., :-1]),
     ],

@@ -115,6 +115,27 @@ def test_deepseek_v2(method: str) -> None:
     same_choice(route(logits, routing), weights, ids)
 
 
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_sigmoids_that_are_equal_choose_by_their_logits(is_biased: bool) -> None:
+    """In float32 a sigmoid is 1 from 17 on, and 0 below -104; Llama 4 chooses by logits."""
+    random = torch.Generator().manual_seed(5)
+    places = torch.stack([torch.randperm(EXPERTS, generator=random) for _ in range(TOKENS)])
+    routing = Routing(chosen=CHOSEN, scoring="sigmoid", renormalise=False)
+    for logits in (20.0 + places, -120.0 - places):
+        weights, ids = route(logits, routing)
+        expected = logits.topk(CHOSEN, dim=-1)
+        assert torch.equal(ids, expected.indices)
+        assert torch.equal(weights, expected.values.sigmoid())
+        assert weights.unique().numel() == 1
+    if is_biased:
+        # A bias is added to scores, so there it is the scores that choose.
+        bias = torch.arange(EXPERTS, dtype=torch.float32)
+        _, ids = route(20.0 + places.float(), routing, bias)
+        assert torch.equal(
+            ids, torch.arange(EXPERTS - 1, EXPERTS - 1 - CHOSEN, -1).expand(TOKENS, -1)
+        )
+
+
 def test_logits_in_bfloat16_are_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
         route(torch.zeros(2, 4, dtype=torch.bfloat16), Routing(chosen=2))

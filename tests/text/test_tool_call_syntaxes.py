@@ -230,12 +230,14 @@ def test_arguments_between_tags_become_json_by_their_schema() -> None:
 def test_a_string_between_tags_is_shown_as_it_comes() -> None:
     reader = parser("qwen3_coder", eager=True)
     reader.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\n")
-    shown = [reader.feed(text) for text in ('a "', "\n", "\n", "é</par", "ameter>")]
+    pieces = ('a "', "\n", "\n", "é</par", "ameter>", " \n", "<parameter=", "unit>\nkelvin\n")
+    shown = [reader.feed(text) for text in pieces]
     texts = [
         "".join(event.text for event in events if isinstance(event, ToolCallArguments))
         for events in shown
     ]
-    assert texts == ['a \\"', "", "\\n", "\\né", '"']
+    # The closing tag is one where a tag follows that may follow it.
+    assert texts == ['a \\"', "", "\\n", "\\né", "", "", '"', ', "unit": "kelvin']
 
 
 @pytest.mark.parametrize(
@@ -255,6 +257,14 @@ def test_a_string_between_tags_is_shown_as_it_comes() -> None:
         ({"type": "string"}, '"quoted"', '"quoted"'),
         ({"type": "string"}, "null", "null"),
         ({"type": ["string", "null"]}, "null", None),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"type": "string", "nullable": True}, "None", None),
+        ({"type": "string", "nullable": True}, "nothing", "nothing"),
+        ({"type": "string", "nullable": False}, "null", "null"),
+        ({"type": "string", "enum": ["a"], "nullable": True}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/Count"}], "nullable": True}, "null", None),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"type": "integer", "nullable": True}, "7", 7),
         ({"type": ["string", "integer"]}, "12", 12),
         ({"type": ["string", "integer"]}, "1.5", "1.5"),
         ({"enum": ["1", "2"]}, "1", "1"),

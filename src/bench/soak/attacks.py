@@ -87,7 +87,7 @@ def _priorities() -> Iterator[bytes]:
 def _upgrade() -> bytes:
     lines = (
         "GET /live HTTP/1.1",
-        "Host: soak",
+        "Host: localhost",
         "Connection: Upgrade, HTTP2-Settings, close",
         "Upgrade: h2c",
         "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA",
@@ -99,12 +99,12 @@ def _upgrade() -> bytes:
 def _two_lengths() -> bytes:
     lines = (
         f"POST {COMPLETIONS} HTTP/1.1",
-        "Host: soak",
+        "Host: localhost",
         "Content-Type: application/json",
         "Content-Length: 5",
         "Transfer-Encoding: chunked",
     )
-    return _lines(lines) + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: soak\r\n\r\n"
+    return _lines(lines) + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def _many_keys() -> bytes:

@@ -59,7 +59,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 def post(path: str, body: bytes, headers: Mapping[str, str] = _CLOSE) -> bytes:
     """The bytes of a request."""
-    lines = [f"POST {path} HTTP/1.1", "Host: soak", "Content-Type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines.append(f"Content-Length: {len(body)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
@@ -67,7 +67,7 @@ def post(path: str, body: bytes, headers: Mapping[str, str] = _CLOSE) -> bytes:
 
 def get(path: str, headers: Mapping[str, str] = _CLOSE, method: str = "GET") -> bytes:
     """The bytes of a request without a body."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: soak"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     lines += [f"{name}: {value}" for name, value in {**_CLOSE, **headers}.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 

@@ -61,8 +61,6 @@ _WORKERS: Final = 2
 _MAX_WAITING: Final = 256
 # Seconds for a trial process to start, on a busy machine.
 _START_SECONDS: Final = 60.0
-# The most unenforced parts of a grammar that are listed in a log line.
-_MAX_NOTES: Final = 8
 # `retry_after` in seconds if no trial process could be started.
 _RETRY_AFTER: Final = 5.0
 
@@ -257,9 +255,10 @@ class GrammarCompiler:
         if verdict.fault:
             raise GrammarError(verdict.fault)
         if verdict.dropped:
+            # Not which: places and reasons are made of names that a client has chosen.
             logger.warning(
-                "what cannot be enforced of the tools' schemas is left out: %s",
-                "; ".join(verdict.dropped[:_MAX_NOTES]),
+                "parts of the tools' schemas cannot be enforced and are left out: %d",
+                len(verdict.dropped),
             )
         return verdict.lark
 

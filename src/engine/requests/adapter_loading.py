@@ -49,6 +49,7 @@ def load_adapters(
             max_rank=memory.room.rank,
             dtype=model.spec.dtype,
             pinned=model.spec.device.type == "cuda",
+            base=memory.base,
         )
     adapters = Adapters(section, read, worker.hold_adapter, worker.drop_adapter, taken)
     for name, path in section.adapters.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from src.core.outputs import (
     Usage,
 )
 from src.core.request import Request
+from src.engine.own_loop import OwnLoop
 from src.engine.requests.streams import Choice, RequestStream, Sink
 from src.text.detokenizer import AfterPrompt
 from src.text.output import OutputText
@@ -39,6 +41,7 @@ class Submission:
         self.request_id = request_id
         self.prompt_token_ids = requests[0].prompt_token_ids
         self._loop = loop
+        self._own_loop = OwnLoop(asyncio._get_running_loop())
         self._stream = RequestStream(request_id, len(self.prompt_token_ids), len(requests))
         self._choices: list[Choice] = []
         prompt: Sequence[int] | AfterPrompt = self.prompt_token_ids
@@ -87,10 +90,12 @@ class Submission:
 
     async def take(self) -> list[Delta]:
         """Wait for deltas and return one per completion that has any; an empty list at the end."""
+        self._own_loop.check()
         return await self._stream.take()
 
     async def wait_end(self, enough: Callable[[], bool] = lambda: False) -> None:
         """Wait for the end, or until ``enough`` is true; see :meth:`RequestStream.wait_end`."""
+        self._own_loop.check()
         await self._stream.wait_end(enough)
 
     async def result(self) -> GenerationResult:

@@ -67,11 +67,26 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
         device = describe_device(
             question.device or config.device.type, outline.spec.dtype, config.device.num_threads
         )
-        refuse_for_device(config.model, device.kind)
+        refuse_for_device(config.model, path, device.kind)
         if question.tensor_parallel > 1 and device.kind == "cpu":
             raise ConfigError("--tensor-parallel is for several GPUs: name one with --device")
         attempt = setup.attempt(device)
         return _answer(setup, attempt, device)
+
+
+def outline_of(config: Config) -> ServedModel:
+    """The configured model on the meta device: a native family's program, without weights.
+
+    Raises
+    ------
+    ModelLoadError
+        There is no such model, its configuration cannot be served, or no native family serves it.
+    """
+    path = resolve_model(config.model.path, config.model.revision, weights=False)
+    with _one_error(path):
+        return Setup(
+            config, path, choose_implementation(path, config.model.implementation)
+        ).outline()
 
 
 def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelPlan:

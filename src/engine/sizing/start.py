@@ -60,8 +60,10 @@ class MemoryPlan:
     report: MemoryReport
 
 
-def refuse_for_device(section: ModelSection, device_type: str) -> None:
+def refuse_for_device(section: ModelSection, path: Path, device_type: str) -> None:
     """Refuse formats of weights and inputs that a kind of device does not have.
+
+    ``path`` is that of the model, as `resolve_model` returns it.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def refuse_for_device(section: ModelSection, device_type: str) -> None:
         raise ConfigError(
             f"model.quantize_activations = true is for the CPU, the device is {device_type}"
         )
-    is_quantized = section.quantization is not None or is_gguf(Path(section.path))
+    is_quantized = section.quantization is not None or is_gguf(path)
     if section.quantize_activations and not is_quantized:
         raise ConfigError(
             "model.quantize_activations = true goes with model.quantization or a GGUF file"

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import Final
 
 from src.core.plan import StepTimes
-from src.engine.telemetry.status import Stall
+from src.core.status import Stall
+from src.observability.logs import log_lines
 
 logger = logging.getLogger(__name__)
 
@@ -193,4 +194,4 @@ class Watchdog:
         self._next_report[kind] = now + REPORT_INTERVAL
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "no frame\n"
-        logger.error("%s\n%s", what, stack.rstrip())
+        log_lines(logger, logging.ERROR, what, stack.rstrip())

@@ -19,6 +19,7 @@ from src.core.blocks import most_seen
 from src.core.errors import ConflictError, InvalidRequestError
 from src.core.memory_report import MemoryReport
 from src.core.views import PlanView, PoolView, RequestsView, RequestView, TimelineView
+from src.engine.own_loop import OwnLoop
 from src.engine.requests.streams import Choice
 from src.engine.scheduling.scheduler import SchedulerLimits
 from src.engine.telemetry.observer import EngineObserver
@@ -58,8 +59,11 @@ class Inspector:
         Returns the engine's parts, or raises :class:`NotReadyError` before they are loaded.
     """
 
-    def __init__(self, observer: EngineObserver, loaded: Callable[[], EngineParts]) -> None:
+    def __init__(
+        self, observer: EngineObserver, loaded: Callable[[], EngineParts], own_loop: OwnLoop
+    ) -> None:
         self._observer = observer
+        self._own_loop = own_loop
         self._loaded = loaded
         self._profile: Profile | None = None
         self._profiling: asyncio.Task[None] | None = None
@@ -96,6 +100,7 @@ class Inspector:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, also those of running requests."""
+        self._own_loop.check()
         self._loaded().scheduler.reset_prefix_cache()
 
     def requests(self, limit: int = MAX_REQUESTS) -> RequestsView:
@@ -120,6 +125,7 @@ class Inspector:
             key=request.key,
             request_id=choice.request_id,
             index=choice.index,
+            tenant=request.tenant,
             phase="ended" if state is None else state.phase.value,
             age=now - record.arrival,
             waited=admitted - record.arrival,
@@ -137,6 +143,7 @@ class Inspector:
 
     async def pool(self, cells: int = 256) -> PoolView:
         """The block pool; the map has at most ``cells`` cells."""
+        self._own_loop.check()
         scheduler = self._loaded().scheduler
         references, cached = scheduler.pool.snapshot()
         return await asyncio.to_thread(
@@ -166,6 +173,7 @@ class Inspector:
         ConflictError
             Another profile is being taken.
         """
+        self._own_loop.check()
         if not 1 <= steps <= MAX_PROFILED_STEPS:
             raise InvalidRequestError(
                 f"steps must be from 1 to {MAX_PROFILED_STEPS}, got {steps}", param="steps"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from src.core.memory_report import memory_lines
 from src.core.start_timeline import StartSpan, StartTimeline, timeline_lines
+from src.observability.logs import log_lines
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
 
@@ -46,17 +47,14 @@ class StartObserver:
             if row.ended is None or row.name == "ready":
                 self._metrics.on_startup_phase(row.name, row.began, None)
         info = parts.info
-        logger.info(
-            "%s ready in %.1f s: %s, %s, attention %s, context %d tokens\n%s",
-            info.name,
-            ended - began,
-            info.device_type,
-            info.dtype,
-            parts.attention,
-            info.max_model_len,
+        log_lines(
+            logger,
+            logging.INFO,
+            f"{info.name} ready in {ended - began:.1f} s: {info.device_type}, {info.dtype}, "
+            f"attention {parts.attention}, context {info.max_model_len} tokens",
             "\n".join(timeline_lines(rows)),
         )
-        logger.info("where memory goes\n%s", "\n".join(memory_lines(parts.memory)))
+        log_lines(logger, logging.INFO, "where memory goes", "\n".join(memory_lines(parts.memory)))
 
     def failed(self, error: BaseException) -> None:
         """The start, or the engine later, has failed."""

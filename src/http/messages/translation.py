@@ -7,8 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from src.core.errors import InvalidRequestError
+from src.http.foreign import (
+    ForeignResultBlock,
+    ForeignUseBlock,
+    not_understood,
+    readable,
+)
 from src.http.items import check_parts, read_item, with_instructions
-from src.http.placeholders import block_text
+from src.http.placeholders import block_text, is_media
 from src.http.protocol.chat import (
     ChatMessage,
     ChatRequest,
@@ -46,7 +52,8 @@ FIELD_NAMES: Final[Names] = (
 _BILLING: Final = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 
 # Blocks that only mean something to the server that made them.
-_FOREIGN: Final = ("redacted_thinking",)
+_FOREIGN: Final = ("redacted_thinking", "fallback", "mcp_tool_listing")
+_FOREIGN_USES: Final = ("server_tool_use", "mcp_tool_use")
 
 
 def translate(
@@ -69,7 +76,7 @@ def translate(
         if isinstance(message.content, str):
             messages.append(ChatMessage(role=message.role, content=message.content))
         elif message.role == "assistant":
-            messages.append(_assistant(where, message.content))
+            messages += _AssistantReader(replaces_media).read(where, message.content)
         else:
             messages += _user(where, message.content, message.role, replaces_media)
     # A last message of the assistant is the beginning of its answer.
@@ -136,31 +143,65 @@ def _system(request: ConversationRequest) -> str | None:
     return "\n\n".join(texts)
 
 
-def _assistant(where: str, blocks: Sequence[dict[str, Any]]) -> ChatMessage:
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    for index, block in enumerate(blocks):
-        place = f"{where}[{index}]"
+class _AssistantReader:
+    """Reads what the assistant said: one message, or several where tools ran meanwhile."""
+
+    def __init__(self, replaces_media: bool) -> None:
+        self._replaces_media = replaces_media
+        self._messages: list[ChatMessage] = []
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def read(self, where: str, blocks: Sequence[dict[str, Any]]) -> list[ChatMessage]:
+        """The messages of these blocks."""
+        for index, block in enumerate(blocks):
+            self._take(f"{where}[{index}]", block)
+        if not self._messages or self._texts or self._thoughts or self._calls:
+            self._end_message()
+        return self._messages
+
+    def _take(self, place: str, block: dict[str, Any]) -> None:
         match block.get("type"):
             case "text":
-                texts.append(read_item(place, block, TextBlock).text)
+                self._texts.append(read_item(place, block, TextBlock).text)
             case "thinking":
-                thoughts.append(read_item(place, block, ThinkingBlock).thinking)
+                self._thoughts.append(read_item(place, block, ThinkingBlock).thinking)
             case "tool_use":
-                use = read_item(place, block, ToolUseBlock)
-                function = FunctionCall(name=use.name, arguments=use.input)
-                calls.append(ToolCall(id=use.id, function=function))
+                self._call(read_item(place, block, ToolUseBlock))
+            case str() as kind if kind in _FOREIGN_USES:
+                self._call(read_item(place, block, ForeignUseBlock))
+            case str() as kind if kind.endswith("_tool_result"):
+                self._result(place, read_item(place, block, ForeignResultBlock))
             case str() as kind if kind in _FOREIGN:
-                continue
-            case other:
-                raise _not_understood(place, other)
-    return ChatMessage(
-        role="assistant",
-        content="".join(texts) if texts or not calls else None,
-        reasoning_content="\n".join(thoughts) or None,
-        tool_calls=calls or None,
-    )
+                return
+            case _:
+                self._texts.append(_text(place, block, self._replaces_media))
+
+    def _call(self, use: ToolUseBlock | ForeignUseBlock) -> None:
+        function = FunctionCall(name=use.name, arguments=use.input)
+        self._calls.append(ToolCall(id=use.id, function=function))
+
+    def _result(self, place: str, result: ForeignResultBlock) -> None:
+        """The result of a tool that ran elsewhere, while the assistant went on."""
+        if self._texts or self._thoughts or self._calls:
+            self._end_message()
+        text = readable(f"{place}.content", result.content, replaces_media=self._replaces_media)
+        self._messages.append(
+            ChatMessage(role="tool", content=text or "", tool_call_id=result.tool_use_id)
+        )
+
+    def _end_message(self) -> None:
+        texts, thoughts, calls = self._texts, self._thoughts, self._calls
+        self._messages.append(
+            ChatMessage(
+                role="assistant",
+                content="".join(texts) if texts or not calls else None,
+                reasoning_content="\n".join(thoughts) or None,
+                tool_calls=calls or None,
+            )
+        )
+        self._texts, self._thoughts, self._calls = [], [], []
 
 
 def _user(
@@ -181,6 +222,8 @@ def _user(
                 messages.append(
                     ChatMessage(role="tool", content=content, tool_call_id=result.tool_use_id)
                 )
+            case "mcp_tool_listing" | "fallback":
+                continue
             case _:
                 texts.append(_text(place, block, replaces_media))
     if texts:
@@ -204,20 +247,16 @@ def _text(where: str, block: dict[str, Any], replaces_media: bool) -> str:
     kind = block.get("type")
     if kind == "text":
         return read_item(where, block, TextBlock).text
-    text = block_text(block) if replaces_media else None
-    if text is None:
-        raise _not_understood(where, kind)
+    if isinstance(kind, str) and is_media(kind):
+        text = block_text(block) if replaces_media else None
+    elif kind == "tool_result":
+        # Of the user's alone, and not within another.
+        text = None
+    else:
+        text = readable(where, block, replaces_media=replaces_media)
+    if text is None or not isinstance(kind, str):
+        raise not_understood(where, kind)
     return text
-
-
-def _not_understood(where: str, kind: object) -> InvalidRequestError:
-    if not isinstance(kind, str):
-        return InvalidRequestError(f"{where}.type is required", param=f"{where}.type")
-    return InvalidRequestError(
-        f"{where}.type: blocks of type {kind[:100]!r} are not understood",
-        param=f"{where}.type",
-        code="unsupported_parameter",
-    )
 
 
 def _tools(given: Sequence[dict[str, Any]]) -> list[Tool]:

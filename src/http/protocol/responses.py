@@ -186,6 +186,13 @@ class InputTools(msgspec.Struct, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
+class FoundTools(msgspec.Struct, kw_only=True):
+    """Tools that a search has found: they are offered from then on."""
+
+    type: Literal["tool_search_output"]
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+
+
 class FunctionTool(ToolFunction, kw_only=True):
     """A function that may be called."""
 

@@ -91,7 +91,7 @@ def _limit(query: Mapping[str, Sequence[str]]) -> int:
 
 def _kept(item: Mapping[str, Any], find_item: Callable[[str], OutputItem | None]) -> dict[str, Any]:
     kind = item.get("type", "message")
-    if kind not in _PREFIXES:
+    if kind in (None, "item_reference"):
         # A reference: it has been followed once already.
         found = find_item(item["id"])
         kept: dict[str, Any] = {} if found is None else msgspec.to_builtins(found)
@@ -103,7 +103,7 @@ def _kept(item: Mapping[str, Any], find_item: Callable[[str], OutputItem | None]
         kept.setdefault("summary", [])
     elif kind == "additional_tools":
         kept.setdefault("role", "developer")
-    else:
+    elif kind in _PREFIXES:
         kept["status"] = "completed"
     return kept
 
@@ -132,4 +132,6 @@ def _part(part: Mapping[str, Any], *, is_said: bool) -> dict[str, Any]:
 
 def _id(item: Mapping[str, Any], kind: str) -> str:
     given = item.get("id")
-    return given if isinstance(given, str) and given else f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+    if isinstance(given, str) and given:
+        return given
+    return f"{_PREFIXES.get(kind, kind)}_{uuid.uuid4().hex}"

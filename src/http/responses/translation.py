@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from src.core.errors import InvalidRequestError
+from src.http.foreign import CALL_ITEMS, RESULT_ITEMS, call_of, not_understood, result_of
 from src.http.items import check_parts, read_item, with_instructions
 from src.http.placeholders import placeholder
 from src.http.protocol.chat import (
@@ -22,6 +23,7 @@ from src.http.protocol.chat import (
     ToolFunction,
 )
 from src.http.protocol.responses import (
+    FoundTools,
     FunctionTool,
     InputContent,
     InputFunctionCall,
@@ -74,7 +76,12 @@ _SAME: Final = (
 )
 # Types of tools; those of other types run elsewhere, are passed over and not shown again.
 UNDERSTOOD_TOOLS: Final = ("function", "namespace")
+# Items that ask for nothing and tell the model nothing.
+PASSED_OVER: Final = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text")
+
+Media: TypeAlias = Literal["none", "messages", "all"]
+"""The setting ``chat.media_placeholders``."""
 
 # Where tools are given, and the tools.
 GivenTools: TypeAlias = tuple[str, Sequence[dict[str, Any]]]
@@ -98,13 +105,13 @@ def translate(
     find_item: Callable[[str], OutputItem | None],
     max_referred_chars: int,
     *,
-    replaces_media: bool = False,
+    media: Media = "messages",
 ) -> Translation:
     """The chat that a request asks for.
 
     ``history`` is what was said before, and ``find_item`` knows the items of past responses, of
-    which the request may bring ``max_referred_chars`` in all. ``replaces_media`` says whether a
-    text stands for images and files.
+    which the request may bring ``max_referred_chars`` in all. ``media`` says where a text stands
+    for images and files: nowhere, in what tools came to, or in all messages.
 
     Raises
     ------
@@ -112,7 +119,7 @@ def translate(
         It asks for something that cannot be done or read; names the field.
     """
     references = _References(find_item, max_referred_chars)
-    said, brought = _read_input(request, references, replaces_media)
+    said, brought = _read_input(request, references, media)
     turn = [*history, *said]
     if not turn:
         raise InvalidRequestError("input is required", param="input")
@@ -135,7 +142,7 @@ def translate(
 
 
 def _read_input(
-    request: ResponseRequest, references: _References, replaces_media: bool
+    request: ResponseRequest, references: _References, media: Media
 ) -> tuple[list[ChatMessage], list[GivenTools]]:
     """The messages of the input, and the tools that it brings."""
     if request.input is None:
@@ -143,7 +150,7 @@ def _read_input(
     if isinstance(request.input, str):
         return [ChatMessage(role="user", content=request.input)], []
     check_parts("input", (item.get(n) for item in request.input for n in ("content", "output")))
-    reader = _ItemReader(references, replaces_media)
+    reader = _ItemReader(references, media)
     for index, item in enumerate(request.input):
         reader.read(f"input[{index}]", item)
     return reader.finish(), reader.tools
@@ -199,9 +206,11 @@ def _as_input(item: OutputItem) -> tuple[InputItem, int]:
 class _ItemReader:
     """Joins what the assistant thought, said and called into one message, as templates expect."""
 
-    def __init__(self, references: _References, replaces_media: bool) -> None:
+    def __init__(self, references: _References, media: Media) -> None:
         self._references = references
-        self._replaces_media = replaces_media
+        self._replaces_media = media == "all"
+        # What a tool came to is history, even where a user's own picture is refused.
+        self._replaces_results = media != "none"
         self.tools: list[GivenTools] = []
         """Tools that come among the items."""
         self._messages: list[ChatMessage] = []
@@ -229,21 +238,29 @@ class _ItemReader:
                 self.tools.append((f"{where}.tools", read_item(where, item, InputTools).tools))
             case "item_reference" | None if "id" in item:
                 self._take(where, self._references.item(where, item["id"]))
+            case str() as kind if kind in CALL_ITEMS:
+                self._call(call_of(where, item))
+                self._result(where, item)
+            case str() as kind if kind in RESULT_ITEMS:
+                self._result(where, item)
+                if kind == "tool_search_output":
+                    self.tools.append((f"{where}.tools", read_item(where, item, FoundTools).tools))
+            case "compaction" if self._replaces_results:
+                self._messages.append(ChatMessage(role="user", content=placeholder("compaction")))
+            case str() as kind if kind in PASSED_OVER:
+                return
             case other:
-                raise InvalidRequestError(
-                    f"{where}.type: items of type {str(other)[:100]!r} are not understood",
-                    param=f"{where}.type",
-                    code="unsupported_parameter",
-                )
+                raise not_understood(where, str(other), "items")
 
     def _take(self, where: str, item: InputItem) -> None:
         match item:
             case InputMessage():
                 self._message(where, item)
             case InputFunctionCall():
-                self._call(item)
+                function = FunctionCall(name=item.name, arguments=item.arguments)
+                self._call(ToolCall(id=item.call_id, function=function))
             case InputFunctionOutput():
-                content = _content(f"{where}.output", item.output, self._replaces_media)
+                content = _content(f"{where}.output", item.output, self._replaces_results)
                 self._messages.append(
                     ChatMessage(role="tool", content=content, tool_call_id=item.call_id)
                 )
@@ -258,12 +275,17 @@ class _ItemReader:
         else:
             self._messages.append(ChatMessage(role=message.role, content=content))
 
-    def _call(self, call: InputFunctionCall) -> None:
+    def _call(self, call: ToolCall) -> None:
         message = self._assistant() or self._new_assistant()
         if message.tool_calls is None:
             message.tool_calls = []
-        function = FunctionCall(name=call.name, arguments=call.arguments)
-        message.tool_calls.append(ToolCall(id=call.call_id, function=function))
+        message.tool_calls.append(call)
+
+    def _result(self, where: str, item: dict[str, Any]) -> None:
+        """What a tool came to that is no function of the client's, where the item tells it."""
+        message = result_of(where, item, replaces_media=self._replaces_results)
+        if message is not None:
+            self._messages.append(message)
 
     def _reasoning(self, item: InputReasoning) -> None:
         text = "\n".join(part.text for part in item.content or ())

@@ -12,6 +12,7 @@ from src.core.config import LoraSection
 from src.models.adapters.adapted import DOWN, RANKS, STARTS, UP
 from src.models.adapters.reader import AdapterWeights
 from src.models.adapters.targets import Targets
+from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.parameters import Parameter, allocate
 
 
@@ -37,6 +38,8 @@ class AdapterMemory:
         Where adapters go.
     tensors
         By name: a parameter's name and an ending of `adapted`. Their addresses never change.
+    base
+        The embedding and the head in the model's checkpoint, by name; see `reader.read_adapter`.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class AdapterMemory:
     ) -> None:
         self.room = room
         self.targets = Targets(table)
+        self.base: Mapping[str, StoredTensor] = {}
         self.tensors: dict[str, Tensor] = {}
         for name, targets in self.targets.parts.items():
             (rows, inputs), parts = table[name].shape, len(targets)

@@ -7,8 +7,9 @@ The file's tensors are ``base_model.model.<module>.lora_A.weight`` [r, in] and `
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,22 @@ from torch import Tensor
 from src.core.errors import ModelLoadError
 from src.models.adapters.peft_config import PeftConfig, check_file, read_peft_config
 from src.models.adapters.targets import Target, Targets
-from src.models.weights.checkpoint import PICKLE_SUFFIXES, StoredTensor, TensorReader, read_header
+from src.models.weights.checkpoint import (
+    PICKLE_SUFFIXES,
+    StoredTensor,
+    TensorReader,
+    equal_contents,
+    read_header,
+)
 
 TENSOR_FILE = "adapter_model.safetensors"
 _MOST_ITEM_BYTES = 8  # of float64
 # Of a tensor in the header. The header is parsed in one piece, and no other thread runs meanwhile.
 _MOST_ENTRY_BYTES = 1024
 _MOST_OTHER_BYTES = 64 << 10
+_PREFIX = "base_model.model."
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_VALUES_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +90,7 @@ def read_adapter(
     pinned: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    base: Mapping[str, StoredTensor] | None = None,
 ) -> AdapterWeights:
     """Read an adapter.
 
@@ -91,13 +101,17 @@ def read_adapter(
         dtype: of the result, the model's.
         pinned: whether the result lies in memory that a GPU can read.
         rank, world_size: which part of sharded projections to keep.
+        base: the model's embedding and head in its checkpoint, by name. PEFT saves them with an
+            adapter if the vocabulary was resized. They are passed over if they are the model's.
 
     Raises:
         ModelLoadError: it cannot be read, does not fit the model, or asks for what is not
             supported; the message says why.
     """
     config = read_peft_config(directory, max_rank)
-    stored = _open(directory, targets, max_rank)
+    base = base or {}
+    stored = _open(directory, targets, max_rank, base)
+    _pass_over(stored, base)
     maker = _Maker(targets, dtype, rank, world_size)
     for module, (down, up) in sorted(_by_module(directory, stored).items()):
         target = targets.find(module)
@@ -106,7 +120,9 @@ def read_adapter(
     return maker.made(pinned=pinned)
 
 
-def _open(directory: Path, targets: Targets, max_rank: int) -> dict[str, StoredTensor]:
+def _open(
+    directory: Path, targets: Targets, max_rank: int, base: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     path = directory / TENSOR_FILE
     if not path.exists() and any(
         (directory / f"adapter_model{suffix}").exists() for suffix in PICKLE_SUFFIXES
@@ -116,8 +132,45 @@ def _open(directory: Path, targets: Targets, max_rank: int) -> dict[str, StoredT
             "refused; convert it to safetensors"
         )
     header = _MOST_OTHER_BYTES + 2 * targets.num_modules * _MOST_ENTRY_BYTES
-    check_file(path, header + _MOST_ITEM_BYTES * targets.most_values(max_rank))
+    values = targets.most_values(max_rank) + sum(math.prod(each.shape) for each in base.values())
+    check_file(path, header + _MOST_ITEM_BYTES * values)
     return read_header(path, header)
+
+
+def _pass_over(stored: dict[str, StoredTensor], base: Mapping[str, StoredTensor]) -> None:
+    """Drop the embedding and the head that were saved with an adapter and are the model's own."""
+    for name, own in base.items():
+        saved = stored.pop(f"{_PREFIX}{name}", None)
+        if saved is None:
+            continue
+        if saved.shape != own.shape:
+            raise ModelLoadError(
+                f"{saved.file}: {saved.name} has the shape {list(saved.shape)}, the model's own "
+                f"{list(own.shape)}: adapters that change the vocabulary are not supported"
+            )
+        if not _equal(saved, own):
+            raise ModelLoadError(
+                f"{saved.file}: {saved.name} is not the model's own: adapters that change the "
+                "embedding or the head are not supported"
+            )
+
+
+def _equal(saved: StoredTensor, own: StoredTensor) -> bool:
+    """Whether two matrices hold the same numbers, whatever types they have."""
+    if saved.dtype == own.dtype:
+        return equal_contents(saved, own)
+    if not (saved.dtype.is_floating_point and own.dtype.is_floating_point) or len(own.shape) != 2:
+        return False
+    rows, columns = own.shape
+    step, reader = max(1, _VALUES_AT_ONCE // columns), TensorReader(lambda _: None)
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        pair = [torch.empty((stop - start, columns), dtype=torch.float64) for _ in range(2)]
+        for tensor, each in zip(pair, (saved, own), strict=True):
+            reader.read(each.rows(start, stop), tensor)
+        if not torch.equal(*pair):
+            return False
+    return True
 
 
 def _by_module(

@@ -67,6 +67,8 @@ class Family:
         Values of `quant_method` in `quantization_config` that it reads.
     defaults
         Values of fields that `config.json` may leave out.
+    overflows_float16
+        Whether its hidden states leave the range of float16, up to 65,504.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
@@ -74,6 +76,7 @@ class Family:
     wrappers: ClassVar[tuple[Wrapper, ...]] = ()
     packings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
+    overflows_float16: ClassVar[bool] = False
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:

@@ -74,6 +74,7 @@ class Gemma2(Family):
     """Soft caps on scores and logits; every second layer has full attention."""
 
     architectures = ("Gemma2ForCausalLM",)
+    overflows_float16 = True
     model_type = "gemma2"
     defaults = DEFAULTS | {
         "max_position_embeddings": 8192,

@@ -14,6 +14,7 @@ class Gemma3(Family):
     """Query/key norms, one RoPE base per kind of layer, full attention in every sixth layer."""
 
     architectures = ("Gemma3ForCausalLM",)
+    overflows_float16 = True
     model_type = "gemma3_text"
     defaults = DEFAULTS | {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
 

@@ -19,6 +19,7 @@ class Glm4(Family):
     """GLM-4 with four norms a layer."""
 
     architectures = ("Glm4ForCausalLM",)
+    overflows_float16 = True
     model_type = "glm4"
     defaults = DEFAULTS
 

@@ -178,6 +178,6 @@ def architecture_of(metadata: Mapping[str, object], source: str) -> tuple[str, A
             f"{source}: general.architecture {name!r} is not served from GGUF files; "
             f"served are {', '.join(ARCHITECTURES)}"
         )
-    if name == "llama" and metadata.get("llama.expert_count"):
+    if name == "llama" and metadata.get("llama.expert_count") not in (None, 0):
         return name, MIXTRAL
     return name, ARCHITECTURES[name]

@@ -29,7 +29,10 @@ _NOT_WEIGHTS: Final = (
 )
 _IN_LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _OF_EXPERT: Final = "{}"
-_MOST_TENSORS: Final = 1_048_576  # with one of each expert
+# Far more than any model that is served has. Both are counted before a name is made for an expert:
+# one tensor of a small file may claim millions of experts, and thousands may lie on each other.
+_MOST_EXPERTS: Final = 1024
+_MOST_TENSORS: Final = 262_144  # with one of each expert
 
 
 def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
@@ -47,8 +50,6 @@ def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
             continue
         if name in tensors:
             raise ModelLoadError(f"{path}: {tensor.name} occurs under two names")
-        if len(tensors) == _MOST_TENSORS:
-            raise ModelLoadError(f"{path}: {tensor.name} has too many experts")
         tensors[name] = stored
     return tensors
 
@@ -67,12 +68,31 @@ def block_types(path: Path) -> dict[str, str]:
 
 
 def _named(path: Path) -> Iterator[tuple[GGUFTensor, str, StoredTensor]]:
-    """Every tensor, or part of one, with its name and place."""
+    """Every tensor, or part of one, with its name and place.
+
+    Raises:
+        ModelLoadError: see `open_checkpoint`; before the first one.
+    """
     file = open_gguf(path)
     names = architecture_of(file.metadata, str(path))[1].names
+    total = 0
+    for tensor in file.tensors.values():
+        count = _experts_of(tensor, names)
+        total += max(count, 1)
+        if count > _MOST_EXPERTS or total > _MOST_TENSORS:
+            raise ModelLoadError(
+                f"{path}: {tensor.name} has {count} experts; at most {_MOST_EXPERTS}, and "
+                f"{_MOST_TENSORS} tensors with one of each expert, are read"
+            )
     for tensor in file.tensors.values():
         for name, stored in _stored(tensor, names):
             yield tensor, name, stored
+
+
+def _experts_of(tensor: GGUFTensor, names: Mapping[str, str]) -> int:
+    """How many experts a tensor is a stack of; 0: it is none."""
+    is_stack = _name(tensor.name, names)[1] and len(tensor.shape) == 3
+    return tensor.shape[0] if is_stack else 0
 
 
 def _name(name: str, names: Mapping[str, str]) -> tuple[str, bool]:
@@ -92,7 +112,8 @@ def _name(name: str, names: Mapping[str, str]) -> tuple[str, bool]:
 
 def _stored(tensor: GGUFTensor, names: Mapping[str, str]) -> Iterator[tuple[str, StoredTensor]]:
     """The tensor under its name; a stack of experts' matrices as one tensor of each."""
-    name, is_stack = _name(tensor.name, names)
+    name = _name(tensor.name, names)[0]
+    experts = _experts_of(tensor, names)
     dtype = PLAIN_TYPES.get(tensor.type.name, torch.uint8)
     shape = tensor.shape
     if dtype == torch.uint8:
@@ -100,8 +121,8 @@ def _stored(tensor: GGUFTensor, names: Mapping[str, str]) -> Iterator[tuple[str,
     if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
         shape = (1, *shape)
     whole = StoredTensor(name, tensor.file, dtype, shape, tensor.offset, tensor.size)
-    if not is_stack or len(shape) != 3:
+    if not experts:
         yield name, whole
         return
-    for expert in range(shape[0]):
+    for expert in range(experts):
         yield name.replace(_OF_EXPERT, str(expert)), whole.part(expert)

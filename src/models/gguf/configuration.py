@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import GGUFFile, open_gguf
+from src.core.gguf_tokens import GGUFTokens, shown
 from src.models.gguf.architectures import Architecture, architecture_of
 from src.models.gguf.rope import read_rope
 
-# Tokens that end a turn. Files name one as the end, and others only by their text.
-_TURN_ENDS: Final = (
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<|eom_id|>", "<|end_of_role|>"),
-)
-_CONTROL: Final = 3
 # Keys behind an architecture's name that change what is computed, for architectures that read them,
 # and the values that change nothing. RoPE's are in `gguf.rope`.
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
@@ -31,6 +27,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers"), (0,)),
     **dict.fromkeys(("use_parallel_residual", "pooling_type"), (0,)),
 }
+_VALUES: Final = "attention.value_length"
 # Layers of the sizes of Gemma whose queries are scaled by the width of the model over its heads.
 _WIDE_GEMMAS: Final = {("gemma2", 46), ("gemma3", 62)}
 
@@ -54,14 +51,26 @@ def read_configuration(path: Path) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": _dtype(file),
-        **_special_tokens(file.metadata),
+        **_special_tokens(file),
     }
     if architecture.model_type in ("llama", "qwen3", "granite", "smollm3", "olmo2"):
         raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if name.startswith("gemma"):
         raw |= _gemma(name, raw)
+    _check_layers(file, f"{name}.block_count", raw.get("num_hidden_layers"))
     _refuse_unread(file, name, architecture, raw)
     return raw | read_rope(file, name, raw, architecture.keys)
+
+
+def names_of_keys(path: Path) -> dict[str, str]:
+    """Fields of `config.json` -> the keys of a file that they come from.
+
+    Raises:
+        ModelLoadError: see `read_configuration`.
+    """
+    file = open_gguf(path)
+    name, architecture = architecture_of(file.metadata, str(path))
+    return {field: f"{name}.{key}" for key, field in architecture.all_keys.items()}
 
 
 def _fields(file: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
@@ -70,12 +79,26 @@ def _fields(file: GGUFFile, name: str, architecture: Architecture) -> dict[str, 
         value = file.metadata.get(f"{name}.{key}")
         if isinstance(value, tuple):
             # One value per layer, as converters of models with layers of several sizes write them.
+            layers = file.metadata.get(f"{name}.block_count")
+            if len(value) != layers:
+                raise ModelLoadError(
+                    f"{file.path}: {name}.{key} must be one value or {shown(layers)}, one for each "
+                    f"layer, got {shown(value)}"
+                )
             if len(set(value)) != 1:
                 raise ModelLoadError(f"{file.path}: {name}.{key} must be the same for all layers")
             value = value[0]
         if value is not None:
             fields[field] = value
     return fields
+
+
+def _check_layers(file: GGUFFile, key: str, count: object) -> None:
+    """Refuse layers that the file does not have: each takes time before it is missed."""
+    last = f"blk.{count - 1}." if isinstance(count, int) else ""
+    is_known = any(name.startswith("blk.0.") for name in file.tensors)
+    if last and is_known and not any(name.startswith(last) for name in file.tensors):
+        raise ModelLoadError(f"{file.path}: {key} = {count!r}, but there is no tensor {last}*")
 
 
 def _refuse_unread(
@@ -85,7 +108,7 @@ def _refuse_unread(
     neutral = dict(_NEUTRAL)
     heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads:
-        neutral["attention.value_length"] = (raw.get("head_dim", hidden // heads),)
+        neutral[_VALUES] = (raw.get("head_dim", hidden // heads),)
     # A window that no text is longer than is none.
     neutral["attention.sliding_window"] = (0, raw.get("max_position_embeddings"))
     if name == "gemma2":
@@ -93,7 +116,8 @@ def _refuse_unread(
     for key, harmless in neutral.items():
         value = file.metadata.get(f"{name}.{key}")
         if key not in architecture.keys and value is not None and value not in harmless:
-            raise ModelLoadError(f"{file.path}: {name}.{key} = {value!r} is not served")
+            which = f"; it must be {name}.attention.key_length" if key == _VALUES else ""
+            raise ModelLoadError(f"{file.path}: {name}.{key} = {value!r} is not served{which}")
 
 
 def _dtype(file: GGUFFile) -> str:
@@ -105,20 +129,14 @@ def _dtype(file: GGUFFile) -> str:
     return names["F16"] if kinds <= {"F32", "F16"} else "bfloat16"
 
 
-def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    prefix = "tokenizer.ggml."
-    ends = [metadata.get(f"{prefix}{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens = metadata.get(f"{prefix}tokens") or ()
-    kinds = metadata.get(f"{prefix}token_type") or ()
-    ends += [
-        index
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == _CONTROL and token in _TURN_ENDS
-    ]
+@functools.lru_cache(maxsize=1)
+def _special_tokens(file: GGUFFile) -> Mapping[str, Any]:
+    # A start asks several times, and a vocabulary takes tens of milliseconds.
+    tokens = GGUFTokens(file.metadata, str(file.path))
     return {
-        "bos_token_id": metadata.get(f"{prefix}bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(each for each in ends if each is not None)),
-        "pad_token_id": metadata.get(f"{prefix}padding_token_id"),
+        "bos_token_id": tokens.id_of("bos"),
+        "eos_token_id": list(tokens.ends),
+        "pad_token_id": tokens.id_of("padding"),
     }
 
 

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+from src.core.config import INT32_MAX
 from src.core.errors import ModelLoadError
 from src.core.gguf import GGUFFile, GGUFTensor
 
@@ -52,6 +53,8 @@ def read_rope(
     given.refuse_unread(raw, others)
     rope: dict[str, Any] = {}
     if (base := given.number("freq_base")) is not None:
+        if base <= 0:
+            raise given.error("freq_base", "a positive number")
         rope["rope_theta"] = base
     scaling = _scaling(file, given, raw)
     if (share := _rotated(given, raw)) is not None:
@@ -68,7 +71,7 @@ class _Given:
     """The keys of a file for RoPE, without what stands before."""
 
     def __init__(self, file: GGUFFile, prefix: str) -> None:
-        self._source, self._prefix = str(file.path), prefix
+        self._source, self.prefix = str(file.path), prefix
         self.values = {
             key.removeprefix(prefix): value
             for key, value in file.metadata.items()
@@ -77,7 +80,7 @@ class _Given:
 
     def error(self, key: str, expected: str) -> ModelLoadError:
         return ModelLoadError(
-            f"{self._source}: {self._prefix}{key} must be {expected}, got {self.values.get(key)!r}"
+            f"{self._source}: {self.prefix}{key} must be {expected}, got {self.values.get(key)!r}"
         )
 
     def number(self, key: str) -> float | None:
@@ -96,7 +99,7 @@ class _Given:
         neutral["dimension_count_swa"] = (self.values.get("dimension_count", raw.get("head_dim")),)
         neutral["freq_base_swa"] = (self.values.get("freq_base", 10_000.0),)
         # It tells how a model was trained, but of Granite whether there is RoPE at all.
-        is_granite = self._prefix.startswith("granite.")
+        is_granite = self.prefix.startswith("granite.")
         neutral["scaling.finetuned"] = (True,) if is_granite else (True, False)
         # Shares of the two ways of reading frequencies. Below 0 it follows from the type.
         is_yarn = self.values.get("scaling.type") == "yarn"
@@ -133,6 +136,12 @@ def _scaling(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[str,
         factor = 1.0
     if factor < 1:
         raise given.error("scaling.factor", "1 or more")
+    length = raw.get("max_position_embeddings")
+    if factor > INT32_MAX or (isinstance(length, int) and factor * length > INT32_MAX):
+        key = given.prefix.replace("rope.", "context_length")
+        raise given.error(
+            "scaling.factor", f"at most {INT32_MAX}, and so must its product with {key}"
+        )
     # Multiplies what follows from the rest; `config.json` has the product.
     attention = given.number("scaling.attn_factor")
     attention = 1.0 if attention is None else attention
@@ -153,8 +162,8 @@ def _scaling(file: GGUFFile, given: _Given, raw: Mapping[str, Any]) -> dict[str,
         return {key: value for key, value in scaling.items() if value is not None}
     if kind not in ("none", "linear"):
         raise ModelLoadError(
-            f"{file.path}: rope.scaling.type {kind!r} is not served; served are none, linear and "
-            "yarn, and factors in tensors"
+            f"{file.path}: {given.prefix}scaling.type {kind!r} is not served; served are none, "
+            "linear and yarn, and factors in tensors"
         )
     if attention != 1:
         raise given.error("scaling.attn_factor", f"1 with scaling.type {kind!r}")

@@ -69,11 +69,13 @@ class StoredTensor:
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint by name; only headers are read.
 
-    A single file is preferred to an index, as in transformers: an index beside it is stale.
+    A single file is preferred to an index, as in transformers: an index beside it is stale. Of an
+    index only the files count, as there: a tensor may lie in another of them than it says, or in
+    several if all hold the same bytes. Whether one is missing shows when the model is known.
 
     Raises:
         ModelLoadError: no safetensors (pickles are refused), a missing shard, a damaged or
-            truncated file, or an index that disagrees with its shards.
+            truncated file, or two shards that hold one tensor with other bytes.
     """
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.exists():
@@ -101,12 +103,12 @@ def _open_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
         if not path.exists():
             raise ModelLoadError(f"{index} names the shard {file}, which is missing")
         for name, stored in read_header(path).items():
-            if name in tensors:
-                raise ModelLoadError(f"{name} is both in {tensors[name].file.name} and in {file}")
-            tensors[name] = stored
-    for name, file in weight_map.items():
-        if name not in tensors or tensors[name].file.name != file:
-            raise ModelLoadError(f"{index} places {name} in {file}, which does not hold it")
+            known = tensors.setdefault(name, stored)
+            if known is not stored and not equal_contents(known, stored):
+                raise ModelLoadError(
+                    f"{name} is both in {known.file.name} and in {file}, with other values or "
+                    "another type"
+                )
     return tensors
 
 

@@ -112,11 +112,12 @@ class CheckpointFormats:
 
     def _scheme(self, parameter: Parameter, placement: Placement) -> Scheme | None:
         name = placement.tensor
-        if parameter.kind not in _MATRICES or not name.endswith(_ENDING) or name in self.plain:
+        if parameter.kind not in _MATRICES or not name.endswith(_ENDING):
             return None
         if placement.part is not None or placement.packing is not None:
             return None
-        return self.schemes.of(name.removesuffix(_ENDING), is_head=parameter.kind == "head")
+        found = self.schemes.of(name.removesuffix(_ENDING), is_head=parameter.kind == "head")
+        return None if name in self.plain else found
 
 
 def _held_stack(parameter: Parameter, scheme: Scheme, *, is_whole: bool) -> Held:

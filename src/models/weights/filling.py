@@ -15,6 +15,7 @@ from torch import Tensor
 
 from src.core.cpus import usable_cpus
 from src.core.errors import ModelLoadError
+from src.core.gguf import is_gguf
 from src.models.model import Model
 from src.models.weights.checkpoint import StoredTensor, TensorReader
 from src.models.weights.parameters import (
@@ -138,7 +139,8 @@ def check_tensors(
     if mis_typed := [_typed(*pair) for pair in given if pair[1].dtype not in pair[0].dtypes]:
         faults.append("mis-typed: " + _listed(mis_typed))
     if faults:
-        raise ModelLoadError(f"{path} does not fit its config.json; tensors {'; '.join(faults)}")
+        what = "metadata" if is_gguf(path) else "config.json"
+        raise ModelLoadError(f"{path} does not fit its {what}; tensors {'; '.join(faults)}")
 
 
 def _expected(form: StoredForm, got: StoredTensor) -> str:

@@ -94,6 +94,15 @@ def load_model(
         # A checkpoint that stores the shared tensor once may have stored it as the head.
         stored[embedding] = stored[head]
     rounds = _rounds_inputs(rounds_inputs, torch_dtype)
+    wanted: set[str] = set()
+
+    def check(model: Model) -> None:
+        # A configuration may ask for any amount of memory. The checkpoint's tensors bound it.
+        wanted.update(name for each in model.table.values() for name in stored_names(model, each))
+        passed_over = {head} if config.tie_word_embeddings else set()
+        passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
+        check_tensors(path, stored, model, passed_over | _empty_biases(stored, wanted))
+
     model = Model(
         config,
         family.write,
@@ -103,16 +112,22 @@ def load_model(
         deterministic=deterministic,
         adapters=adapters,
         formats=_formats(config, stored, quantization, group_size, rounds),
+        before_allocating=check if load_format != "dummy" else lambda model: None,
     )
+    if dtype == "auto" and config.dtype == "float16" and torch_dtype != torch.float16:
+        logger.info(
+            "the checkpoint is float16, whose range %s leaves: served in bfloat16; "
+            "model.dtype may be float32",
+            config.architecture,
+        )
+    if model.adapters is not None and embedding in stored:
+        # A head that shares the embedding's values has no tensor of its own.
+        own = {embedding: stored[embedding], head: stored.get(head, stored[embedding])}
+        model.adapters.base = own
     when_allocated(model)
     if load_format == "dummy":
         fill_dummy(model, seed, before_each_matrix)
         return model
-    passed_over = {head} if config.tie_word_embeddings else set()
-    passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
-    wanted = {name for each in model.table.values() for name in stored_names(model, each)}
-    passed_over |= _empty_biases(stored, wanted)
-    check_tensors(path, stored, model, passed_over)
     model.kv_scales = read_scales(stored)
     with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
         fill(model, stored, report, before_each_matrix)
@@ -205,12 +220,15 @@ def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
 
 
 def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
-    """The torch dtype of `auto` (the checkpoint's own) or of a name.
+    """The torch dtype of `auto` (the checkpoint's own, if it can be computed in) or of a name.
 
     Raises:
         ModelLoadError: the name, or the checkpoint's own dtype, is not supported.
     """
     name = config.dtype or "float32" if dtype == "auto" else dtype
+    if dtype == "auto" and name == "float16" and family_of(config.architecture).overflows_float16:
+        # Every answer would be NaN. Users who ask for float16 by name get it.
+        name = "bfloat16"
     if name not in DTYPE_NAMES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPE_NAMES)}, got {name!r}")
     resolved: torch.dtype = getattr(torch, name)

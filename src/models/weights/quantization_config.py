@@ -13,9 +13,10 @@ from src.models.weights.schemes.compressed_tensors import read_compressed_tensor
 from src.models.weights.schemes.of_methods import read_awq, read_fbgemm, read_fp8, read_gptq
 
 Section: TypeAlias = Mapping[str, Any]
-Reader: TypeAlias = Callable[[Section], CheckpointFormats]
+Reader: TypeAlias = Callable[[Section], CheckpointFormats | None]
 
-# `quant_method` -> what reads the section. A reader raises ValueError for what it cannot honour.
+# `quant_method` -> what reads the section. A reader raises ValueError for what it cannot honour. It
+# returns None where no weights are quantized.
 READERS: dict[str, Reader] = {
     "fp8": read_fp8,
     "fbgemm_fp8": read_fbgemm,
@@ -37,15 +38,24 @@ def section_of(raw: Mapping[str, Any], directory: Path) -> tuple[str, Any] | Non
     """
     for field in _FIELDS:
         if raw.get(field):
-            return field, raw[field]
+            return field, _flat(raw[field])
     for file in _FILES:
         if (directory / file).exists():
             return file, read_json(directory / file)
     return None
 
 
-def read_formats(name: str, section: Any, source: str) -> CheckpointFormats:
-    """The formats that a section asks for.
+def _flat(section: Any) -> Any:
+    """A section of compressed-tensors without the object within it that older tools write."""
+    inner = section.get("quantization_config") if isinstance(section, Mapping) else None
+    if not isinstance(inner, Mapping):
+        return section
+    outer = {name: value for name, value in section.items() if name != "quantization_config"}
+    return {**outer, **{name: value for name, value in inner.items() if value is not None}}
+
+
+def read_formats(name: str, section: Any, source: str) -> CheckpointFormats | None:
+    """The formats that a section asks for; None if it quantizes no weights.
 
     Args:
         name: of the section, for messages.
@@ -74,6 +84,8 @@ def method_of(section: Any) -> str:
         return str(section)
     if section.get("quant_method") is not None:
         return str(section["quant_method"])
+    if "config_groups" in section:
+        return "compressed-tensors"
     if "w_bit" in section:
         return "awq"
     return "gptq" if "bits" in section and "desc_act" in section else str(dict(section))

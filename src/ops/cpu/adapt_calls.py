@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from src.ops.cpu.abi import AdaptArgs
 from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
-
-_ADAPT = struct.Struct("@8P9q").pack  # AdaptArgs
 
 
 def bind_adapt(library: ctypes.CDLL) -> Callable[..., Tensor]:
     """The kernel of `adapt`."""
     function: Any = library.slipstream_adapt
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(AdaptArgs),)
 
     def adapt(
         base: Tensor,
@@ -51,11 +49,24 @@ def bind_adapt(library: ctypes.CDLL) -> Callable[..., Tensor]:
             )
         out = torch.empty_like(base)
         status = function(
-            _ADAPT(
-                *(base.data_ptr(), x.data_ptr(), down.data_ptr(), up.data_ptr()),
-                *(ranks.data_ptr(), starts.data_ptr(), slots.data_ptr(), out.data_ptr()),
-                *(tokens, inputs, outputs, x.stride(0), count, parts, room),
-                *(DTYPES[base.dtype], kernel_threads()),
+            AdaptArgs(
+                base=base.data_ptr(),
+                x=x.data_ptr(),
+                down=down.data_ptr(),
+                up=up.data_ptr(),
+                ranks=ranks.data_ptr(),
+                starts=starts.data_ptr(),
+                chosen=slots.data_ptr(),
+                out=out.data_ptr(),
+                tokens=tokens,
+                inputs=inputs,
+                outputs=outputs,
+                x_stride=x.stride(0),
+                slots=count,
+                parts=parts,
+                room=room,
+                dtype=DTYPES[base.dtype],
+                threads=kernel_threads(),
             )
         )
         if status:

@@ -11,20 +11,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-from src.ops.adapt import ADAPT
-from src.ops.causal_convolution import CAUSAL_CONVOLUTION
+from src.ops import OPS
 from src.ops.cpu.cache_root import cache_root, remove_at_the_end
 from src.ops.cpu.compilers import BuildError, compilers
 from src.ops.cpu.kernel_cache import NO_COMPILER, KernelCache
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags, fastest_level
 from src.ops.declaration import Kernel
-from src.ops.experts import EXPERTS
-from src.ops.gumbel_argmax import GUMBEL_ARGMAX
-from src.ops.latent_attention import LATENT_ATTENTION
-from src.ops.linear import LINEAR
-from src.ops.linear_recurrence import LINEAR_RECURRENCE
-from src.ops.paged_attention import PAGED_ATTENTION
 
 _log = logging.getLogger(__name__)
 
@@ -134,14 +127,11 @@ def ensure_built(wait: bool, head_start: float | None = None) -> str:
 
 def _install(level: str, library: KernelLibrary) -> None:
     name = f"cpp-{level}"
-    PAGED_ATTENTION.install_cpu(Kernel(name, library.paged_attention))
-    GUMBEL_ARGMAX.install_cpu(Kernel(name, library.gumbel_argmax))
-    LINEAR.install_cpu(Kernel(name, library.streamed_linear))
-    EXPERTS.install_cpu(Kernel(name, library.experts))
-    LATENT_ATTENTION.install_cpu(Kernel(name, library.latent_attention))
-    CAUSAL_CONVOLUTION.install_cpu(Kernel(name, library.causal_convolution))
-    LINEAR_RECURRENCE.install_cpu(Kernel(name, library.linear_recurrence))
-    ADAPT.install_cpu(Kernel(name, library.adapt))
+    for op in OPS:
+        # A kernel is an attribute by its op's name; the others' references serve on the CPU.
+        run = getattr(library, op.name, None)
+        if run is not None:
+            op.install_cpu(Kernel(name, run))
     _state.kernels = library
     _state.status = name
     _log.info("CPU kernels: %s", name)

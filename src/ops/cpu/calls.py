@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of dtypes in `abi.h`."""
@@ -40,6 +41,11 @@ def use_threads(threads: int) -> None:
 def kernel_threads() -> int:
     """The number of threads for kernels that this thread calls."""
     return _local.threads or torch.get_num_threads()
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Where a tensor's elements lie; 0, which is null, for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def raise_status(status: int) -> None:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bound.h"
+#include "compiled_entries.h"
 
 TorchFunctions slipstream_torch;
 thread_local int64_t slipstream_threads = 1;
@@ -51,8 +52,10 @@ void take_group_dtype(const Seen& scales, int64_t* kind, int64_t* group_dtype) {
   if (*group_dtype == kInt4) *kind = kE2M1, *group_dtype = kPowers;
 }
 
-template <class T>  // Tensor*, or torch's Handle
-LinearArgs linear_args(const Seen& x, const Seen& weight, T* scales, T* bias, T* offsets) {
+template <class T>
+LinearArgs linear_args(const StreamedLinearGiven<T>& given) {
+  const Seen x(given.x), weight(given.weight);
+  T *const scales = given.scales, *const bias = given.bias, *const offsets = given.offsets;
   LinearArgs args{};
   args.tokens = x.sizes[0], args.inputs = x.sizes[1], args.outputs = weight.sizes[0];
   args.x_stride = x.strides[0], args.threads = slipstream_threads;
@@ -104,15 +107,9 @@ struct Held {
   }
 };
 
-// What generated code gives the op `adapt` besides the base. T: Tensor*, or torch's Handle.
 template <class T>
-struct AdaptGiven {
-  T x, down, up, ranks, starts, slots;
-};
-
-template <class T>
-AdaptArgs adapt_args(const Seen& base, const AdaptGiven<T>& given) {
-  const Seen x(given.x), down(given.down), up(given.up), ranks(given.ranks);
+AdaptArgs adapt_args(const AdaptGiven<T>& given) {
+  const Seen base(given.base), x(given.x), down(given.down), up(given.up), ranks(given.ranks);
   AdaptArgs args{};
   args.base = base.data, args.x = x.data, args.down = down.data, args.up = up.data;
   args.ranks = static_cast<const int32_t*>(ranks.data);
@@ -124,20 +121,9 @@ AdaptArgs adapt_args(const Seen& base, const AdaptGiven<T>& given) {
   return args;
 }
 
-// What generated code gives the op `experts` besides the hidden states. T: Tensor*, or torch's Handle.
 template <class T>
-struct ExpertsGiven {
-  T gate_up, down, weights, ids;
-  T *gate_up_scales, *down_scales, *gate_up_bias, *down_bias;  // null for none
-  T *gate_up_offsets, *down_offsets, *gate_up_order, *down_order;
-  int64_t activation;
-  double alpha, limit;
-  int32_t weighs_inputs;
-};
-
-template <class T>
-ExpertsArgs experts_args(const Seen& x, const ExpertsGiven<T>& given) {
-  const Seen chosen(given.ids), first(given.gate_up), second(given.down);
+ExpertsArgs experts_args(const ExpertsGiven<T>& given) {
+  const Seen x(given.hidden), chosen(given.ids), first(given.gate_up), second(given.down);
   ExpertsArgs args{};
   args.x = x.data, args.tokens = x.sizes[0], args.hidden = x.sizes[1], args.x_stride = x.strides[0];
   args.dtype = x.dtype(), args.experts = first.sizes[0], args.chosen = chosen.sizes[1];
@@ -308,20 +294,17 @@ int slipstream_call(const Bound* bound, int64_t tokens, void* const* data, Handl
   return kOk;
 }
 
-// The C name and signature that generated code expects for the op `streamed_linear`: for torch's
-// tensors, and for ours.
-SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight, Handle* scales,
-                                                         Handle* bias, Handle* offsets,
-                                                         Handle* result) {
-  const Seen input(x);
-  LinearArgs args = linear_args(input, Seen(weight), scales, bias, offsets);
-  const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
+// Runs a kernel into a new tensor [rows, columns] of the kind of tensors that the caller has.
+template <class Args>
+int32_t run_into_new(Args args, int (*kernel)(const Args*), int64_t rows, int64_t columns,
+                     int32_t torch_dtype, Handle* result) {
+  const int64_t sizes[] = {rows, columns}, strides[] = {columns, 1};
   Handle out = nullptr;
-  if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
+  if (slipstream_torch.empty_strided(2, sizes, strides, torch_dtype, kCpu, kNoIndex, &out)) {
     return kOutOfMemory;
   }
   args.out = Seen(out).data;
-  const int status = slipstream_linear(&args);
+  const int status = kernel(&args);
   if (status == kOk) {
     *result = out;
   } else {
@@ -330,92 +313,35 @@ SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight
   return status;
 }
 
-SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weight, Tensor** scales,
-                                                         Tensor** bias, Tensor** offsets,
-                                                         Tensor** result) {
-  LinearArgs args = linear_args(Seen(x), Seen(weight), scales, bias, offsets);
-  const int64_t sizes[] = {args.tokens, args.outputs}, strides[] = {args.outputs, 1};
-  Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
+template <class Args>
+int32_t run_into_new(Args args, int (*kernel)(const Args*), int64_t rows, int64_t columns,
+                     int32_t torch_dtype, Tensor** result) {
+  const int64_t sizes[] = {rows, columns}, strides[] = {columns, 1};
+  Owned out(slipstream_allocate(2, sizes, strides, torch_dtype));
   if (!out) return kOutOfMemory;
   args.out = out->data;
-  const int status = slipstream_linear(&args);
+  const int status = kernel(&args);
   if (status == kOk) *result = out.give();
   return status;
 }
 
-// The same for the op `experts`.
-SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(
-    Handle x, Handle gate_up, Handle down, Handle weights, Handle ids, Handle* gate_up_scales,
-    Handle* down_scales, Handle* gate_up_bias, Handle* down_bias, int64_t activation, double alpha,
-    double limit, int32_t weighs_inputs, int32_t, Handle* gate_up_offsets, Handle* down_offsets,
-    Handle* gate_up_order, Handle* down_order, Handle* result) {
-  const Seen input(x);
-  ExpertsArgs args = experts_args<Handle>(
-      input, {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
-              gate_up_offsets, down_offsets, gate_up_order, down_order, activation, alpha, limit,
-              weighs_inputs});
-  const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
-  Handle out = nullptr;
-  if (slipstream_torch.empty_strided(2, sizes, strides, input.torch_dtype, kCpu, kNoIndex, &out)) {
-    return kOutOfMemory;
-  }
-  args.out = Seen(out).data;
-  const int status = slipstream_experts(&args);
-  if (status == kOk) {
-    *result = out;
-  } else {
-    slipstream_torch.delete_tensor(out);
-  }
-  return status;
+template <class T>
+int32_t compute(const StreamedLinearGiven<T>& given, T* result) {
+  const LinearArgs args = linear_args(given);
+  return run_into_new(args, slipstream_linear, args.tokens, args.outputs, Seen(given.x).torch_dtype,
+                      result);
 }
 
-// The same for the op `adapt`.
-SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_adapt(Handle base, Handle x, Handle down, Handle up,
-                                               Handle ranks, Handle starts, Handle slots,
-                                               Handle* result) {
-  const Seen given(base);
-  AdaptArgs args = adapt_args<Handle>(given, {x, down, up, ranks, starts, slots});
-  Handle out = nullptr;
-  if (slipstream_torch.empty_strided(2, given.sizes, given.strides, given.torch_dtype, kCpu,
-                                     kNoIndex, &out)) {
-    return kOutOfMemory;
-  }
-  args.out = Seen(out).data;
-  const int status = slipstream_adapt(&args);
-  if (status == kOk) {
-    *result = out;
-  } else {
-    slipstream_torch.delete_tensor(out);
-  }
-  return status;
+template <class T>
+int32_t compute(const ExpertsGiven<T>& given, T* result) {
+  const ExpertsArgs args = experts_args(given);
+  return run_into_new(args, slipstream_experts, args.tokens, args.hidden,
+                      Seen(given.hidden).torch_dtype, result);
 }
 
-SLIPSTREAM_EXPORT int32_t slipstream_cpu_adapt(Tensor* base, Tensor* x, Tensor* down, Tensor* up,
-                                               Tensor* ranks, Tensor* starts, Tensor* slots,
-                                               Tensor** result) {
-  AdaptArgs args = adapt_args<Tensor*>(Seen(base), {x, down, up, ranks, starts, slots});
-  Owned out(slipstream_allocate(2, base->sizes, base->strides, base->dtype));
-  if (!out) return kOutOfMemory;
-  args.out = out->data;
-  const int status = slipstream_adapt(&args);
-  if (status == kOk) *result = out.give();
-  return status;
-}
-
-SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(
-    Tensor* x, Tensor* gate_up, Tensor* down, Tensor* weights, Tensor* ids, Tensor** gate_up_scales,
-    Tensor** down_scales, Tensor** gate_up_bias, Tensor** down_bias, int64_t activation,
-    double alpha, double limit, int32_t weighs_inputs, int32_t, Tensor** gate_up_offsets,
-    Tensor** down_offsets, Tensor** gate_up_order, Tensor** down_order, Tensor** result) {
-  ExpertsArgs args = experts_args<Tensor*>(
-      Seen(x), {gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias,
-                gate_up_offsets, down_offsets, gate_up_order, down_order, activation, alpha, limit,
-                weighs_inputs});
-  const int64_t sizes[] = {args.tokens, args.hidden}, strides[] = {args.hidden, 1};
-  Owned out(slipstream_allocate(2, sizes, strides, x->dtype));
-  if (!out) return kOutOfMemory;
-  args.out = out->data;
-  const int status = slipstream_experts(&args);
-  if (status == kOk) *result = out.give();
-  return status;
+template <class T>
+int32_t compute(const AdaptGiven<T>& given, T* result) {
+  const AdaptArgs args = adapt_args(given);
+  return run_into_new(args, slipstream_adapt, args.tokens, args.outputs,
+                      Seen(given.base).torch_dtype, result);
 }

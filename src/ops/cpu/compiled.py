@@ -16,9 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-_MAX_DIMS: Final = 3
-_MAX_RESULTS: Final = 8
-_BOUND_INPUT: Final = struct.Struct(f"@P2q{_MAX_DIMS}q").pack
+from src.ops.cpu.abi import MAX_DIMS, MAX_WRITES, BoundInput, StepContext
+
 # In the order of TorchFunctions.
 _TORCH_FUNCTIONS: Final = (
     "aoti_torch_new_tensor_handle",
@@ -74,19 +73,28 @@ class Caller:
             }
         except (OSError, AttributeError) as error:
             raise CompiledCodeError(f"{path}: {error}") from error
-        self._library.slipstream_use_torch(struct.pack(f"@{len(functions)}P", *functions))
+        self._library.slipstream_use_torch((ctypes.c_void_p * len(functions))(*functions))
         self._bind: Any = self._library.slipstream_bind
         self._bind.restype = ctypes.c_void_p
-        self._bind.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p) + (
+        self._bind.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.POINTER(BoundInput),
             ctypes.c_int64,
-        ) * 4
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_int64,
+        )
         self.unbind: Any = self._library.slipstream_unbind
         self.unbind.argtypes = (ctypes.c_void_p,)
         self.call: Any = self._library.slipstream_call
         self.call.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p)
         self.step: Any = self._library.slipstream_step
         self.step.argtypes = (
-            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
+            ctypes.POINTER(StepContext),
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
             *(ctypes.c_void_p,) * 4,
         )
         # These return at once, so releasing the GIL for them would cost more than it gains.
@@ -109,12 +117,13 @@ class Caller:
         """
         weights = [tensor for tensor in inputs if tensor is not None]
         handles = iter(_handles(weights))
-        packed = b"".join(
-            _BOUND_INPUT(0 if tensor is None else next(handles), *meta)
-            for tensor, meta in zip(inputs, code.metas, strict=True)
-        )
+        given = (BoundInput * len(inputs))()
+        for number, (tensor, meta) in enumerate(zip(inputs, code.metas, strict=True)):
+            given[number] = _described(self, meta)
+            if tensor is not None:
+                given[number].handle = next(handles)
         address = self._bind(
-            *(code.run_address, code.container, packed, len(inputs), code.num_outputs),
+            *(code.run_address, code.container, given, len(inputs), code.num_outputs),
             *(self.num_threads, code.has_own_tensors),
         )
         if address is None:
@@ -143,7 +152,9 @@ class CompiledCode:
         has_own_tensors: bool,
     ) -> None:
         self.has_own_tensors = has_own_tensors
-        self.metas = [_described(caller, meta) for meta in metas]
+        self.metas = tuple(metas)
+        for meta in metas:
+            _described(caller, meta)
         handle, count = ctypes.c_void_p(), ctypes.c_size_t()
         try:
             library = ctypes.CDLL(str(path))
@@ -162,8 +173,8 @@ class CompiledCode:
         if count.value != len(metas):
             raise CompiledCodeError(f"{path}: takes {count.value} tensors, not {len(metas)}")
         count_outputs(handle, ctypes.byref(count))
-        if count.value > _MAX_RESULTS:
-            raise CompiledCodeError(f"{path}: gives {count.value} tensors, not {_MAX_RESULTS}")
+        if count.value > MAX_WRITES:
+            raise CompiledCodeError(f"{path}: gives {count.value} tensors, not {MAX_WRITES}")
         self.num_outputs = count.value
 
     def last_error(self) -> str:
@@ -200,7 +211,7 @@ class Bound:
         self._code = code
         self._count = code.num_outputs
         self._results = ctypes.c_void_p * code.num_outputs
-        self._data = struct.Struct(f"@{sum(meta[1] > 0 for meta in code.metas)}P").pack
+        self._data = struct.Struct(f"@{sum(meta is not None for meta in code.metas)}P").pack
         weakref.finalize(self, caller.unbind, address).atexit = False
 
     def __call__(self, *tokens: Tensor) -> list[Tensor]:
@@ -251,11 +262,17 @@ def _handles(tensors: list[Tensor]) -> list[int]:
     return [_capsule_pointer(capsule, _capsule_name(capsule)) for capsule in capsules]
 
 
-def _described(caller: Caller, meta: tuple[tuple[int, ...], torch.dtype] | None) -> tuple[int, ...]:
+def _described(caller: Caller, meta: tuple[tuple[int, ...], torch.dtype] | None) -> BoundInput:
+    """An input without its handle.
+
+    Raises
+        CompiledCodeError: Kernels cannot make a token argument of this shape or dtype.
+    """
+    sizes = (ctypes.c_int64 * MAX_DIMS)()
     if meta is None:
-        return (0,) * (2 + _MAX_DIMS)
+        return BoundInput(handle=0, dtype=0, dims=0, sizes=sizes)
     shape, dtype = meta
-    if not 1 <= len(shape) <= _MAX_DIMS or dtype not in caller.dtype_codes:
+    if not 1 <= len(shape) <= MAX_DIMS or dtype not in caller.dtype_codes:
         raise CompiledCodeError(f"arguments of shape {shape} and {dtype} cannot count tokens")
-    padding = (1,) * (_MAX_DIMS - len(shape))
-    return (caller.dtype_codes[dtype], len(shape), *shape, *padding)
+    sizes[:] = [*shape, *(1,) * (MAX_DIMS - len(shape))]
+    return BoundInput(handle=0, dtype=caller.dtype_codes[dtype], dims=len(shape), sizes=sizes)

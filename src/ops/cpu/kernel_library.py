@@ -7,7 +7,6 @@ and sizes (`abi.h`), so a call costs a few microseconds of Python.
 from __future__ import annotations
 
 import ctypes
-import struct
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +18,10 @@ from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import is_coded, row_size
+from src.ops.cpu import abi
 from src.ops.cpu.adapt_calls import bind_adapt
 from src.ops.cpu.attention_specs import packed_specs
-from src.ops.cpu.calls import CACHE_KINDS, kernel_threads, raise_status
+from src.ops.cpu.calls import CACHE_KINDS, address_of, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.latent_calls import bind_latent
 from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
@@ -29,16 +29,9 @@ from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
-ABI = 26
-
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
 
-_ATTENTION = struct.Struct("@11P17q").pack  # AttentionArgs
-_GUMBEL = struct.Struct("@5P4q").pack  # GumbelArgs
-_QUANTIZE = struct.Struct("@4P6q").pack  # QuantizeArgs
-_MASKS = struct.Struct("@4P2q").pack  # MaskArgs
-_LAST_MOVE = struct.Struct("@qd")  # LastMove
 _DOUBLES = ctypes.POINTER(ctypes.c_double)
 # Calls with more words of masks take long enough to release the GIL.
 _QUICK_WORDS = 1 << 15
@@ -70,19 +63,22 @@ class KernelLibrary:
         try:
             # AttributeError: the library lacks our symbols.
             self._library = ctypes.CDLL(str(path))
-            abi = self._library.slipstream_abi()
+            built_from = self._library.slipstream_abi()
             self._philox = self._library.slipstream_philox
         except (OSError, AttributeError) as error:
             raise UnusableLibraryError(f"{path}: {error}") from error
-        if abi != ABI:
-            raise UnusableLibraryError(f"{path}: expected interface {ABI}, got {abi}")
+        if built_from != abi.ABI:
+            raise UnusableLibraryError(f"{path}: expected interface {abi.ABI}, got {built_from}")
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
         attend: Any = self._library.slipstream_paged_attention
-        attend.argtypes = (ctypes.c_char_p,)
+        attend.argtypes = (ctypes.POINTER(abi.AttentionArgs),)
         self.paged_attention = _bind_attention(attend)
         self.latent_attention = bind_latent(self._library)
         self._items: Any = self._library.slipstream_attention_items
-        self._items.argtypes, self._items.restype = (ctypes.c_char_p, _DOUBLES), ctypes.c_int64
+        self._items.argtypes, self._items.restype = (
+            (ctypes.POINTER(abi.AttentionArgs), _DOUBLES),
+            ctypes.c_int64,
+        )
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = bind_linear(self._library)
         self.experts = bind_experts(self._library)
@@ -95,9 +91,9 @@ class KernelLibrary:
         """How a call of `paged_attention` with these arguments would be cut into items."""
         items, shares = 0, (ctypes.c_double * 2)()
 
-        def ask(packed: bytes) -> int:
+        def ask(call: abi.AttentionArgs) -> int:
             nonlocal items
-            items = int(self._items(packed, shares))
+            items = int(self._items(call, shares))
             return max(0, -items)
 
         _bind_attention(ask)(*arguments)
@@ -123,8 +119,13 @@ class KernelLibrary:
             raise ValueError(f"{tuple(weight.shape)} of {weight.dtype} cannot be cut into strips")
         strips, words = weight.shape[0] // STRIP, weight.shape[1] // 2
         function: Any = self._library.slipstream_lay_out
-        function.argtypes = (ctypes.c_void_p,) + (ctypes.c_int64,) * 3
-        if status := function(weight.data_ptr(), strips, words, kernel_threads()):
+        function.argtypes = (ctypes.POINTER(abi.LayOutArgs),)
+        status = function(
+            abi.LayOutArgs(
+                weight=weight.data_ptr(), strips=strips, words=words, threads=kernel_threads()
+            )
+        )
+        if status:
             raise_status(status)
         return weight.view(strips, words, 2 * STRIP)
 
@@ -157,13 +158,19 @@ class KernelLibrary:
         in_strips = in_strips and fits_strips(values[:rows])
         values = values.view(strips, columns // 4, -1) if in_strips else values[:rows]
         function: Any = self._library.slipstream_quantize
-        function.argtypes = (ctypes.c_char_p,)
+        function.argtypes = (ctypes.POINTER(abi.QuantizeArgs),)
         status = function(
-            _QUANTIZE(
-                *(weight.data_ptr(), values.data_ptr(), scales.data_ptr()),
-                *(0 if offsets is None else offsets.data_ptr(), rows, inputs),
-                *(DTYPES[weight.dtype], (STRIPS if in_strips else KINDS)[kind]),
-                *(group_size, kernel_threads()),
+            abi.QuantizeArgs(
+                weight=weight.data_ptr(),
+                values=values.data_ptr(),
+                scales=scales.data_ptr(),
+                offsets=address_of(offsets),
+                rows=rows,
+                inputs=inputs,
+                dtype=DTYPES[weight.dtype],
+                kind=(STRIPS if in_strips else KINDS)[kind],
+                group=group_size,
+                threads=kernel_threads(),
             )
         )
         if status:
@@ -192,7 +199,12 @@ class KernelLibrary:
         patient: Any = self._library.slipstream_restrict_masks
         for function in (quick, patient):
             function.restype = ctypes.c_int64
-            function.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+            function.argtypes = (
+                ctypes.POINTER(abi.MaskArgs),
+                ctypes.c_void_p,
+                ctypes.c_int64,
+                ctypes.c_void_p,
+            )
         held = (masks, ends, allowed, wishes)
 
         def restrict(rows: Sequence[int]) -> Sequence[int] | None:
@@ -223,22 +235,27 @@ class KernelLibrary:
         thread may call it, for rows and matchers that no other thread is using.
         """
         packed = _pack_masks(*tables)
-        addresses = struct.pack("@2P", *functions)
+        addresses = (ctypes.c_void_p * 2)(*functions)
         function: Any = self._library.slipstream_move
         function.restype = ctypes.c_int64
-        function.argtypes = (ctypes.c_char_p,) * 2 + (
-            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p),
+        function.argtypes = (
+            ctypes.c_void_p,
+            ctypes.POINTER(abi.MaskArgs),
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_double,
+            ctypes.POINTER(abi.LastMove),
         )
 
         def move(moves: np.ndarray) -> tuple[int, int, float]:
             if not (moves.dtype == np.int64 and moves.flags.c_contiguous and moves.shape[1] == 3):
                 raise ValueError("expected int64 [M, 3] for moves")
-            last = ctypes.create_string_buffer(_LAST_MOVE.size)
+            last = abi.LastMove(outcome=0, seconds=0.0)
             made = function(addresses, packed, moves.ctypes.data, len(moves), ordinary, last)
             if made < 0:
                 shape = tables[0].shape
                 raise ValueError(f"expected rows and tokens of masks {shape}, got {moves.tolist()}")
-            return made, *_LAST_MOVE.unpack(last.raw)
+            return made, last.outcome, last.seconds
 
         return move
 
@@ -257,19 +274,26 @@ class KernelLibrary:
 
 def _pack_masks(
     masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray
-) -> bytes:
-    """MaskArgs of arrays; the result keeps the arrays alive."""
+) -> abi.MaskArgs:
+    """MaskArgs of arrays, which must live as long as it is used."""
     given = (masks, ends, allowed)
     num_rows, words = masks.shape
     for each in given:
         fits = each.shape == masks.shape and each.dtype == np.int32 and each.flags.c_contiguous
         if not fits or wishes.shape != (num_rows,) or wishes.dtype != np.uint8:
             raise ValueError("expected int32 [R, W] and uint8 [R] for masks of rows")
-    return _MASKS(*(each.ctypes.data for each in (*given, wishes)), num_rows, words)
+    return abi.MaskArgs(
+        masks=masks.ctypes.data,
+        ends=ends.ctypes.data,
+        allowed=allowed.ctypes.data,
+        wishes=wishes.ctypes.data,
+        rows=num_rows,
+        words=words,
+    )
 
 
-def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
-    """The op as a Python function; `function` takes a packed AttentionArgs, returns a status."""
+def _bind_attention(function: Callable[[abi.AttentionArgs], int]) -> Callable[..., None]:
+    """The op as a Python function; `function` returns a status."""
 
     def paged_attention(
         query: Tensor,
@@ -292,68 +316,42 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
         if key is None or value is None:
             raise ValueError("expected key and value: the kernel itself writes them to the cache")
         tokens, num_heads, head_dim = query.shape
-        num_blocks, block_size, num_kv_heads, row = key_cache.shape
+        num_blocks, block_size, num_kv_heads, _ = key_cache.shape
         rows, max_blocks = block_tables.shape
-        query_stride, key_stride, value_stride = query.stride(), key.stride(), value.stride()
-        table_stride = block_tables.stride()
-        dtype = query.dtype
-        packed = (head_dim, 1)
-        if not (
-            query_stride[1:] == packed
-            and key_stride[1:] == packed
-            and value_stride[1:] == packed
-            and (table_stride[1] == 1 or max_blocks <= 1)
-            and key.shape == value.shape == (tokens, num_kv_heads, head_dim)
-            and row == row_size(head_dim, key_cache.dtype)
-            and key_cache.is_contiguous()
-            and value_cache.is_contiguous()
-            and out.is_contiguous()
-            and dtype == key.dtype == value.dtype == out.dtype
-            and key_cache.dtype == value_cache.dtype
-            and (key_cache.dtype == dtype or is_coded(key_cache.dtype))
-        ):
-            raise ValueError(
-                "expected query, key and value with heads head_dim apart and contiguous last "
-                "dimension, contiguous caches and out, all of one dtype, or caches in 8 bits; got "
-                f"query {tuple(query.shape)} {query_stride} {dtype}, "
-                f"key {tuple(key.shape)} {key_stride} {key.dtype}, "
-                f"value {tuple(value.shape)} {value_stride} {value.dtype}, "
-                f"key_cache {tuple(key_cache.shape)} {key_cache.dtype}, "
-                f"out {tuple(out.shape)} {out.dtype}"
-            )
+        _require_layouts(query, key, value, key_cache, value_cache, block_tables, out)
         if sinks is not None and sinks.shape != (num_heads,):
             raise ValueError(f"expected sinks [{num_heads}], got {tuple(sinks.shape)}")
         spec = packed_specs([AttentionSpec.of(sinks, scalars)])
         status = function(
-            _ATTENTION(
-                query.data_ptr(),
-                key.data_ptr(),
-                value.data_ptr(),
-                key_cache.data_ptr(),
-                value_cache.data_ptr(),
-                block_tables.data_ptr(),
-                query_start_loc.data_ptr(),
-                seq_lens.data_ptr(),
-                slot_mapping.data_ptr(),
-                out.data_ptr(),
-                ctypes.addressof(spec),
-                query_stride[0],
-                key_stride[0],
-                value_stride[0],
-                table_stride[0],
-                tokens,
-                rows,
-                num_heads,
-                num_kv_heads,
-                head_dim,
-                num_blocks,
-                block_size,
-                max_blocks,
-                DTYPES[dtype],
-                kernel_threads(),
-                deterministic,
-                CACHE_KINDS.get(key_cache.dtype, 0),
-                0,  # keys and values are in caches of their own
+            abi.AttentionArgs(
+                query=query.data_ptr(),
+                key=key.data_ptr(),
+                value=value.data_ptr(),
+                key_cache=key_cache.data_ptr(),
+                value_cache=value_cache.data_ptr(),
+                block_tables=block_tables.data_ptr(),
+                query_start_loc=query_start_loc.data_ptr(),
+                seq_lens=seq_lens.data_ptr(),
+                slot_mapping=slot_mapping.data_ptr(),
+                out=out.data_ptr(),
+                spec=ctypes.addressof(spec),
+                query_stride=query.stride(0),
+                key_stride=key.stride(0),
+                value_stride=value.stride(0),
+                block_table_stride=block_tables.stride(0),
+                tokens=tokens,
+                rows=rows,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_blocks=max_blocks,
+                dtype=DTYPES[query.dtype],
+                threads=kernel_threads(),
+                deterministic=deterministic,
+                cache_kind=CACHE_KINDS.get(key_cache.dtype, 0),
+                value_dim=0,  # keys and values are in caches of their own
             )
         )
         if status:
@@ -362,9 +360,47 @@ def _bind_attention(function: Callable[[bytes], int]) -> Callable[..., None]:
     return paged_attention
 
 
+def _require_layouts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    out: Tensor,
+) -> None:
+    """Raise a ValueError unless these are laid out as AttentionArgs says."""
+    tokens, _, head_dim = query.shape
+    num_kv_heads, row = key_cache.shape[2:]
+    packed = (head_dim, 1)
+    if not (
+        query.stride()[1:] == packed
+        and key.stride()[1:] == packed
+        and value.stride()[1:] == packed
+        and (block_tables.stride(1) == 1 or block_tables.shape[1] <= 1)
+        and key.shape == value.shape == (tokens, num_kv_heads, head_dim)
+        and row == row_size(head_dim, key_cache.dtype)
+        and key_cache.is_contiguous()
+        and value_cache.is_contiguous()
+        and out.is_contiguous()
+        and query.dtype == key.dtype == value.dtype == out.dtype
+        and key_cache.dtype == value_cache.dtype
+        and (key_cache.dtype == query.dtype or is_coded(key_cache.dtype))
+    ):
+        raise ValueError(
+            "expected query, key and value with heads head_dim apart and contiguous last "
+            "dimension, contiguous caches and out, all of one dtype, or caches in 8 bits; got "
+            f"query {tuple(query.shape)} {query.stride()} {query.dtype}, "
+            f"key {tuple(key.shape)} {key.stride()} {key.dtype}, "
+            f"value {tuple(value.shape)} {value.stride()} {value.dtype}, "
+            f"key_cache {tuple(key_cache.shape)} {key_cache.dtype}, "
+            f"out {tuple(out.shape)} {out.dtype}"
+        )
+
+
 def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
     function: Any = library.slipstream_gumbel_argmax
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(abi.GumbelArgs),)
 
     def gumbel_argmax(
         logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor
@@ -378,16 +414,16 @@ def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
             )
         tokens = torch.empty(rows, dtype=torch.int64)
         function(
-            _GUMBEL(
-                logits.data_ptr(),
-                seeds.data_ptr(),
-                positions.data_ptr(),
-                temperatures.data_ptr(),
-                tokens.data_ptr(),
-                rows,
-                vocab_size,
-                row_stride,
-                kernel_threads(),
+            abi.GumbelArgs(
+                logits=logits.data_ptr(),
+                seeds=seeds.data_ptr(),
+                positions=positions.data_ptr(),
+                temperatures=temperatures.data_ptr(),
+                tokens=tokens.data_ptr(),
+                rows=rows,
+                vocab_size=vocab_size,
+                logits_stride=row_stride,
+                threads=kernel_threads(),
             )
         )
         return tokens

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu.abi import LatentArgs
 from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
-
-_LATENT = struct.Struct("@10P16q").pack  # LatentArgs
 
 
 def bind_latent(library: ctypes.CDLL) -> Callable[..., None]:
     """The op as a Python function."""
     function: Any = library.slipstream_latent_attention
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(LatentArgs),)
 
     def latent_attention(
         query: Tensor,
@@ -65,23 +63,33 @@ def bind_latent(library: ctypes.CDLL) -> Callable[..., None]:
             )
         spec = packed_specs([AttentionSpec(scale)])
         status = function(
-            _LATENT(
-                query.data_ptr(),
-                latent.data_ptr(),
-                cache.data_ptr(),
-                up.data_ptr(),
-                block_tables.data_ptr(),
-                query_start_loc.data_ptr(),
-                seq_lens.data_ptr(),
-                slot_mapping.data_ptr(),
-                out.data_ptr(),
-                ctypes.addressof(spec),
-                query.stride(0),
-                latent.stride(0),
-                block_tables.stride(0),
-                *(tokens, rows, heads, nope, rope, rank, value),
-                *(num_blocks, block_size, max_blocks),
-                *(DTYPES[query.dtype], kernel_threads(), deterministic),
+            LatentArgs(
+                query=query.data_ptr(),
+                latent=latent.data_ptr(),
+                cache=cache.data_ptr(),
+                up=up.data_ptr(),
+                block_tables=block_tables.data_ptr(),
+                query_start_loc=query_start_loc.data_ptr(),
+                seq_lens=seq_lens.data_ptr(),
+                slot_mapping=slot_mapping.data_ptr(),
+                out=out.data_ptr(),
+                spec=ctypes.addressof(spec),
+                query_stride=query.stride(0),
+                latent_stride=latent.stride(0),
+                block_table_stride=block_tables.stride(0),
+                tokens=tokens,
+                rows=rows,
+                heads=heads,
+                nope=nope,
+                rope=rope,
+                rank=rank,
+                value=value,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_blocks=max_blocks,
+                dtype=DTYPES[query.dtype],
+                threads=kernel_threads(),
+                deterministic=deterministic,
             )
         )
         if status:

@@ -298,8 +298,8 @@ Status run_kind(const LinearArgs& a) {
 
 }  // namespace
 
-SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t words,
-                                         int64_t threads) {
+SLIPSTREAM_EXPORT int slipstream_lay_out(const LayOutArgs* args) {
+  const int64_t strips = args->strips, words = args->words, threads = args->threads;
   try {
     const double work = double(strips * words * kSlice) / kLaidOutPerMicrosecond;
     // No more parts than threads, because each part needs memory for a strip. That is allocated before
@@ -308,7 +308,7 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(void* weight, int64_t strips, int64_t w
     std::vector<uint32_t> scratch(size_t(parts * words * kStripOutputs));
     parallel(threads, parts, [&](int64_t part) {
       for (int64_t strip = strips * part / parts; strip < strips * (part + 1) / parts; ++strip) {
-        lay_out_strip(static_cast<uint32_t*>(weight) + strip * words * kStripOutputs, words,
+        lay_out_strip(static_cast<uint32_t*>(args->weight) + strip * words * kStripOutputs, words,
                       scratch.data() + part * words * kStripOutputs);
       }
     });

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
+from src.ops.cpu.abi import ExpertsArgs, LinearArgs
+from src.ops.cpu.calls import DTYPES, address_of, kernel_threads, raise_status
 from src.ops.experts import reference as reference_experts
 from src.ops.linear import FLOAT8, INT4_RUN, STRIP, is_e2m1, num_outputs
 from src.ops.linear import reference as reference_linear
 
-_LINEAR = struct.Struct("@6P9q").pack  # LinearArgs
-_EXPERTS = struct.Struct("@8P13q2P2dq2P2q2P").pack  # ExpertsArgs
 KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
 _E2M1, _POWERS = 6, 3  # kE2M1, kPowers
 STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
@@ -25,7 +23,7 @@ _VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
 
 def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
     function: Any = library.slipstream_linear
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(LinearArgs),)
 
     def linear(
         x: Tensor,
@@ -57,22 +55,22 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
             )
         out = x.new_empty((tokens, outputs))
         status = function(
-            _LINEAR(
-                x.data_ptr(),
-                weight.data_ptr(),
-                0 if scales is None else scales.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                out.data_ptr(),
-                0 if offsets is None else offsets.data_ptr(),
-                tokens,
-                inputs,
-                outputs,
-                row_stride,
-                DTYPES[x.dtype],
-                _kind(weight, scales),
-                group,
-                kernel_threads(),
-                _group_dtype(scales),
+            LinearArgs(
+                x=x.data_ptr(),
+                weight=weight.data_ptr(),
+                scales=address_of(scales),
+                bias=address_of(bias),
+                out=out.data_ptr(),
+                offsets=address_of(offsets),
+                tokens=tokens,
+                inputs=inputs,
+                outputs=outputs,
+                x_stride=row_stride,
+                dtype=DTYPES[x.dtype],
+                kind=_kind(weight, scales),
+                group=group,
+                threads=kernel_threads(),
+                group_dtype=_group_dtype(scales),
             )
         )
         if status:
@@ -109,7 +107,7 @@ def _are_of_groups(offsets: Tensor, scales: Tensor | None, dims: int = 1) -> boo
 
 def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
     function: Any = library.slipstream_experts
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(ExpertsArgs),)
 
     def experts(
         hidden: Tensor,
@@ -134,66 +132,98 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         tokens, size = hidden.shape
         count, chosen = len(gate_up), ids.shape[1]
         intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
-        scales, biases = (gate_up_scales, down_scales), (gate_up_bias, down_bias)
-        offsets, orders = (gate_up_offsets, down_offsets), (gate_up_order, down_order)
-        if any(
-            of_rows is not None and inputs % INT4_RUN
-            for of_rows, inputs in zip(scales, (size, intermediate), strict=True)
-        ):
-            return reference_experts(
-                *(hidden, gate_up, down, weights, ids, *scales, *biases),
-                *(activation, alpha, limit, weighs_inputs, deterministic, *offsets, *orders),
-            )
-        for bias, outputs in ((gate_up_bias, 2 * intermediate), (down_bias, size)):
-            _check_of_experts(bias, (count, outputs), hidden.dtype)
-        for order, inputs in zip(orders, (size, intermediate), strict=True):
-            _check_of_experts(order, (count, inputs), torch.int32)
-        kinds = (
-            *_kind_and_group(gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype),
-            *_kind_and_group(down, down_scales, intermediate, size, hidden.dtype),
+        _check_of_experts(gate_up_bias, (count, 2 * intermediate), hidden.dtype)
+        _check_of_experts(down_bias, (count, size), hidden.dtype)
+        _check_of_experts(gate_up_order, (count, size), torch.int32)
+        _check_of_experts(down_order, (count, intermediate), torch.int32)
+        _check_choices(hidden, weights, ids)
+        gate_up_kind, gate_up_group = _kind_and_group(
+            gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype
         )
-        if not (
-            hidden.stride()[1] == 1
-            and len(down) == count
-            and _outputs_of_experts(down, down_scales) == size
-            and weights.shape == ids.shape == (tokens, chosen)
-            and weights.dtype == torch.float32
-            and ids.dtype == torch.int64
-            and weights.is_contiguous()
-            and ids.is_contiguous()
-            and all(
-                each is None or _are_of_groups(each, of_rows, 2)
-                for each, of_rows in zip(offsets, scales, strict=True)
-            )
-        ):
+        down_kind, down_group = _kind_and_group(down, down_scales, intermediate, size, hidden.dtype)
+        _check_offsets_of_experts(gate_up_offsets, gate_up_scales)
+        _check_offsets_of_experts(down_offsets, down_scales)
+        if len(down) != count or _outputs_of_experts(down, down_scales) != size:
             raise ValueError(
-                "expected hidden [T, H] with contiguous last dimension, down of as many experts as "
-                "gate_up, offsets as scales of groups, and contiguous float32 weights and int64 "
-                "ids, both [T, k]; got hidden "
-                f"{tuple(hidden.shape)} {hidden.stride()}, gate_up {tuple(gate_up.shape)}, down "
-                f"{tuple(down.shape)}, weights {tuple(weights.shape)} {weights.dtype}, ids "
-                f"{tuple(ids.shape)} {ids.dtype}"
+                f"expected down of as many experts as gate_up, {count}, with {size} outputs; got "
+                f"{tuple(down.shape)}"
             )
         out = hidden.new_empty((tokens, size))
         status = function(
-            _EXPERTS(
-                *(hidden.data_ptr(), gate_up.data_ptr(), down.data_ptr()),
-                *(0 if each is None else each.data_ptr() for each in scales),
-                *(weights.data_ptr(), ids.data_ptr(), out.data_ptr()),
-                *(tokens, size, intermediate, count, chosen, hidden.stride()[0]),
-                *(DTYPES[hidden.dtype], *kinds, activation, kernel_threads()),
-                *(0 if each is None else each.data_ptr() for each in biases),
-                *(alpha, limit, weighs_inputs),
-                *(0 if each is None else each.data_ptr() for each in offsets),
-                *map(_group_dtype, scales),
-                *(0 if each is None else each.data_ptr() for each in orders),
+            ExpertsArgs(
+                x=hidden.data_ptr(),
+                gate_up=gate_up.data_ptr(),
+                down=down.data_ptr(),
+                gate_up_scales=address_of(gate_up_scales),
+                down_scales=address_of(down_scales),
+                weights=weights.data_ptr(),
+                ids=ids.data_ptr(),
+                out=out.data_ptr(),
+                tokens=tokens,
+                hidden=size,
+                intermediate=intermediate,
+                experts=count,
+                chosen=chosen,
+                x_stride=hidden.stride()[0],
+                dtype=DTYPES[hidden.dtype],
+                gate_up_kind=gate_up_kind,
+                gate_up_group=gate_up_group,
+                down_kind=down_kind,
+                down_group=down_group,
+                activation=activation,
+                threads=kernel_threads(),
+                gate_up_bias=address_of(gate_up_bias),
+                down_bias=address_of(down_bias),
+                alpha=alpha,
+                limit=limit,
+                weighs_inputs=weighs_inputs,
+                gate_up_offsets=address_of(gate_up_offsets),
+                down_offsets=address_of(down_offsets),
+                gate_up_group_dtype=_group_dtype(gate_up_scales),
+                down_group_dtype=_group_dtype(down_scales),
+                gate_up_order=address_of(gate_up_order),
+                down_order=address_of(down_order),
             )
         )
         if status:
             raise_status(status)
         return out
 
-    return experts
+    def experts_or_reference(*call: Any) -> Tensor:
+        """The op, with its arguments in order; rows that no kernel takes go to the reference."""
+        hidden, gate_up, gate_up_scales, down_scales = call[0], call[1], call[5], call[6]
+        intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
+        is_ragged = (gate_up_scales is not None and hidden.shape[1] % INT4_RUN) or (
+            down_scales is not None and intermediate % INT4_RUN
+        )
+        return reference_experts(*call) if is_ragged else experts(*call)
+
+    return experts_or_reference
+
+
+def _check_offsets_of_experts(offsets: Tensor | None, scales: Tensor | None) -> None:
+    if offsets is not None and not _are_of_groups(offsets, scales, 2):
+        raise ValueError(
+            "expected contiguous offsets of the shape and dtype of scales of groups, got "
+            f"{tuple(offsets.shape)} of {offsets.dtype}"
+        )
+
+
+def _check_choices(hidden: Tensor, weights: Tensor, ids: Tensor) -> None:
+    if not (
+        hidden.stride(1) == 1
+        and weights.shape == ids.shape
+        and len(weights) == len(hidden)
+        and weights.dtype == torch.float32
+        and ids.dtype == torch.int64
+        and weights.is_contiguous()
+        and ids.is_contiguous()
+    ):
+        raise ValueError(
+            "expected hidden [T, H] with contiguous last dimension, and contiguous float32 weights "
+            f"and int64 ids, both [T, k]; got hidden {tuple(hidden.shape)} {hidden.stride()}, "
+            f"weights {tuple(weights.shape)} {weights.dtype}, ids {tuple(ids.shape)} {ids.dtype}"
+        )
 
 
 def _check_of_experts(given: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
-
-_CONVOLUTION = struct.Struct("@7P9q").pack  # ConvolutionArgs
-_RECURRENCE = struct.Struct("@10P15q").pack  # RecurrenceArgs
+from src.ops.cpu.abi import ConvolutionArgs, RecurrenceArgs
+from src.ops.cpu.calls import DTYPES, address_of, kernel_threads, raise_status
 
 
 def bind_convolution(library: ctypes.CDLL) -> Callable[..., None]:
     """The kernel of `causal_convolution`."""
     function: Any = library.slipstream_convolution
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(ConvolutionArgs),)
 
     def causal_convolution(
         x: Tensor,
@@ -51,11 +48,23 @@ def bind_convolution(library: ctypes.CDLL) -> Callable[..., None]:
                 f"{states.dtype}, out {tuple(out.shape)} {out.dtype}"
             )
         status = function(
-            _CONVOLUTION(
-                *(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
-                *(states.data_ptr(), slots.data_ptr(), query_start_loc.data_ptr()),
-                *(out.data_ptr(), x.stride(0), states.stride(0), tokens, len(slots), channels),
-                *(taps, len(states), DTYPES[x.dtype], kernel_threads()),
+            ConvolutionArgs(
+                x=x.data_ptr(),
+                weight=weight.data_ptr(),
+                bias=address_of(bias),
+                states=states.data_ptr(),
+                slots=slots.data_ptr(),
+                starts=query_start_loc.data_ptr(),
+                out=out.data_ptr(),
+                x_stride=x.stride(0),
+                state_stride=states.stride(0),
+                tokens=tokens,
+                rows=len(slots),
+                channels=channels,
+                taps=taps,
+                num_slots=len(states),
+                dtype=DTYPES[x.dtype],
+                threads=kernel_threads(),
             )
         )
         if status:
@@ -67,7 +76,7 @@ def bind_convolution(library: ctypes.CDLL) -> Callable[..., None]:
 def bind_recurrence(library: ctypes.CDLL) -> Callable[..., None]:
     """The kernel of `linear_recurrence`."""
     function: Any = library.slipstream_recurrence
-    function.argtypes = (ctypes.c_char_p,)
+    function.argtypes = (ctypes.POINTER(RecurrenceArgs),)
 
     def linear_recurrence(
         query: Tensor,
@@ -109,13 +118,32 @@ def bind_recurrence(library: ctypes.CDLL) -> Callable[..., None]:
                 f"{tuple(decay.shape)} {decay.dtype}, states {tuple(states.shape)} {states.dtype}"
             )
         status = function(
-            _RECURRENCE(
-                *(query.data_ptr(), key.data_ptr(), value.data_ptr(), decay.data_ptr()),
-                *(factor.data_ptr(), 0 if skip is None else skip.data_ptr(), states.data_ptr()),
-                *(slots.data_ptr(), query_start_loc.data_ptr(), out.data_ptr()),
-                *(query.stride(0), key.stride(0), value.stride(0), states.stride(0)),
-                *(tokens, len(slots), key_heads, heads, key_dim, dim, len(states)),
-                *(DTYPES[query.dtype], delta, normalizes, kernel_threads()),
+            RecurrenceArgs(
+                query=query.data_ptr(),
+                key=key.data_ptr(),
+                value=value.data_ptr(),
+                decay=decay.data_ptr(),
+                factor=factor.data_ptr(),
+                skip=address_of(skip),
+                states=states.data_ptr(),
+                slots=slots.data_ptr(),
+                starts=query_start_loc.data_ptr(),
+                out=out.data_ptr(),
+                query_stride=query.stride(0),
+                key_stride=key.stride(0),
+                value_stride=value.stride(0),
+                state_stride=states.stride(0),
+                tokens=tokens,
+                rows=len(slots),
+                key_heads=key_heads,
+                heads=heads,
+                key_dim=key_dim,
+                dim=dim,
+                num_slots=len(states),
+                dtype=DTYPES[query.dtype],
+                delta=delta,
+                normalizes=normalizes,
+                threads=kernel_threads(),
             )
         )
         if status:

@@ -7,7 +7,6 @@ Python would take most of the time. The GIL is released meanwhile.
 from __future__ import annotations
 
 import ctypes
-import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,17 +18,13 @@ from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import row_size
+from src.ops.cpu.abi import MAX_READS, MAX_WRITES, AttentionLayer, Instruction, StepContext
 from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import CACHE_KINDS, DTYPES, raise_status
+from src.ops.cpu.calls import address_of as address_of_tensor
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
-_CONTEXT: Final = struct.Struct("@7P19q").pack  # StepContext
-_LAYER: Final = struct.Struct("@4P10q").pack  # AttentionLayer
-_LAYER_SIZE: Final = struct.calcsize("@4P10q")
 MAX_STEP_TENSORS: Final = 16
-_MAX_READS: Final = 8
-_MAX_WRITES: Final = 8
-_INSTRUCTION: Final = struct.Struct(f"@2P{2 + _MAX_READS + _MAX_WRITES + 1}q").pack  # Instruction
 
 
 @dataclass(frozen=True)
@@ -148,9 +143,7 @@ class StepProgram:
 
 def takes_program(num_tensors: int, most_reads: int, most_writes: int) -> bool:
     """Whether a program with these numbers of tensors, reads and writes fits the C++ structs."""
-    return (
-        num_tensors <= MAX_STEP_TENSORS and most_reads <= _MAX_READS and most_writes <= _MAX_WRITES
-    )
+    return num_tensors <= MAX_STEP_TENSORS and most_reads <= MAX_READS and most_writes <= MAX_WRITES
 
 
 class MaskGate:
@@ -220,20 +213,19 @@ class CompiledStep:
         self._caller = caller
         self._program = program
         specs = packed_specs([each.spec for each in attentions])
-        spec_size = ctypes.sizeof(specs) // len(attentions)
-        layers = ctypes.create_string_buffer(
-            b"".join(
-                _packed_layer(each, ctypes.addressof(specs) + number * spec_size)
-                for number, each in enumerate(attentions)
-            ),
-            len(attentions) * _LAYER_SIZE,
+        layers = (AttentionLayer * len(attentions))(
+            *(
+                _layer(each, ctypes.addressof(spec))
+                for each, spec in zip(attentions, specs, strict=True)
+            )
         )
         address_of = {
-            id(each): ctypes.addressof(layers) + number * _LAYER_SIZE
-            for number, each in enumerate(attentions)
+            id(each): ctypes.addressof(layer)
+            for each, layer in zip(attentions, layers, strict=True)
         }
-        packed = [_packed(each, address_of) for each in program.instructions]
-        instructions = ctypes.create_string_buffer(b"".join(packed))
+        instructions = (Instruction * len(program.instructions))(
+            *(_instruction(each, address_of) for each in program.instructions)
+        )
         # Keeps alive what the context points to.
         self._holds = (caller, program, rows, specs, layers, instructions)
         last = max(
@@ -241,33 +233,33 @@ class CompiledStep:
             for number, each in enumerate(program.instructions)
             if isinstance(each.computes, StepAttention)
         )
-        self._context = _CONTEXT(
-            ctypes.addressof(instructions),
-            program.head.address,
-            rows.tokens.data_ptr(),
-            rows.block_tables.data_ptr(),
-            rows.temperatures.data_ptr(),
-            rows.seeds.data_ptr(),
-            0 if rows.adapter_slots is None else rows.adapter_slots.data_ptr(),
-            len(program.instructions),
-            last,
-            _bits(program.kept),
-            program.hidden,
-            len(rows.tokens),
-            rows.tokens.stride(0),
-            len(rows.block_tables),
-            rows.block_tables.stride(0),
-            rows.block_tables.stride(1),
-            rows.temperatures.stride(0),
-            rows.seeds.stride(0),
-            rows.vocab_size,
-            attentions[0].keys.shape[1],
-            max(each.width for each in attentions),
-            DTYPES[program.dtype],
-            caller.dtype_codes[program.dtype],
-            caller.dtype_codes[torch.int64],
-            caller.num_threads,
-            program.deterministic,
+        self._context = StepContext(
+            program=ctypes.addressof(instructions),
+            head=program.head.address,
+            tokens=rows.tokens.data_ptr(),
+            block_tables=rows.block_tables.data_ptr(),
+            temperatures=rows.temperatures.data_ptr(),
+            seeds=rows.seeds.data_ptr(),
+            adapter_slots=address_of_tensor(rows.adapter_slots),
+            length=len(program.instructions),
+            last_attention=last,
+            kept=_bits(program.kept),
+            hidden=program.hidden,
+            rows=len(rows.tokens),
+            token_stride=rows.tokens.stride(0),
+            groups=len(rows.block_tables),
+            group_stride=rows.block_tables.stride(0),
+            block_table_stride=rows.block_tables.stride(1),
+            temperature_stride=rows.temperatures.stride(0),
+            seed_stride=rows.seeds.stride(0),
+            vocab_size=rows.vocab_size,
+            block_size=attentions[0].keys.shape[1],
+            attended_width=max(each.width for each in attentions),
+            dtype=DTYPES[program.dtype],
+            torch_dtype=caller.dtype_codes[program.dtype],
+            torch_index_dtype=caller.dtype_codes[torch.int64],
+            threads=caller.num_threads,
+            deterministic=program.deterministic,
         )
 
     def gate(self) -> MaskGate:
@@ -338,7 +330,7 @@ def _bits(numbers: Iterable[int]) -> int:
     return sum(1 << number for number in numbers)
 
 
-def _packed_layer(layer: StepAttention, spec: int) -> bytes:
+def _layer(layer: StepAttention, spec: int) -> AttentionLayer:
     num_blocks, block_size = layer.keys.shape[:2]
     if layer.up is None:
         num_kv_heads, row = layer.keys.shape[2:]
@@ -348,28 +340,34 @@ def _packed_layer(layer: StepAttention, spec: int) -> bytes:
         num_kv_heads, rank = 1, layer.up.shape[2]
         nope = layer.up.shape[1] - layer.value_dim
         head_dim = nope + layer.keys.shape[2] - rank
-    return _LAYER(
-        layer.keys.data_ptr(),
-        0 if layer.values is None else layer.values.data_ptr(),
-        spec,
-        0 if layer.up is None else layer.up.data_ptr(),
-        *(layer.num_heads, num_kv_heads, head_dim, num_blocks, block_size, layer.group),
-        *(nope, rank, layer.value_dim, CACHE_KINDS.get(layer.keys.dtype, 0)),
+    return AttentionLayer(
+        key_cache=layer.keys.data_ptr(),
+        value_cache=address_of_tensor(layer.values),
+        spec=spec,
+        up=address_of_tensor(layer.up),
+        num_heads=layer.num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        group=layer.group,
+        nope=nope,
+        rank=rank,
+        value=layer.value_dim,
+        cache_kind=CACHE_KINDS.get(layer.keys.dtype, 0),
     )
 
 
-def _packed(step: StepInstruction, address_of: dict[int, int]) -> bytes:
+def _instruction(step: StepInstruction, address_of: dict[int, int]) -> Instruction:
     is_call = isinstance(step.computes, Bound)
-    return _INSTRUCTION(
-        step.computes.address if isinstance(step.computes, Bound) else 0,
-        0 if is_call else address_of[id(step.computes)],
-        len(step.reads),
-        len(step.writes),
-        *_filled(step.reads, _MAX_READS),
-        *_filled(step.writes, _MAX_WRITES),
-        _bits(place for place, number in enumerate(step.reads) if number in step.last_reads),
+    return Instruction(
+        call=step.computes.address if isinstance(step.computes, Bound) else 0,
+        attention=0 if is_call else address_of[id(step.computes)],
+        num_reads=len(step.reads),
+        num_writes=len(step.writes),
+        reads=(ctypes.c_int64 * MAX_READS)(*step.reads),
+        writes=(ctypes.c_int64 * MAX_WRITES)(*step.writes),
+        last_reads=_bits(
+            place for place, number in enumerate(step.reads) if number in step.last_reads
+        ),
     )
-
-
-def _filled(numbers: Sequence[int], length: int) -> list[int]:
-    return [*numbers, *(0 for _ in range(length - len(numbers)))]

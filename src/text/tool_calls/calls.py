@@ -60,8 +60,8 @@ class Calls:
         """The opening tag of what is being read; empty if it began without one."""
         self._new_id = new_id
         self._parallel = parallel
+        self.certain = certain
         self._eager = eager
-        self._certain = certain
         self._alone = alone
         self._count = 0
         self._ids: set[str] = set()
@@ -91,7 +91,7 @@ class Calls:
         try:
             yield from reader
         except MismatchError:
-            if source.is_cut_short and (self._certain or self._shown):
+            if source.is_cut_short and (self.certain or self._shown):
                 # The rest belongs to the call that was cut short.
                 source.drop()
                 source.remainder()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+from collections.abc import Sequence
 from typing import Final
 
 from src.text.source import MismatchError, Source, Steps
@@ -13,41 +13,54 @@ from src.text.tool_calls.json_values import read_value
 from src.text.tool_calls.python_values import NAME_RUN
 from src.text.tool_calls.syntax import Form, Members, Slot, Syntax
 from src.text.tool_calls.typed_values import ANY, TEXT, Kinds, json_of, quoted_inside
+from src.text.tool_calls.value_ends import KEY_RUN, ValueEnd, ValueTags
 
-_KEY_RUN = re.compile(r"[^<>\r\n]*")
+_QWEN3_TAGS: Final = ValueTags(
+    closers=("</parameter>", "</function>", "</tool_call>"),
+    openers=("<parameter=", "<function=", "<tool_call>"),
+    argument="<parameter=",
+    behind_key=">",
+    on_lines=True,
+)
+_GLM_TAGS: Final = ValueTags(
+    closers=("</arg_value>", "</tool_call>"),
+    openers=("<arg_value>", "<tool_call>"),
+    argument="<arg_key>",
+    behind_key="</arg_key>",
+    on_lines=False,
+)
 
 
 class _ArgumentWriter:
     """Builds the JSON object of a call's arguments, argument by argument."""
 
-    def __init__(self, calls: Calls, name: str) -> None:
+    def __init__(self, calls: Calls, name: str, tags: ValueTags) -> None:
         calls.begin(name)
         self._calls = calls
+        self._tags = tags
         self._kinds = calls.functions[name]
         self._keys: set[str] = set()
 
-    def read(self, key: str, closing: str, *, line: bool) -> Steps[None]:
-        """Read the value of argument ``key``, up to ``closing``, which is consumed.
-
-        With ``line`` a line break at either end of the value is not part of it.
+    def read(self, key: str) -> Steps[None]:
+        """Read the value of argument ``key``, and the closing tag behind it.
 
         Raises
         ------
         MismatchError
-            The name is empty or was used before, or ``closing`` is missing.
+            The name is empty or was used before, or the value has no end.
         """
         if not key or key in self._keys:
             raise MismatchError
         calls, source = self._calls, self._calls.source
-        if line:
+        if self._tags.on_lines:
             yield from source.starts_with("\n")
         calls.argue((", " if self._keys else "{") + f'"{quoted_inside(key)}": ')
         self._keys.add(key)
         kinds = self._kinds.get(key, ANY)
         if kinds == TEXT:
-            yield from self._read_text(closing, line=line)
+            yield from self._read_text()
         else:
-            calls.argue(json_of((yield from _read_value(source, kinds, closing, line=line)), kinds))
+            calls.argue(json_of((yield from self._read_value(kinds)), kinds))
 
     def end(self) -> None:
         """There are no more."""
@@ -55,54 +68,74 @@ class _ArgumentWriter:
             self._calls.argue("}")
         self._calls.complete()
 
-    def _read_text(self, closing: str, *, line: bool) -> Steps[None]:
+    def _read_text(self) -> Steps[None]:
         calls = self._calls
-        text = _Text(holds_break=line)
+        text = _Text()
         calls.argue('"')
-        is_closed = yield from calls.copy(calls.source.up_to(closing), text.spell)
-        if not is_closed:
+        if not (yield from calls.copy(self._to_end(), text.spell)):
             raise MismatchError
-        yield from calls.source.expect(closing)
+        if not (yield from self._leaves_break_out()):
+            calls.argue(quoted_inside(text.held))
         calls.argue('"')
+
+    def _read_value(self, kinds: Kinds) -> Steps[str]:
+        """Consume a value that may be JSON, and its closing tag; return the value's text."""
+        source = self._calls.source
+        assert source.captured is None
+        captured: list[str] = []
+        source.captured = captured
+        try:
+            if "string" not in kinds:
+                # A string inside the JSON may contain the tag.
+                with contextlib.suppress(MismatchError):
+                    yield from read_value(source)
+            has_end = yield from self._to_end()
+        finally:
+            source.captured = None
+        if not has_end:
+            raise MismatchError
+        spelt = "".join(captured)
+        return spelt.removesuffix("\n") if (yield from self._leaves_break_out()) else spelt
+
+    def _to_end(self) -> Steps[bool]:
+        """Consume the value; say whether there is a tag that ends it."""
+        calls, tags = self._calls, self._tags
+        is_wrapped = calls.opened == tags.openers[-1]
+        end = ValueEnd(
+            calls.source, tags, self._takes, is_wrapped=is_wrapped, is_exact=calls.certain
+        )
+        return (yield from end.up_to())
+
+    def _takes(self, key: str, begins_line: bool) -> bool:
+        return bool(key) and key not in self._keys and (begins_line or key in self._kinds)
+
+    def _leaves_break_out(self) -> Steps[bool]:
+        """Consume the closing tag; say whether a line break before it is not part of the value."""
+        is_closed = yield from self._calls.source.starts_with(self._tags.closer)
+        return self._tags.on_lines or not is_closed
 
 
 class _Text:
     """Escapes a streamed text for JSON; a line break at its end is held back."""
 
-    def __init__(self, *, holds_break: bool) -> None:
-        self._holds_break = holds_break
-        self._held = ""
+    def __init__(self) -> None:
+        self.held = ""
 
     def spell(self, text: str) -> str:
-        text = self._held + text
-        shown = text.removesuffix("\n") if self._holds_break else text
-        self._held = text[len(shown) :]
+        text = self.held + text
+        shown = text.removesuffix("\n")
+        self.held = text[len(shown) :]
         return quoted_inside(shown)
 
 
-def _read_value(source: Source, kinds: Kinds, closing: str, *, line: bool) -> Steps[str]:
-    """Consume a value that may be JSON, and ``closing``; return the value's text."""
-    assert source.captured is None
-    captured: list[str] = []
-    source.captured = captured
-    try:
-        if "string" not in kinds:
-            # A string inside the JSON may contain the tag.
-            with contextlib.suppress(MismatchError):
-                yield from read_value(source)
-        is_closed = yield from source.up_to(closing)
-    finally:
-        source.captured = None
-    if not is_closed:
-        raise MismatchError
-    yield from source.expect(closing)
-    spelt = "".join(captured)
-    return spelt.removesuffix("\n") if line else spelt
+def _ends(source: Source, tag: str, others: Sequence[str]) -> Steps[bool]:
+    """Consume the tag after the last argument.
 
-
-def _ends(source: Source, tag: str) -> Steps[bool]:
-    """Consume the tag after the last argument, which may be missing at the end of an answer."""
+    It may be missing where one of the other tags comes next, or at the end of an answer.
+    """
     if (yield from source.starts_with(tag)):
+        return True
+    if (yield from source.ahead(source.starts_with_any(others))):
         return True
     return not (yield from source.peek()) and not source.is_cut_short
 
@@ -118,15 +151,15 @@ def _read_qwen3_coder(calls: Calls) -> Steps[None]:
         yield from source.expect("<function=")
     name = yield from source.run(NAME_RUN)
     yield from source.expect(">")
-    arguments = _ArgumentWriter(calls, name)
+    arguments = _ArgumentWriter(calls, name, _QWEN3_TAGS)
     while True:
         yield from source.run_space()
-        if (yield from _ends(source, "</function>")):
+        if (yield from _ends(source, "</function>", ("</tool_call>", *_QWEN3_TAGS.calls))):
             break
         yield from source.expect("<parameter=")
-        key = yield from source.run(_KEY_RUN)
+        key = yield from source.run(KEY_RUN)
         yield from source.expect(">")
-        yield from arguments.read(key.strip(), "</parameter>", line=True)
+        yield from arguments.read(key.strip())
     arguments.end()
 
 
@@ -137,17 +170,18 @@ def _read_glm(calls: Calls) -> Steps[None]:
     if (yield from source.peek()) == "{":
         yield from calls.read_object()
         return
-    arguments = _ArgumentWriter(calls, (yield from source.run(NAME_RUN)))
+    arguments = _ArgumentWriter(calls, (yield from source.run(NAME_RUN)), _GLM_TAGS)
     while True:
         yield from source.run_space()
-        if (yield from _ends(source, "</tool_call>")):
+        if (yield from _ends(source, "</tool_call>", _GLM_TAGS.calls)):
             break
         yield from source.expect("<arg_key>")
-        key = yield from source.run(_KEY_RUN)
+        key = yield from source.run(KEY_RUN)
         yield from source.expect("</arg_key>")
         yield from source.run_space()
-        yield from source.expect("<arg_value>")
-        yield from arguments.read(key.strip(), "</arg_value>", line=False)
+        # Some of these models leave this one out.
+        yield from source.starts_with("<arg_value>")
+        yield from arguments.read(key.strip())
     arguments.end()
 
 

@@ -29,7 +29,8 @@ class Members(NamedTuple):
     """How arguments are written one by one: a string as it is, anything else as JSON.
 
     ``before`` stands before the argument's name, ``between`` before its value, ``after`` behind it.
-    ``closing`` is the part of ``after`` that ends the value: no value may contain it.
+    ``closing`` is the part of ``after`` that ends the value. A string may contain it, but not with
+    what may follow it there; where it is a special token, no string can have it.
     """
 
     before: str

@@ -128,6 +128,9 @@ class _SchemaReader:
         if isinstance(branches := schema.get("allOf"), list):
             for branch in branches:
                 found &= self.kinds(branch, depth + 1)
+        if schema.get("nullable") is True:
+            # As OpenAPI 3.0 says that a value may be null.
+            found |= {"null"}
         return found or ANY
 
     def _union(self, schemas: Iterable[Any], depth: int) -> Kinds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from dataclasses import replace
@@ -150,6 +151,29 @@ def test_experts_are_read_as_far_as_tokens_take_them(tmp_path: Path) -> None:
     left = 4 * stack * (1 - chosen / experts)
     # 64 tokens take nearly all experts; one token takes those that are chosen for it.
     assert many - 64 * kv - (one - kv) == pytest.approx(left, rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_few_rows_share_some_of_their_experts(tmp_path: Path, rows: int) -> None:
+    """Counted over all the choices that two experts of six can be, for so many tokens."""
+    directory = make_checkpoint(tmp_path / "model", "mixtral", num_hidden_layers=1)
+    raw = json.loads((directory / "config.json").read_text())
+    of_an_expert = 4 * 3 * raw["hidden_size"] * raw["intermediate_size"]
+    choices = list(itertools.combinations(range(raw["num_local_experts"]), 2))
+    # How many experts so many tokens take, as a distribution.
+    taken = {frozenset[int](): 1.0}
+    for _ in range(rows):
+        grown: dict[frozenset[int], float] = {}
+        for found, share in taken.items():
+            for choice in choices:
+                union = found | set(choice)
+                grown[union] = grown.get(union, 0.0) + share / len(choices)
+        taken = grown
+    expected = sum(len(found) * share for found, share in taken.items())
+    work = Work(outline_model(directory))
+    read = [work.bytes_of_step(1, tokens, 16) for tokens in (rows, 10**6)]
+    left = of_an_expert * (raw["num_local_experts"] - expected)
+    assert read[1] - read[0] == pytest.approx(left)
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
@@ -319,7 +343,9 @@ def test_a_hub_id_needs_its_configuration_alone(
 def test_a_single_file_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"x")
-    with pytest.raises(ModelLoadError, match=r"is a file; expected a directory .* \*.gguf file"):
+    with pytest.raises(
+        ModelLoadError, match=r"is a file of tensors: name the directory .* expected"
+    ):
         planned(file)
 
 
@@ -345,7 +371,8 @@ HOSTILE: dict[str, Any] = {
     "more layers than memory": {"num_hidden_layers": 10**9},
     "wider than addresses": {"hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1},
     "more than an integer": {"vocab_size": 10**30},
-    "as large as numbers go": {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 8},
+    "wider than any model": {"hidden_size": 2**24 + 8},
+    "as large as numbers go": {"vocab_size": 2**31 - 1, "hidden_size": 2**24},
     "a long life": {"max_position_embeddings": 2**31 - 1},
     "less than none": {"num_hidden_layers": -1},
     "no number": {"hidden_size": "512"},

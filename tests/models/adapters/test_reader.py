@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from pathlib import Path
@@ -76,6 +77,31 @@ def test_the_digest_tells_tensors_and_scales_apart(adapter: Path, targets: Targe
     retensor(adapter, **{f"{Q}.lora_A.weight": torch.ones(4, 64)})
     digests.append(read(adapter, targets).digest)
     assert len(set(digests)) == 4
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("patterns", [(), ("rank",), ("alpha",), ("rank", "alpha")])
+def test_a_scale_is_of_the_rank_that_the_module_has(
+    checkpoint: Path, targets: Targets, tmp_path: Path, patterns: tuple[str, ...], use_rslora: bool
+) -> None:
+    """As in PEFT: alpha / rank, or alpha / sqrt(rank), both perhaps the module's own."""
+    own = {"rank": 9, "alpha": 3}
+    fields = {f"{name}_pattern": {"q_proj": own[name]} for name in patterns}
+    rank, alpha = (own[name] if name in patterns else 4 for name in ("rank", "alpha"))
+    adapter = make_adapter(
+        tmp_path / "it",
+        load_reference(checkpoint),
+        targets=("q_proj",),
+        rank=4,
+        alpha=4,
+        use_rslora=use_rslora,
+        **fields,
+    )
+    up = load_file(adapter / "adapter_model.safetensors")[f"{Q}.lora_B.weight"]
+    assert up.shape[1] == rank
+    update = read(adapter, targets).updates["layers.0.qkv_weight"]
+    scale = alpha / (math.sqrt(rank) if use_rslora else rank)
+    torch.testing.assert_close(update.up[:, :64], scale * up.T)
 
 
 @pytest.mark.parametrize(

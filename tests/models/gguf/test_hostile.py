@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from src.core.errors import ModelLoadError
+from src.core.gguf import open_gguf
 from src.models import load_config
 from src.models.gguf.checkpoint import block_types, open_checkpoint
 
@@ -52,13 +54,42 @@ def test_a_tensors_name_is_no_pattern(name: str, tmp_path: Path) -> None:
     assert found == name.replace("token_embd", "model.embed_tokens")
 
 
-def test_a_bomb_of_experts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("src.models.gguf.checkpoint._MOST_TENSORS", 8)
+BOMBS: dict[str, dict[str, list[int]]] = {
+    # Tensors may lie on each other, so few bytes hold any number of them.
+    "one stack": {"blk.0.ffn_gate_exps.weight": [32, 1, 100_000]},
+    "many stacks": {f"blk.{i}.ffn_gate_exps.weight": [32, 1, 1024] for i in range(300)},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("read", [open_checkpoint, block_types])
+def test_a_bomb_of_experts_is_refused_before_one_is_named(
+    name: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
     pairs = {"llama.expert_count": (4, struct.pack("<I", 9))}
-    file = write(tmp_path / "m.gguf", pairs, {"blk.0.ffn_gate_exps.weight": [32, 2, 8]})
-    assert len(open_checkpoint(file)) == 8
-    file = write(tmp_path / "n.gguf", pairs, {"blk.0.ffn_gate_exps.weight": [32, 2, 9]})
-    with pytest.raises(ModelLoadError, match=r"ffn_gate_exps\.weight has too many experts"):
+    file = write(tmp_path / "m.gguf", pairs, BOMBS[name])
+    with file.open("ab") as content:
+        content.truncate(5_000_000)
+    open_gguf(file)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelLoadError, match=r"ffn_gate_exps\.weight has \d+ experts; at most"):
+            read(file)
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_experts_as_a_model_may_have_are_named(tmp_path: Path) -> None:
+    pairs = {"llama.expert_count": (4, struct.pack("<I", 9))}
+    file = write(tmp_path / "m.gguf", pairs, {"blk.0.ffn_gate_exps.weight": [32, 1, 1024]})
+    with file.open("ab") as content:
+        content.truncate(100_000)
+    assert len(open_checkpoint(file)) == len(block_types(file)) == 1024
+    file = write(tmp_path / "n.gguf", pairs, {"blk.0.ffn_gate_exps.weight": [32, 1, 1025]})
+    with file.open("ab") as content:
+        content.truncate(100_000)
+    with pytest.raises(ModelLoadError, match="has 1025 experts"):
         open_checkpoint(file)
 
 

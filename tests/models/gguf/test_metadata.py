@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
+from src.models.generation import parse_generation
 from src.models.gguf import rope as rope_module
+from src.models.gguf.configuration import read_configuration
 from tests.models.gguf.test_hostile import text, write
-from tests.models.gguf.test_oracle import PROMPT, agree, logits_of
+from tests.models.gguf.test_oracle import PROMPT, assert_only_rounded, logits_of
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import write_gguf, write_metadata
 
 Value = float | int | bool | str | list[int]
 
@@ -159,7 +162,9 @@ def test_the_factor_of_attention_multiplies_that_of_yarn(tmp_path: Path, value: 
     factor = json.loads((checkpoint / "config.json").read_text())["rope_parameters"]["factor"]
     product = value * (0.1 * math.log(factor) + 1)
     reference = changed_rope(checkpoint, tmp_path / "theirs", attention_factor=product)
-    agree(dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference))
+    )
 
 
 def test_the_bounds_of_yarn(tmp_path: Path) -> None:
@@ -172,7 +177,9 @@ def test_the_bounds_of_yarn(tmp_path: Path) -> None:
 
     path = write_gguf(tmp_path / "m.gguf", checkpoint, "llama", also=also)
     reference = changed_rope(checkpoint, tmp_path / "theirs", beta_fast=8.0, beta_slow=2.0)
-    agree(dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(reference))
+    )
 
 
 def test_the_factor_of_attention_beside_factors_of_frequencies(tmp_path: Path) -> None:
@@ -208,3 +215,62 @@ def test_the_pattern_of_windows(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", checkpoint, "gemma3", also=also)
     windows = [layer.attention.window for layer in load_config(path).layers]  # type: ignore[union-attr]
     assert [window is None for window in windows] == [i % 2 == 1 for i in range(len(windows))]
+
+
+# The sizes that llama.cpp knows: heads, width of a head, width of the model, layers, and by what
+# queries are scaled (`hparams.f_attention_scale` in its models, and Google's configurations).
+GEMMAS = {
+    "gemma2 2b": ("gemma2", 8, 256, 2304, 26, 256),
+    "gemma2 9b": ("gemma2", 16, 256, 3584, 42, 256),
+    "gemma2 27b": ("gemma2", 32, 128, 4608, 46, 144),
+    "gemma3 4b": ("gemma3", 8, 256, 2560, 34, 256),
+    "gemma3 12b": ("gemma3", 16, 256, 3840, 48, 256),
+    "gemma3 27b": ("gemma3", 32, 128, 5376, 62, 168),
+}
+
+
+def bare(path: Path, family: str, config: dict[str, Any], **metadata: Any) -> Path:
+    """A file of a large model of which only a few tensors are there, and no tokens."""
+    writer = gguf.GGUFWriter(path, family)
+    write_metadata(writer, config)
+    for name, value in metadata.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((8, config["hidden_size"]), np.float32))
+    for layer in {0, config["num_hidden_layers"] - 1}:
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def sizes(layers: int, heads: int, of_head: int, hidden: int) -> dict[str, Any]:
+    return {
+        "max_position_embeddings": 8192,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": of_head,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+
+
+@pytest.mark.parametrize("size", GEMMAS)
+def test_what_scales_the_queries_of_every_gemma(tmp_path: Path, size: str) -> None:
+    """The widest of both are scaled by the model's width over its heads, not by a head's."""
+    family, heads, of_head, hidden, layers, scalar = GEMMAS[size]
+    path = bare(tmp_path / "m.gguf", family, sizes(layers, heads, of_head, hidden))
+    assert read_configuration(path)["query_pre_attn_scalar"] == scalar
+
+
+@pytest.mark.parametrize("names", [("eos",), ("eot",), ("eom",), ("eos", "eot", "eom")])
+def test_every_end_that_a_file_names_ends_an_answer(tmp_path: Path, names: tuple[str, ...]) -> None:
+    ids = {f"{name}_token_id": 3 + place for place, name in enumerate(names)}
+    path = bare(tmp_path / "m.gguf", "llama", sizes(1, 2, 4, 8), **ids)
+    ends = parse_generation(read_configuration(path), None).eos_token_ids
+    assert ends == tuple(ids.values())

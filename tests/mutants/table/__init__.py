@@ -3,6 +3,9 @@
 from tests.mutants.mutation import Mutation
 from tests.mutants.table import (
     answers,
+    browsers,
+    calls,
+    files,
     grammar,
     http,
     kernels,
@@ -14,13 +17,28 @@ from tests.mutants.table import (
     scheduling,
     telemetry,
     text,
+    weights,
+)
+
+TABLES = (
+    answers,
+    browsers,
+    calls,
+    files,
+    grammar,
+    http,
+    kernels,
+    loop,
+    models,
+    prefix_cache,
+    prompts,
+    sampling,
+    scheduling,
+    telemetry,
+    text,
+    weights,
 )
 
 MUTATIONS: tuple[Mutation, ...] = tuple(
-    mutation
-    for module in (
-        *(loop, scheduling, prefix_cache, sampling, text, answers, grammar, http, telemetry),
-        *(prompts, models, kernels),
-    )
-    for mutation in module.MUTATIONS
+    mutation for module in TABLES for mutation in module.MUTATIONS
 )

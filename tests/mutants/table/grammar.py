@@ -4,6 +4,7 @@ from tests.mutants.mutation import mutations_of
 
 _FOLDER = "tests/engine/grammar"
 _ROW_TESTS = (f"{_FOLDER}/test_row_grammars.py", f"{_FOLDER}/test_moves.py")
+_KINDS = (f"{_FOLDER}/schemas/test_kinds.py",)
 _JUDGE_TESTS = (f"{_FOLDER}/test_compiled.py", f"{_FOLDER}/test_fuel.py")
 
 
@@ -336,6 +337,75 @@ MUTATIONS = (
             "a budget that is spent has masks beside grammars alone",
             "        if is_free and not self._thinking.may_force(rows, positions):\n",
             "        if is_free:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/schemas/objects.py",
+        _KINDS,
+        (
+            "required names do not count where an open object has a least number of them",
+            '            "minProperties": least + len(required),\n        }\n        return [*',
+            '            "minProperties": least,\n        }\n        return [*',
+        ),
+        (
+            "required names do not count among several that an open object must have",
+            "return [_exactly(some, optional, least + len(required), None)",
+            "return [_exactly(some, optional, least, None)",
+        ),
+        (
+            "required names do not count among those that an open object may have",
+            "        if len(some) + len(required) <= most\n",
+            "        if len(some) <= most\n",
+            "such an alternative has more required names than it may have, and so no instance",
+        ),
+        (
+            "required names count twice where a closed object has a greatest number",
+            "    most = None if most is None else most - len(required)\n",
+            "    most = None if most is None else most - 2 * len(required)\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/schemas/knowledge.py",
+        _KINDS,
+        (
+            "branches that share one number exclude each other",
+            'if low > high or (low == high and "exclusive" in (least + most)):',
+            "if low >= high:",
+        ),
+        (
+            "branches that touch in a number that one excludes are not told apart",
+            'if low > high or (low == high and "exclusive" in (least + most)):',
+            "if low > high:",
+            "each then excludes the other's instances, of which it has none",
+        ),
+        (
+            "branches that share one length exclude each other",
+            "isinstance(high, int) and low > high",
+            "isinstance(high, int) and low >= high",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/grammar/schemas/complement.py",
+        _KINDS,
+        (
+            "the number where two branches touch is of neither, or of both",
+            '"minimum": ("number", "exclusiveMaximum", 0)',
+            '"minimum": ("number", "maximum", 0)',
+        ),
+        (
+            "what is above an exclusive bound has the bound in it",
+            '"exclusiveMaximum": ("number", "minimum", 0)',
+            '"exclusiveMaximum": ("number", "exclusiveMinimum", 0)',
+        ),
+        (
+            "the length where two branches touch is of both",
+            '"minLength": ("string", "maxLength", -1)',
+            '"minLength": ("string", "maxLength", 0)',
+        ),
+        (
+            "the number of items where two branches touch is of both",
+            '"maxItems": ("array", "minItems", 1)',
+            '"maxItems": ("array", "minItems", 0)',
         ),
     ),
 )

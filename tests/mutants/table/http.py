@@ -39,7 +39,7 @@ MUTATIONS = (
         ),
         (
             "metrics are open to all",
-            "(path == METRICS and server.config.http.public_metrics)",
+            "(path == METRICS and http.public_metrics)",
             "path == METRICS",
         ),
         (
@@ -70,8 +70,8 @@ MUTATIONS = (
         ),
         (
             "origins are parts of addresses",
-            "if _ORIGIN.fullmatch(origin) is None:",
-            "if _ORIGIN.match(origin) is None:",
+            "if ORIGIN.fullmatch(origin) is None:",
+            "if ORIGIN.match(origin) is None:",
         ),
         (
             "who may not pass is not challenged",
@@ -167,6 +167,34 @@ MUTATIONS = (
             "an admin key of white space is one",
             "    if not key.strip():\n",
             "    if not key:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/http/guard.py",
+        (f"{_TESTS[0]}::test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key",),
+        (
+            "without an admin key an API key may load adapters",
+            "if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):",
+            "if path in ADMIN_WRITES and len(keys.admin):",
+        ),
+        (
+            "without API keys anybody may load adapters, whatever the admin key",
+            "if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):",
+            "if path in ADMIN_WRITES and len(keys.api):",
+        ),
+    ),
+    *mutations_of(
+        "src/http/responses/store.py",
+        ("tests/http/test_response_store.py",),
+        (
+            "items of forgotten responses stay in the index",
+            "            self._items.pop(item.id, None)\n",
+            "            pass\n",
+        ),
+        (
+            "one item of a response stays in the index",
+            "        for item in entry.body.output:\n            self._items.pop",
+            "        for item in entry.body.output[1:]:\n            self._items.pop",
         ),
     ),
 )

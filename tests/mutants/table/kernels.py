@@ -1,29 +1,79 @@
-"""Of the compiled kernels; each is compiled anew, so they are few."""
+"""Of the compiled kernels: the units that a fault is in are compiled anew, for every level."""
 
 from tests.mutants.mutation import mutations_of
 
-MUTATIONS = mutations_of(
-    "src/ops/cpu/attend.h",
-    ("tests/ops/test_build.py::test_every_level_of_this_machine_and_compiler_is_tested",),
-    (
-        "bfloat16 decodes drop the value of the last of an even number of keys",
-        "if (end > s.now->last) rows_of_values",
-        "if (end >= s.now->last) rows_of_values",
+_TURNS = (
+    "tests/ops/test_latent_attention.py::test_heads_whose_keys_do_not_fit_together_take_turns",
+)
+
+MUTATIONS = (
+    *mutations_of(
+        "src/ops/cpu/attend.h",
+        ("tests/ops/test_build.py::test_every_level_of_this_machine_and_compiler_is_tested",),
+        (
+            "bfloat16 decodes drop the value of the last of an even number of keys",
+            "if (end > s.now->last) rows_of_values",
+            "if (end >= s.now->last) rows_of_values",
+        ),
     ),
-) + mutations_of(
-    "src/ops/cpu/integer_tiles.h",
-    (
-        "tests/ops/test_linear_amx.py"
-        "::test_bytes_have_the_same_bits_by_tiles_and_by_products_of_four",
+    *mutations_of(
+        "src/ops/cpu/latent.cpp",
+        _TURNS,
+        (
+            "a second turn of heads has the queries of the first",
+            "join(query_of(first + t, head + i), query_dim",
+            "join(query_of(first + t, i), query_dim",
+        ),
+        (
+            "a second turn of heads has the keys and values of the first",
+            "up_of(head), count * up_rows, made.get()",
+            "up_of(0), count * up_rows, made.get()",
+        ),
+        (
+            "a second turn of heads is written over the first",
+            "std::memcpy(out_of(first + t, head + i), out.get()",
+            "std::memcpy(out_of(first + t, i), out.get()",
+        ),
+        (
+            "a last turn of fewer heads is taken apart as a whole one",
+            "out.get() + (t * count + i) * wide,\n",
+            "out.get() + (t * together + i) * wide,\n",
+        ),
     ),
-    (
-        "tiles of bytes take the second of every eight inputs' halves for the first",
-        "std::memcpy(at, &low, sizeof low);",
-        "std::memcpy(at, &high, sizeof high);",
+    *mutations_of(
+        "src/ops/cpu/experts.cpp",
+        ("tests/ops/test_experts.py::test_sizes_that_do_not_fill_a_vector",),
+        (
+            "the last inputs of a token are not weighed",
+            ": load_some(from + h, some)) * weight, some);",
+            ": load_some(from + h, some) / weight) * weight, some);",
+        ),
+        (
+            "the last numbers of a token are the sum of one result",
+            "(some == W ? load(result) : load_some(result, some))",
+            "(some == W ? load(result) : j ? vf{} : load_some(result, some))",
+        ),
     ),
-    (
-        "tiles of bytes leave out the last unit of each four",
-        "if (count > 3) _tile_stored(3, sums[3], 64);",
-        "if (count > 4) _tile_stored(3, sums[3], 64);",
+    *mutations_of(
+        "src/ops/cpu/code_tables.h",
+        ("tests/ops/test_cached_rows.py::test_heads_that_end_in_half_a_lookup",),
+        ("a row behind half a lookup begins too late", "to += is_half ? 32 : 64;", "to += 64;"),
+    ),
+    *mutations_of(
+        "src/ops/cpu/integer_tiles.h",
+        (
+            "tests/ops/test_linear_amx.py"
+            "::test_bytes_have_the_same_bits_by_tiles_and_by_products_of_four",
+        ),
+        (
+            "tiles of bytes take the second of every eight inputs' halves for the first",
+            "std::memcpy(at, &low, sizeof low);",
+            "std::memcpy(at, &high, sizeof high);",
+        ),
+        (
+            "tiles of bytes leave out the last unit of each four",
+            "if (count > 3) _tile_stored(3, sums[3], 64);",
+            "if (count > 4) _tile_stored(3, sums[3], 64);",
+        ),
     ),
 )

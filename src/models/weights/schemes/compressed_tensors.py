@@ -16,16 +16,21 @@ from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _LINEAR = "Linear"
+_STATUSES = ("compressed", "frozen", "calibration", "initialized")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Modules with one scheme: a class of modules, names, or patterns."""
+    """Modules with one scheme: a class of modules, names, or patterns.
 
-    scheme: Scheme
+    Without a scheme they are stored plainly, and with ``rounds`` their inputs are to be rounded.
+    """
+
+    scheme: Scheme | None
     has_all: bool
     names: frozenset[str]
     patterns: Patterns
+    rounds: bool = False
 
     def names_module(self, module: str) -> bool:
         """Whether it names the module by itself, not as one of a class."""
@@ -45,17 +50,28 @@ class Groups:
             return None
         naming = (group for group in self.groups if group.names_module(module))
         found = next(naming, None) or next((g for g in self.groups if g.has_all), None)
-        return None if found is None else found.scheme
+        if found is None or not found.rounds:
+            return None if found is None else found.scheme
+        raise ValueError(f"config_groups rounds the inputs of {module}, but not its weights")
 
 
-def read_compressed_tensors(given: Mapping[str, Any]) -> CheckpointFormats:
-    """``quant_method: compressed-tensors``."""
+def read_compressed_tensors(given: Mapping[str, Any]) -> CheckpointFormats | None:
+    """``quant_method: compressed-tensors``; None if no weights are quantized.
+
+    What counts are the groups and formats of weights. How far the tool was when it saved the
+    weights, and words about weights that are not sparse, say nothing that the tensors do not.
+    """
     section = Section(given)
-    for name in ("sparsity_config", "transform_config"):
-        section.refuse(name, {"format": "dense"})
-    section.among("quantization_status", choices=("compressed",), default="compressed")
-    _check_cache(section.raw("kv_cache_scheme"))
+    sparsity = section.raw("sparsity_config")
+    if sparsity is not None:
+        Section(sparsity, "sparsity_config").among("format", choices=("dense",), default="dense")
+    section.refuse("transform_config")
+    section.among("quantization_status", choices=_STATUSES, default="compressed")
+    cache = section.raw("kv_cache_scheme")
+    _check_cache(cache)
     groups = section.raw("config_groups")
+    if groups == {} and cache is not None:
+        return None
     if not isinstance(groups, Mapping) or not groups:
         raise section.error("config_groups", "an object of groups")
     allowance, common = Allowance(), section.raw("format")
@@ -63,7 +79,9 @@ def read_compressed_tensors(given: Mapping[str, Any]) -> CheckpointFormats:
         _group(Section(one, f"config_groups.{name}"), common, f"{name}", allowance)
         for name, one in groups.items()
     ]
-    formats = sorted({each for _, each in read})
+    formats = sorted({each for _, each in read if each})
+    if not formats:
+        return None
     ignored = ModuleNames(section.strings("ignore"), allowance)
     schemes = Groups(tuple(group for group, _ in read), ignored)
     return CheckpointFormats("compressed-tensors " + " and ".join(formats), schemes)
@@ -80,21 +98,25 @@ def _check_cache(scheme: Any) -> None:
 
 
 def _group(section: Section, common: Any, name: str, allowance: Allowance) -> tuple[Group, str]:
+    targets = section.strings("targets")
+    if not targets:
+        raise section.error("targets", "a list of classes, names or patterns")
+    patterns = Patterns((each for each in targets if each.startswith(PREFIX)), allowance)
+    inputs, names = section.raw("input_activations"), frozenset(targets)
+    if section.raw("weights") is None:
+        # Of the cache alone, or of attention's inputs: no matrix is of such a group.
+        if _LINEAR in targets and inputs is not None:
+            raise section.error("weights", "an object, since input_activations are to be rounded")
+        return Group(None, _LINEAR in targets, names, patterns, inputs is not None), ""
     form = section.raw("format") or common
     if form not in _FORMATS:
         raise ValueError(f"format must be one of {', '.join(_FORMATS)}, got {form!r}")
     section.refuse("output_activations")
     weights = Section(section.raw("weights"), f"{name}.weights")
-    inputs = section.raw("input_activations")
     scheme, bits = _scheme(
         weights, None if inputs is None else Section(inputs, f"{name}.input_activations"), form
     )
-    targets = section.strings("targets")
-    if not targets:
-        raise section.error("targets", "a list of classes, names or patterns")
-    patterns = Patterns((each for each in targets if each.startswith(PREFIX)), allowance)
-    group = Group(scheme, _LINEAR in targets, frozenset(targets), patterns)
-    return group, f"{form} ({bits})"
+    return Group(scheme, _LINEAR in targets, names, patterns), f"{form} ({bits})"
 
 
 def _scheme(weights: Section, inputs: Section | None, form: str) -> tuple[Scheme, str]:

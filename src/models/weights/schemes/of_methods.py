@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from src.models.weights.schemes.held import Columns
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import AwqLayout, GptqLayout, Zeros
 from src.models.weights.schemes.names import ModuleNames, Section
-from src.models.weights.schemes.patterns import PREFIX
+from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 
+# What a rule of `dynamic` may change.
+_OF_LAYOUT = ("bits", "group_size", "sym", "desc_act")
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers")
 
 
@@ -34,6 +36,24 @@ class OneScheme:
         if module in self.left_out or (is_head and not self.has_head):
             return None
         return self.scheme
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One scheme, but for modules that a rule names first; see `checkpoint_formats.Schemes`.
+
+    ``rules`` are pairs of a pattern and its scheme; None: the modules are left out.
+    """
+
+    rules: tuple[tuple[Patterns, Scheme | None], ...]
+    others: OneScheme
+
+    def of(self, module: str, *, is_head: bool) -> Scheme | None:
+        """See `checkpoint_formats.Schemes`."""
+        own = self.others.of(module, is_head=is_head)
+        if own is None:
+            return None
+        return next((scheme for rule, scheme in self.rules if rule.match(module)), own)
 
 
 def read_fp8(given: Mapping[str, Any]) -> CheckpointFormats:
@@ -101,17 +121,26 @@ def read_gptq(given: Mapping[str, Any]) -> CheckpointFormats:
     version = section.among("checkpoint_format", choices=("gptq", "gptq_v2"), default="gptq")
     section.among("pack_dtype", choices=("int32",), default="int32")
     section.refuse("is_marlin_format")
+    zeros: Zeros = "as they are"
+    if version == "gptq":
+        zeros = _zeros_less_one(section.raw("meta"))
     size = section.group_size("group_size")
+    left_out = ModuleNames(section.strings(*_LEFT_OUT))
+    schemes = OneScheme(_gptq_scheme(section, zeros), left_out, section.flag("lm_head"))
+    rules = tuple(_rules(section, given, zeros))
+    name = f"{version}, {bits} bits {_grouped(size)}"
+    return CheckpointFormats(name, Rules(rules, schemes) if rules else schemes)
+
+
+def _gptq_scheme(section: Section, zeros: Zeros) -> Scheme:
     layout = GptqLayout(
-        bits,
-        Columns(size),
+        section.among("bits", choices=(4, 8)),
+        Columns(section.group_size("group_size")),
         is_symmetric=section.flag("sym", default=True),
         is_reordered=section.flag("desc_act"),
-        zeros="as they are" if version == "gptq_v2" else _zeros_less_one(section.raw("meta")),
+        zeros=zeros,
     )
-    left_out = ModuleNames([*section.strings(*_LEFT_OUT), *_rules(section)])
-    schemes = OneScheme(IntegerScheme(IntegerPacking(layout)), left_out, section.flag("lm_head"))
-    return CheckpointFormats(f"{version}, {bits} bits {_grouped(size)}", schemes)
+    return IntegerScheme(IntegerPacking(layout))
 
 
 def _zeros_less_one(meta: Any) -> Zeros:
@@ -125,15 +154,29 @@ def _zeros_less_one(meta: Any) -> Zeros:
     return "words less one" if is_by_words else "less one"
 
 
-def _rules(section: Section) -> list[str]:
-    """The patterns of modules that ``dynamic`` leaves out; rules with other bits are refused."""
+def _rules(
+    section: Section, given: Mapping[str, Any], zeros: Zeros
+) -> Iterator[tuple[Patterns, Scheme | None]]:
+    """The rules of ``dynamic``, of which the first one counts that a module matches.
+
+    ``-:`` leaves modules out. Others (``+:``, or nothing before the pattern) may give another
+    number of bits, size of groups and order; what they say of calibration says nothing here.
+    """
     rules = section.raw("dynamic") or {}
     if not isinstance(rules, Mapping):
         raise section.error("dynamic", "an object")
-    for rule in rules:
-        if not rule.startswith("-:"):
-            raise ValueError(f"dynamic: {rule!r} is not supported, only rules with -: are")
-    return [f"{PREFIX}{rule[2:]}" for rule in rules]
+    allowance = Allowance()
+    for rule, changes in rules.items():
+        pattern = Patterns([f"{PREFIX}{rule.removeprefix('-:').removeprefix('+:')}"], allowance)
+        if rule.startswith("-:"):
+            yield pattern, None
+            continue
+        own = Section(changes or {}, f"dynamic[{rule[:100]!r}]")
+        for name in ("checkpoint_format", "format", "pack_dtype", "quant_method"):
+            own.refuse(name, given.get(name))
+        kept = {name: given.get(name) for name in _OF_LAYOUT}
+        kept |= {name: own.raw(name) for name in _OF_LAYOUT if own.raw(name) is not None}
+        yield pattern, _gptq_scheme(Section(kept, f"dynamic[{rule[:100]!r}]"), zeros)
 
 
 def _grouped(size: int | None) -> str:

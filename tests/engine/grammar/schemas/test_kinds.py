@@ -39,6 +39,11 @@ CAT, DOG = tagged("cat", {"type": "string"}), tagged("dog", {"type": "integer"})
 LISTED = {"type": "array", "items": {"type": "string"}}
 ABC = {name: {"type": "integer"} for name in "abc"}
 SOME = [{}, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}, {"d": 1}, 5, {"a": "x"}]
+MORE = [
+    *SOME,
+    *({"a": 1, "d": 1}, {"d": 1, "e": 1}, {"a": 1, "d": 1, "e": 1}, {"b": 1, "c": 1, "d": 1}),
+    *({"a": 1, "b": 1, "d": 1}, {"b": 1, "c": 1}),
+]
 
 # Schema, and instances of which jsonschema says which are valid: some are, and some are not.
 KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
@@ -89,6 +94,48 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "oneOf, that overlap": (
         {"type": "integer", "oneOf": [{"minimum": 3}, {"maximum": 5}]},
         [1, 3, 4, 5, 6, "x"],
+    ),
+    **{
+        f"oneOf, {low} and {high} of a {kind} that touch": (
+            {"type": kind, "oneOf": [{high: 3}, {low: 3}]},
+            [2, 3, 4, *([] if kind == "integer" else [2.5, 3.5]), "x"],
+        )
+        for kind in ("integer", "number")
+        for low in ("minimum", "exclusiveMinimum")
+        for high in ("maximum", "exclusiveMaximum")
+    },
+    **{
+        f"oneOf, {low} and {high} that overlap": (
+            {"type": "number", "oneOf": [{high: 5}, {low: 3}]},
+            [2, 3, 4, 5, 6, 3.5, 5.5, "x"],
+        )
+        for low in ("minimum", "exclusiveMinimum")
+        for high in ("maximum", "exclusiveMaximum")
+    },
+    "oneOf, lengths that touch": (
+        {"type": "string", "oneOf": [{"maxLength": 2}, {"minLength": 2}]},
+        ["x", "xy", "xyz", 1],
+    ),
+    "oneOf, numbers of items that touch": (
+        {
+            "type": "array",
+            "items": {"type": "integer"},
+            "oneOf": [{"maxItems": 1}, {"minItems": 1}],
+        },
+        [[], [1], [1, 2], 1],
+    ),
+    "oneOf, one value in both lists": (
+        {"oneOf": [{"enum": [1, 2, "x"]}, {"enum": [2, 3]}]},
+        [1, 2, 3, "x", "y"],
+    ),
+    "oneOf, properties that touch": (
+        {
+            "oneOf": [
+                closed({"a": {"type": "integer", "maximum": 3}}, required=["a"]),
+                closed({"a": {"type": "integer", "minimum": 3}}, required=["a"]),
+            ]
+        },
+        [{"a": 2}, {"a": 3}, {"a": 4}, {}],
     ),
     "oneOf, patterns": (
         {"oneOf": [{"type": "string", "pattern": p} for p in ("^https?://.", r"^\./.")]},
@@ -154,6 +201,21 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "both, closed": ({**closed(ABC), "minProperties": 1, "maxProperties": 2}, SOME),
     "minProperties, open": ({"type": "object", "properties": ABC, "minProperties": 1}, SOME),
     "maxProperties, open": ({"type": "object", "properties": ABC, "maxProperties": 1}, SOME),
+    **{
+        f"{least} to {most} properties, {how}, some required": (
+            {
+                "type": "object",
+                "properties": ABC,
+                "required": ["a"],
+                **({} if least is None else {"minProperties": least}),
+                **({} if most is None else {"maxProperties": most}),
+                **({"additionalProperties": False} if how == "closed" else {}),
+            },
+            MORE,
+        )
+        for how in ("open", "closed")
+        for least, most in ((2, None), (3, None), (None, 1), (None, 2), (2, 2), (1, 2))
+    },
     "unevaluatedProperties": (
         {"type": "object", "properties": ABC, "unevaluatedProperties": False},
         SOME,

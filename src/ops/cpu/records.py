@@ -1,0 +1,137 @@
+"""Structs that pass between Python and the C++ kernels, each declared once.
+
+A [`Record`][src.ops.cpu.records.Record] is a `ctypes.Structure` whose fields have names on both
+sides. From the same declarations comes `abi_records.h`, which asserts every size and offset, and
+the number by which a library and this package know that they were made for each other. Run
+`python -m src.ops.cpu.abi` after a change of `abi.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One field: its type in Python and in C++, its length if it is an array, and its meaning."""
+
+    ctype: type
+    declared: str
+    meaning: str
+    length: str = ""
+
+    def line(self, name: str) -> str:
+        return f"  {self.declared} {name}{self.length and f'[{self.length}]'};"
+
+
+def pointer(declared: str, meaning: str = "") -> Any:
+    """A field with an address, `declared` as in C++; 0 is null.
+
+    The owner of the memory must outlive the call: a record keeps nothing alive.
+    """
+    return _Field(ctypes.c_void_p, declared, meaning)
+
+
+def int64(meaning: str = "") -> Any:
+    """A field with an integer, a boolean, or a number of an enum."""
+    return _Field(ctypes.c_int64, "int64_t", meaning)
+
+
+def float64(meaning: str = "") -> Any:
+    """A field with a double."""
+    return _Field(ctypes.c_double, "double", meaning)
+
+
+def float32(meaning: str = "") -> Any:
+    """A field with a float."""
+    return _Field(ctypes.c_float, "float", meaning)
+
+
+def int64_array(constant: str, length: int, meaning: str = "") -> Any:
+    """A field with `length` integers; `constant` is that number's name in C++."""
+    return _Field(ctypes.c_int64 * length, "int64_t", meaning, constant)
+
+
+class Record(ctypes.Structure):
+    """A struct of named fields. Its constructor takes every field by name.
+
+    Attributes
+    ----------
+    kernel
+        The entry point that takes a pointer to the struct and returns a `Status`; empty if the
+        struct is a part of others.
+    """
+
+    kernel: ClassVar[str] = ""
+    declared: ClassVar[dict[str, _Field]] = {}
+
+    @property
+    def address(self) -> int:
+        """Where the struct lies in memory, for as long as this object lives."""
+        return ctypes.addressof(self)
+
+    @classmethod
+    def in_cpp(cls) -> str:
+        """The declaration in C++, with assertions that Python lays it out alike."""
+        comment = inspect.cleandoc(cls.__doc__ or "").splitlines()
+        lines = [f"// {line}".rstrip() for line in comment] + [f"struct {cls.__name__} {{"]
+        for name, field in cls.declared.items():
+            line = field.line(name)
+            meaning = f"  // {field.meaning}" if field.meaning else ""
+            if len(line + meaning) > _WIDTH:
+                lines += [f"  // {part}" for part in textwrap.wrap(field.meaning, _WIDTH - 5)]
+                meaning = ""
+            lines.append(line + meaning)
+        size = f"sizeof({cls.__name__}) == {ctypes.sizeof(cls)}"
+        lines += ["};", f'static_assert({size}, "as in Python");']
+        for name in cls.declared:
+            place, struct = getattr(cls, name), cls.__name__
+            same = f"offsetof({struct}, {name}) == {place.offset}"
+            same += f" && sizeof({struct}::{name}) == {place.size}"
+            lines.append(f'static_assert({same}, "as in Python");')
+        return "\n".join(lines) + "\n"
+
+
+_records: list[type[Record]] = []
+_Class = TypeVar("_Class", bound=type[Record])
+
+
+@dataclass_transform(
+    kw_only_default=True, field_specifiers=(pointer, int64, float64, float32, int64_array)
+)
+def record(*, kernel: str = "") -> Callable[[_Class], _Class]:
+    """Make a record of a class that declares fields: `tokens: int = int64("how many")`.
+
+    Fields stand in the order of the C++ struct.
+    """
+
+    def declare(cls: _Class) -> _Class:
+        cls.kernel = kernel
+        cls.declared = {
+            name: field for name, field in vars(cls).items() if isinstance(field, _Field)
+        }
+        for name in cls.declared:
+            delattr(cls, name)
+        cls._fields_ = [(name, field.ctype) for name, field in cls.declared.items()]
+        _records.append(cls)
+        return cls
+
+    return declare
+
+
+def records() -> tuple[type[Record], ...]:
+    """All records, in the order of their declaration."""
+    return tuple(_records)
+
+
+def digest(text: str) -> int:
+    """A number below 2**31 that stands for a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

@@ -1,0 +1,211 @@
+"""Of calls of tools: where values between tags end, and what other servers' calls become."""
+
+from tests.mutants.mutation import mutations_of
+
+_VALUES = ("tests/text/test_values_between_tags.py",)
+
+MUTATIONS = (
+    *mutations_of(
+        "src/text/tool_calls/value_ends.py",
+        _VALUES,
+        (
+            "a value ends at a closing tag with any text behind it",
+            "        return bool(found) or source.ends_within(expected)\n\n"
+            "    def _is_closed_without(",
+            "        return True\n\n    def _is_closed_without(",
+        ),
+        (
+            "a function that XML closes is the end of the call",
+            "        if found in tags.closers[1:-1] and self._is_wrapped:\n",
+            "        if False:\n",
+        ),
+        (
+            "a closing tag that is left out before the next argument is missed",
+            "            if begins_line or not tags.on_lines:\n",
+            "            if not tags.on_lines:\n",
+        ),
+        (
+            "an argument in the middle of a line ends the value before it",
+            "            if begins_line or not tags.on_lines:\n",
+            "            if True:\n",
+        ),
+        (
+            "the arguments of a quoted call end the value that quotes it",
+            "        elif tag == tags.argument and not is_in_call:\n",
+            "        elif tag == tags.argument:\n",
+        ),
+        (
+            "a quoted call is not seen to be one",
+            "                quoted[level] += 1\n",
+            "                quoted[level] += 0\n",
+        ),
+        (
+            "a value that quotes the beginning of a call has no end",
+            "            return not source.is_cut_short\n",
+            "            return False\n",
+        ),
+        (
+            "an answer that is cut short ends a value",
+            "            return not source.is_cut_short\n",
+            "            return True\n",
+        ),
+        (
+            "without the closing tags of one call the next one is a part of its value",
+            "        if (yield from source.starts_with_any(tags.calls)):\n            return True",
+            "        yield from source.starts_with_any(tags.calls)",
+        ),
+        (
+            "a value ends with a tag of the call within a line",
+            "        return bool(begins_line and is_whole)\n",
+            "        return bool(is_whole)\n",
+        ),
+        (
+            "a list of functions in a value ends the call",
+            "        is_whole = found or level + 1 == len(tags.closers) or not self._is_wrapped\n",
+            "        is_whole = True\n",
+        ),
+        (
+            "under a grammar a value ends where a tag is left out",
+            "self._is_exact else tags.all",
+            "False else tags.all",
+        ),
+        (
+            "under a grammar the function's end is taken for the call's",
+            "        for closer in tags.closers[2:] if found == tags.closers[1] else ():\n",
+            "        for closer in ():\n",
+        ),
+    ),
+    *mutations_of(
+        "src/text/tool_calls/member_calls.py",
+        _VALUES,
+        (
+            "an argument's value ends at an argument that was given before",
+            "        return bool(key) and key not in self._keys and (",
+            "        return bool(key) and (",
+        ),
+        (
+            "the line break before a tag of the next argument is a part of the value",
+            "        return self._tags.on_lines or not is_closed\n",
+            "        return self._tags.on_lines\n",
+        ),
+        (
+            "a last line break of a value is lost",
+            "            calls.argue(quoted_inside(text.held))\n",
+            "            pass\n",
+        ),
+        (
+            "a call without its function's closing tag is text",
+            "    if (yield from source.ahead(source.starts_with_any(others))):\n",
+            "    if False:\n",
+        ),
+        (
+            "a value without its opening tag is no value",
+            '        yield from source.starts_with("<arg_value>")\n',
+            '        yield from source.expect("<arg_value>")\n',
+        ),
+    ),
+    *mutations_of(
+        "src/text/source.py",
+        _VALUES,
+        (
+            "what was looked at ahead is lost where the text is cut there",
+            "        kept = self._at if self._mark is None else self._mark\n",
+            "        kept = self._at\n",
+        ),
+        (
+            "a look ahead takes white space without an end",
+            "            match = pattern.match(self._buffer, self._at, self._at + limit)\n",
+            "            match = pattern.match(self._buffer, self._at)\n",
+        ),
+    ),
+    *mutations_of(
+        "src/text/answer_grammar.py",
+        (*_VALUES, "tests/text/test_forced_calls.py"),
+        (
+            "a forced text may go on behind the tag of an argument",
+            'self._rule(f"{name}[lazy]", f"/(.|\\\\n)*{end}/ & {without}")',
+            'self._rule(f"{name}[lazy]", f"/(.|\\\\n)*{end}/")',
+        ),
+        (
+            "a forced call ends without an argument that is required",
+            "                if not any(one.is_required for one in later):\n",
+            "                if True:\n",
+        ),
+        (
+            "a forced argument cannot be left out behind a text",
+            '                    named.append(f"named_{name}_{index + 1}")\n',
+            "                    pass\n",
+        ),
+        (
+            "a forced text has the first closing tag at its end",
+            "        if not any(map(_is_free, members_of(schema))):\n",
+            "        if True:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/text/tool_calls/typed_values.py",
+        ("tests/text/test_tool_call_syntaxes.py",),
+        (
+            "a value that is nullable is never null",
+            '            found |= {"null"}\n',
+            "            pass\n",
+        ),
+    ),
+    *mutations_of(
+        "src/http/foreign.py",
+        ("tests/http/test_input_types.py",),
+        (
+            "an image in a block of a new type is left out unsaid",
+            "            if text is None or not replaces_media:\n",
+            "            if text is None:\n",
+        ),
+        (
+            "an address of bytes is told as text",
+            '            if key in value and (key != "source" or isinstance(value[key], str)):\n',
+            "            if key in value:\n",
+        ),
+        (
+            "a deep block ends the request in a traceback",
+            "    if depth > _MAX_DEPTH:\n",
+            "    if False:\n",
+        ),
+        (
+            "a result names no call",
+            '    if read.type in _RESULTS and read.type != "tool_search_output":\n',
+            "    if False:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/http/messages/translation.py",
+        ("tests/http/test_input_types.py",),
+        (
+            "a result within an answer stands before its call",
+            "        if self._texts or self._thoughts or self._calls:\n"
+            "            self._end_message()\n        text",
+            "        text",
+        ),
+        (
+            "a result of a tool is told as text where it belongs to nobody",
+            '    elif kind == "tool_result":\n',
+            '    elif kind == "no_result":\n',
+        ),
+    ),
+    *mutations_of(
+        "src/http/responses/translation.py",
+        ("tests/http/test_input_types.py",),
+        (
+            "pictures in results are refused like a user's",
+            '        self._replaces_results = media != "none"\n',
+            '        self._replaces_results = media == "all"\n',
+        ),
+    ),
+    *mutations_of(
+        "src/http/responses/inputs.py",
+        ("tests/http/test_input_types.py",),
+        (
+            "an item of another tool is listed as a reference",
+            '    if kind in (None, "item_reference"):\n',
+            "    if kind not in _PREFIXES:\n",
+        ),
+    ),
+)
