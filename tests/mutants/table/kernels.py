@@ -57,7 +57,11 @@ MUTATIONS = (
     *mutations_of(
         "src/ops/cpu/code_tables.h",
         ("tests/ops/test_cached_rows.py::test_heads_that_end_in_half_a_lookup",),
-        ("a row behind half a lookup begins too late", "to += is_half ? 32 : 64;", "to += 64;"),
+        (
+            "a row behind half a lookup begins too late",
+            "to += is_half ? 32 : 64;",
+            "to += 64;",
+        ),
     ),
     *mutations_of(
         "src/ops/cpu/integer_tiles.h",
