@@ -63,6 +63,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "cache.memory_fraction": "0.5",
         "cache.enable_prefix_caching": "false",
         "scheduler.policy": "priority",
+        "scheduler.tenant_weights": '{"it": 2}',
         "scheduler.pipeline_depth": "1",
         "scheduler.plan_late": "true",
         "compile.enforce_eager": "true",

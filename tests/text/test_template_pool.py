@@ -160,7 +160,8 @@ def test_whatever_a_template_does_ends_in_time(victim: TemplatePool, kind: str) 
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # That of one process, with its start.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
-    assert after.ru_maxrss * 1024 < MEMORY_BYTES + 128 * 2**20
+    # Of the largest child so far, which may have been another test's.
+    assert after.ru_maxrss <= max(before.ru_maxrss, (MEMORY_BYTES + 128 * 2**20) // 1024)
     assert victim.render(GREETING, NAME) == "Hello Köln!"
 
 

@@ -103,6 +103,5 @@ def test_an_engine_serves_it(checkpoint: Path, adapter: Path) -> None:
         save_with(adapter, saved)
         config = small_config(checkpoint, lora__adapters={"it": str(adapter)}, lora__max_rank=8)
         with LLM(config) as llm:
-            assert "it" in llm.engine.adapters.loaded
-            texts.append(llm.generate(["Once upon"], params)[0].token_ids)
+            texts.append(llm.generate(["Once upon"], params, lora="it")[0].token_ids)
     assert texts[0] == texts[1]
