@@ -29,6 +29,7 @@ def make_request(key: int, **changes: Any) -> RequestView:
         "request_id": f"id-{key}",
         "index": 0,
         "phase": "running",
+        "tenant": "",
         "age": 1.5,
         "waited": 0.25,
         "prompt_tokens": 100,

@@ -60,15 +60,15 @@ async def demo(demo_app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 def prompts(demo_app: Starlette, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts of conversations that templates made, and not those that try a template out."""
     made: list[str] = []
-    render = ChatTemplate.render
+    render = ChatTemplate._render
 
-    def recorded(self: ChatTemplate, *arguments: Any, **how: Any) -> str:
-        text = render(self, *arguments, **how)
+    def recorded(self: ChatTemplate, *arguments: Any) -> str:
+        text = render(self, *arguments)
         if QUESTION in text:
             made.append(text)
         return text
 
-    monkeypatch.setattr(ChatTemplate, "render", recorded)
+    monkeypatch.setattr(ChatTemplate, "_render", recorded)
     return made
 
 
