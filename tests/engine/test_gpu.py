@@ -137,6 +137,7 @@ async def test_the_log_says_what_attends(
     assert any("attention triton, context" in line for line in caplog.messages)
 
 
+@pytest.mark.alone
 async def test_the_largest_step_fits_beside_kv_memory_that_takes_the_rest(
     tmp_path: Path,
 ) -> None:
