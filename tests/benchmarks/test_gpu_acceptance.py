@@ -290,6 +290,38 @@ def test_a_section_that_hangs_is_ended_with_what_it_started(
         time.sleep(0.05)
 
 
+def test_what_ends_the_command_ends_the_section_that_runs(tmp_path: Path) -> None:
+    """A device that a forgotten section keeps busy spoils whatever is measured next."""
+    text = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 600"
+    script = (
+        "import sys; from benchmarks.gpu.__main__ import main;"
+        f"sys.executable = {program(tmp_path, text)!r}; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", script, *ON_CPU, "--only", "start"]
+    process = subprocess.Popen(command, cwd=CHECKOUT)
+    try:
+        begun = time.monotonic()
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            assert time.monotonic() - begun < 60
+            time.sleep(0.05)
+        section = Path("/proc") / (tmp_path / "pid").read_text().strip() / "status"
+        process.terminate()
+        assert process.wait(20) == 143
+        while section.exists() and "\nState:\tZ" not in section.read_text():
+            assert time.monotonic() - begun < 90
+            time.sleep(0.05)
+    finally:
+        process.kill()
+
+
+def test_the_figures_that_are_asked_for_are_measured_first() -> None:
+    """Of a few minutes, whatever the other sections take."""
+    first, *_ = sections.SECTIONS.values()
+    assert first.name == "model"
+    assert first.expected(parse(["--budget-seconds", "200"])) <= 200
+
+
 # The whole
 
 
