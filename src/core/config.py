@@ -101,6 +101,8 @@ class CacheSection(Section, frozen=True, kw_only=True):
     memory_fraction: Fraction | None = None  # None: 0.25 of free host memory, 0.9 of a GPU's
     num_blocks: Positive | None = None  # overrides both
     enable_prefix_caching: bool = True
+    # Whether clients with different API keys read each other's cached prefixes.
+    share_prefixes: bool = False
 
 
 class LoraSection(Section, frozen=True, kw_only=True):
@@ -136,6 +138,10 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     max_waiting_tokens: Positive = 8_388_608
     # How often later requests may overtake the first waiting request while it does not fit.
     max_bypasses: NonNegative = 64
+    # Owner of API keys -> weight of its share of steps, rows and memory; 1 for all others.
+    tenant_weights: dict[str, Annotated[int, Meta(ge=1, le=1000)]] = {}
+    # Owners whose requests of a priority below 0 go before those of all others.
+    priority_tenants: tuple[str, ...] = ()
 
 
 class CompileSection(Section, frozen=True, kw_only=True):
@@ -234,8 +240,11 @@ class HttpSection(Section, frozen=True, kw_only=True):
     # What /v1/responses stores for later turns; 0 stores nothing.
     max_stored_responses: NonNegative = 1024
     max_stored_response_bytes: NonNegative = 64 * MIB
+    # Background responses of one owner of API keys at the same time, where there are several.
+    max_background_per_owner: Positive = 256
     strict_fields: bool = False  # refuse unknown fields
-    # Keys for everything except the probes. Without any key the server is open to all.
+    # Keys for everything except the probes, each as KEY or "KEY OWNER". Without any key the server
+    # is open to all.
     api_keys: tuple[Secret, ...] = ()
     api_key_file: str | None = None
     # Key for /debug. Without either of the two there are no debug endpoints.

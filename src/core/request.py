@@ -38,6 +38,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Seconds of the same clock at which it ends with the output so far; ``None`` is never.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
+    tenant
+        Whose request it is. Tenants share the engine by their weights, and each has its own cached
+        prefixes unless they are shared. Requests of the tenant "" are nobody's in particular.
     adapter
         The adapter that it is computed with; ``None`` is the model alone.
     media_keys
@@ -62,6 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0
     deadline: float | None = None
     cache_salt: str = ""
+    tenant: str = ""
     adapter: Adapter | None = None
     media_keys: Mapping[int, bytes] = {}
     grammar: Any = None

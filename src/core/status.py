@@ -5,15 +5,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from src.core.config import ModelSection
 from src.core.errors import EngineDeadError, NotReadyError, ShuttingDownError, SlipstreamError
 from src.core.gguf import is_gguf
-
-if TYPE_CHECKING:
-    from src.engine.scheduling.scheduler import Scheduler
-    from src.engine.telemetry.timeline import Timeline
 
 # Phases of a start in order, with the fraction of the whole at which each begins.
 STARTUP_PHASES: Final = {
@@ -158,20 +154,3 @@ class EngineStats:
     prefix_cache_hits: int
     pool_is_whole: bool
     compiled: bool
-
-    @classmethod
-    def of(cls, scheduler: Scheduler, timeline: Timeline, *, compiled: bool) -> EngineStats:
-        """The figures of this moment."""
-        last = timeline.last
-        return cls(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            kv_usage=scheduler.kv_usage,
-            num_steps=0 if last is None else last.step_id,
-            bubble=timeline.bubble,
-            preemptions=scheduler.stats.preemptions,
-            prefix_cache_queries=scheduler.stats.prefix_cache_queries,
-            prefix_cache_hits=scheduler.stats.prefix_cache_hits,
-            pool_is_whole=scheduler.pool_is_whole(),
-            compiled=compiled,
-        )

@@ -73,6 +73,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    tenant
+        Name of the owner of its API key; empty where owners are not told apart.
     phase
         ``waiting``, ``running`` or ``preempting``; ``ended`` if only its last event is outstanding.
     age, waited
@@ -88,6 +90,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     key: int
     request_id: str
     index: int
+    tenant: str
     phase: str
     age: float
     waited: float

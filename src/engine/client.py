@@ -53,6 +53,7 @@ from src.engine.telemetry.inspector import Inspector
 from src.engine.telemetry.observed import Observed
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.start_observer import StartObserver
+from src.engine.telemetry.stats_line import stats_of
 from src.engine.telemetry.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
@@ -364,7 +365,7 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """Figures of this moment; raises :class:`NotReadyError` before the engine is ready."""
         parts = self._loaded
-        return EngineStats.of(parts.scheduler, self.timeline, compiled=parts.worker.compiled)
+        return stats_of(parts.scheduler, self.timeline, compiled=parts.worker.compiled)
 
     @property
     def adapters(self) -> Adapters:

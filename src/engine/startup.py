@@ -61,12 +61,12 @@ from src.ops.cpu.build import (
 from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
 from src.text import Tokenizer
+from src.text.template_pool import TemplatePools
 
 logger = logging.getLogger(__name__)
 
 # (phase, progress of the whole start from 0 to 1, one readable line); called from any thread
 Report = Callable[[str, float, str], None]
-
 
 _DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -136,6 +136,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         rounds_inputs = False
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
+        templates = ends.enter_context(TemplatePools())
         compilation = None
         if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
@@ -162,8 +163,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 unknown[0],
                 unknown[-1],
             )
-        if tokenizer.has_chat_template:
-            tokenizer.chat_template.prepare()
+        tokenizer.render_in(templates)
         return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
 
 

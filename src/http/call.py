@@ -39,6 +39,7 @@ from src.http.body import (
 from src.http.codings import body_codings, decoded_body
 from src.http.direct import DirectWriter, abort_connection, direct_writer
 from src.http.errors import ErrorAnswer, answer_to
+from src.http.keys import TENANT
 from src.http.line_breaks import unbroken
 from src.http.server import Server
 from src.http.spelling import error_spelling
@@ -94,6 +95,12 @@ class Call:
         engine = await self.server.ready_engine()
         self.admission = engine.admit()
         return engine
+
+    @property
+    def tenant(self) -> str:
+        """Name of the owner of the key that let it in; empty if no owners are told apart."""
+        name: str = self.scope.get(TENANT, "")
+        return name
 
     def timeout(self, *others: float | None) -> float | None:
         """Seconds that the request may take: the least of its header and of ``others``.

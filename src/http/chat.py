@@ -159,6 +159,7 @@ async def prepare_chat(
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        tenant=call.tenant,
         lora=lora,
         admission=call.admission,
     )

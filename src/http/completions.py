@@ -93,6 +93,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
         priority=request.priority or 0,
         timeout=job_timeout(request, call),
         cache_salt=request.cache_salt or "",
+        tenant=call.tenant,
         lora=lora,
         admission=call.admission,
     )

@@ -44,6 +44,7 @@ class Job(msgspec.Struct, kw_only=True):
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
+    tenant: str = ""
     lora: str | None = None
     admission: Admission | None = None
 
@@ -215,6 +216,7 @@ async def _submit(
             priority=job.priority,
             timeout=job.timeout,
             cache_salt=job.cache_salt,
+            tenant=job.tenant,
             lora=job.lora,
             chat=job.chat,
             trace=trace,

@@ -25,7 +25,7 @@ from src.http.errors import (
     RouteNotFoundError,
     UnauthorizedError,
 )
-from src.http.keys import ADMITTED, Keys, bearer, credentials, load_keys
+from src.http.keys import ADMITTED, TENANT, Keys, bearer, credentials, load_keys
 from src.http.playground.files import is_page_request
 from src.http.server import Server
 
@@ -157,6 +157,7 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
     admitted = keys.api.admitted(given)
     if admitted is not None:
         scope[ADMITTED] = admitted
+        scope[TENANT] = keys.tenant(admitted)
         return None
     if path in ADMIN_READS and keys.admin.admits(bearer(scope)):
         return None

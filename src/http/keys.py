@@ -1,5 +1,8 @@
 """Keys: where they come from, how they are kept, and how a request's is told from others.
 
+A configured key may be followed by a space and the name of its owner: keys with one name are one
+client. Without a name each key is one of its own, called ``key-`` and its number in the list.
+
 Neither a configured key nor what was given as one is ever kept, compared or shown as text, only as
 a hash. A configured key may be written as its hash from the start: ``sha256:`` and 64 hex digits.
 """
@@ -9,18 +12,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from starlette.types import Scope
 
-from src.core.config import HttpSection
+from src.core.config import HttpSection, SchedulerSection
 from src.core.errors import ConfigError
 
 # Where the scope of a request has the hash of the key that let it in, if one was needed.
 ADMITTED: Final = "slipstream.admitted"
+# Where it has the name of that key's owner, if there are several owners.
+TENANT: Final = "slipstream.tenant"
 
 MAX_KEYS: Final = 1024
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -31,6 +36,7 @@ _MAX_CREDENTIALS: Final = len(_SCHEME) + 4096
 _HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 # What a client can send in a header and a configuration can hold in a list.
 _KEY: Final = re.compile(r"[!-~]{1,4096}")
+_OWNER: Final = re.compile(r"(?!key-\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class KeyRing:
@@ -66,10 +72,18 @@ class KeyRing:
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What opens what: ``api`` the endpoints (none: they are open), ``admin`` those of /debug."""
+    """What opens what: ``api`` the endpoints (none: they are open), ``admin`` those of /debug.
+
+    ``owners`` has the owner's name by the hash of each API key.
+    """
 
     api: KeyRing = KeyRing()
     admin: KeyRing = KeyRing()
+    owners: Mapping[bytes, str] = {}
+
+    def tenant(self, admitted: bytes) -> str:
+        """Name of the owner of an admitted key; empty if all keys are of one owner."""
+        return self.owners[admitted] if len(set(self.owners.values())) > 1 else ""
 
 
 def load_keys(section: HttpSection) -> Keys:
@@ -78,19 +92,46 @@ def load_keys(section: HttpSection) -> Keys:
     Raises
     ------
     ConfigError
-        A key is empty, malformed or both of a client and of the administrator, a file cannot be
-        read or holds none, or a key is given in two ways.
+        A key is empty, malformed, of two owners or both of a client and of the administrator, a
+        file cannot be read or holds none, or a key is given in two ways.
     """
     names = [("http.api_keys", secret.reveal()) for secret in section.api_keys]
     names += _lines("http.api_key_file", section.api_key_file)
     if len(names) > MAX_KEYS:
         raise ConfigError(f"there are {len(names)} API keys, at most {MAX_KEYS} are kept")
-    api = KeyRing(_configured(source, key) for source, key in names)
+    owners: dict[bytes, str] = {}
+    for number, (source, line) in enumerate(names, 1):
+        key, owner = _with_owner(source, line, number)
+        if owners.setdefault(key, owner) != owner and " " in line:
+            raise ConfigError(f"{source}: a key has two owners, {owners[key]} and {owner}")
+    api = KeyRing(owners)
     admin = admin_key(section)
-    keys = Keys(api, KeyRing([] if admin is None else [_configured("http.admin_key", admin)]))
+    admins = KeyRing([] if admin is None else [_configured("http.admin_key", admin)])
+    keys = Keys(api, admins, owners)
     if keys.api.shares(keys.admin):
         raise ConfigError("the admin key is also an API key; it must be one of its own")
     return keys
+
+
+def check_owners(section: SchedulerSection, keys: Keys) -> None:
+    """Check that settings of the scheduler name owners of keys that there are.
+
+    Raises
+    ------
+    ConfigError
+        A name is nobody's.
+    """
+    known = set(keys.owners.values())
+    for setting, names in (
+        ("scheduler.tenant_weights", section.tenant_weights),
+        ("scheduler.priority_tenants", section.priority_tenants),
+    ):
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"{setting} names {name!r}, but no API key is that owner's; there are: "
+                    + (", ".join(sorted(known)[:20]) or "no API keys")
+                )
 
 
 def admin_key(section: HttpSection) -> str | None:
@@ -169,6 +210,21 @@ def _read(source: str, path: str) -> str:
         return text.decode("utf-8")
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: cannot be read: {type(error).__name__}") from None
+
+
+def _with_owner(source: str, line: str, number: int) -> tuple[bytes, str]:
+    """The hash of a configured key, and the name of its owner."""
+    key, space, owner = line.partition(" ")
+    if not space:
+        return _configured(source, key), f"key-{number}"
+    owner = owner.strip()
+    if _OWNER.fullmatch(owner) is None:
+        # Not shown: it may be the rest of a key with a space in it.
+        raise ConfigError(
+            f"{source}: behind a key and a space comes the name of its owner, of 1 to 64 letters, "
+            "digits, dots, hyphens and underscores, and none such as key-1"
+        )
+    return _configured(source, key), owner
 
 
 def _configured(source: str, key: str) -> bytes:

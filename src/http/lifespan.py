@@ -25,6 +25,7 @@ from src.http.body_work import Turns
 from src.http.guard import check_access
 from src.http.http2 import bound_http2
 from src.http.idle_connections import release_closed_connections
+from src.http.keys import check_owners
 from src.http.outbox import Outbox
 from src.http.process_exit import (
     EXIT_ENGINE_DEAD,
@@ -80,7 +81,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 def _configuration(server: Server) -> Config:
     try:
         config = server.given_config or load_config()
-        server.keys = check_access(config.http)
+        keys = check_access(config.http)
+        check_owners(config.scheduler, keys)
+        server.keys = keys
         # From here on there are only hashes of them.
         secretless = msgspec.structs.replace(config.http, api_keys=(), admin_key=None)
         return msgspec.structs.replace(config, http=secretless)

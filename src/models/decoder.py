@@ -200,10 +200,10 @@ class _LayerWriter:
             config.temperature,
             leaves_rotation,
             config.has_gate,
+            builder.deterministic,
         )
-        unrotated = (None, None, None)
-        left = rotation if leaves_rotation else unrotated
-        self._attention_in(config, spec, unrotated if leaves_rotation else rotation)
+        left = rotation if leaves_rotation else (None, None, None)
+        self._attention_in(config, spec, (None, None, None) if leaves_rotation else rotation)
         between()
         builder.mixer(
             "attention",

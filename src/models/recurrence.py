@@ -80,6 +80,7 @@ class _Writer:
                 *(norm[0], config.heads, self._values, channels),
                 shortest=shortest or None,
                 longest=None if math.isinf(longest) else longest,
+                deterministic=builder.deterministic,
             ),
             RecurrenceInWeights(
                 norm[1],

@@ -1,7 +1,8 @@
 """Routing of a mixture of experts: which experts compute a token, and with what weights.
 
 It is plain torch and treats each row alone: it compiles within a segment, and a token's choice does
-not depend on the batch. The differences between model families are fields of
+not depend on the batch. Its weights have the same bits in every batch with `deterministic`.
+The differences between model families are fields of
 [`Routing`][src.ops.routing.Routing].
 """
 
@@ -12,6 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from src.ops.elementwise import by_token
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
@@ -45,7 +48,10 @@ class Routing:
 
 
 def route(
-    logits: Tensor, routing: Routing, choice_bias: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    choice_bias: Tensor | None = None,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Choose the experts of each token.
 
@@ -55,6 +61,7 @@ def route(
         routing: How this model chooses.
         choice_bias: [E] float32, added to the scores for the choice only; the weights do not
             include it (`e_score_correction_bias`). None for no bias.
+        deterministic: Whether a token's weights must have the same bits in every batch.
 
     Returns
         Weights [T, k] float32 and experts [T, k] int64, the best first.
@@ -64,7 +71,7 @@ def route(
     """
     if logits.dtype != torch.float32:
         raise ValueError(f"expected router logits in float32, got {logits.dtype}")
-    scores = _scores(logits, routing.scoring)  # [T, E]
+    scores = _scores(logits, routing.scoring, deterministic)  # [T, E]
     # Sigmoids of large logits are equal where the logits are not.
     wanted = logits if routing.scoring == "sigmoid" and routing.groups == 1 else scores
     wanted = wanted if choice_bias is None else scores + choice_bias
@@ -79,10 +86,12 @@ def route(
     return (weights if routing.scale == 1.0 else weights * routing.scale), ids
 
 
-def _scores(logits: Tensor, scoring: str) -> Tensor:
+def _scores(logits: Tensor, scoring: str, deterministic: bool) -> Tensor:
     if scoring == "softmax":
         return logits.softmax(dim=-1)
-    return logits.sigmoid() if scoring == "sigmoid" else logits
+    if scoring == "sigmoid":
+        return by_token(torch.sigmoid, logits) if deterministic else logits.sigmoid()
+    return logits
 
 
 def _largest(wanted: Tensor, count: int) -> Tensor:

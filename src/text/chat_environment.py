@@ -1,15 +1,16 @@
-"""The Jinja environment that chat templates are written for, with bounds.
+"""The Jinja environment that chat templates are written for.
 
 It offers what transformers offers to a template (checkpoints' templates are untrusted code, so it
 is Jinja's immutable sandbox): ``raise_exception``, ``strftime_now``, ``tojson`` without HTML
 escapes, ``{% break %}`` and ``{% continue %}``, and ``{% generation %}``, without effect here.
+
+Only `src.text.template_process` renders with it: time and memory are bounded from outside, since
+no list of dangerous operations would be complete.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,20 +18,14 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from src.core.errors import InvalidRequestError
 
 MAX_OUTPUT_CHARACTERS = 16 * 2**20
-"""Bound on the rendered text, and on the length of any repeated sequence."""
-MAX_RANGE_NUMBERS = 1_000_000
-"""Bound on the numbers drawn from all the ``range`` calls of one rendering."""
-_MAX_POWER_BITS = 4096
-MAX_SECONDS = 10.0
-"""Bound on the time of one rendering; looked at in every turn of a loop and call of a macro."""
-_END, _CHECK = "_end_of_time", "_check_time"
+"""Bound on the rendered text."""
 
 
 class CompiledTemplate:
@@ -50,13 +45,14 @@ class CompiledTemplate:
     def __init__(self, source: str) -> None:
         try:
             self._template = _ENVIRONMENT.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except Exception as error:
+            # Python refuses some of what Jinja makes of a source, too: twenty nested loops, say.
             raise InvalidRequestError(
                 f"messages: the model's chat template is not valid Jinja: {error}", param="messages"
             ) from error
 
-    def render(self, variables: dict[str, Any], seconds: float | None = None) -> str:
-        """Return the rendered text, which may take `MAX_SECONDS`, or ``seconds``.
+    def render(self, variables: dict[str, Any]) -> str:
+        """Return the rendered text. Only in a process that may be killed: it can take for ever.
 
         Raises
         ------
@@ -66,9 +62,7 @@ class CompiledTemplate:
         kept: list[str] = []
         size = 0
         try:
-            most = MAX_SECONDS if seconds is None else seconds
-            own = {"range": _counted_range(), _END: time.monotonic() + most}
-            for chunk in self._template.generate({**variables, **own}):
+            for chunk in self._template.generate(variables):
                 size += len(chunk)
                 if size > MAX_OUTPUT_CHARACTERS:
                     raise _OutOfBoundsError(f"longer than {MAX_OUTPUT_CHARACTERS} characters")
@@ -77,16 +71,16 @@ class CompiledTemplate:
             raise InvalidRequestError(
                 f"messages: refused by the model's chat template: {error}", param="messages"
             ) from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (RecursionError, MemoryError) as error:
+            raise InvalidRequestError(
+                f"messages: the model's chat template runs out of bounds: {type(error).__name__}",
+                param="messages",
+            ) from error
+        except Exception as error:
             # Python's own errors, raised by the template's expressions over these messages.
             raise InvalidRequestError(
                 "messages: the model's chat template cannot render them: "
                 f"{type(error).__name__}: {error}",
-                param="messages",
-            ) from error
-        except (RecursionError, MemoryError) as error:
-            raise InvalidRequestError(
-                f"messages: the model's chat template runs out of bounds: {type(error).__name__}",
                 param="messages",
             ) from error
         return "".join(kept)
@@ -94,44 +88,6 @@ class CompiledTemplate:
 
 class _OutOfBoundsError(jinja2.TemplateError):
     """The template asks for more than a prompt can need."""
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(["*", "**"])
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        bodies = [
-            *(loop.body for loop in template.find_all(nodes.For)),
-            *(macro.body for macro in template.find_all(nodes.Macro)),
-            *(block.body for block in template.find_all(nodes.CallBlock)),
-        ]
-        for body in bodies:
-            # Without this a loop of loops would run for ever, and no thread can be stopped.
-            # As a filter, since each call goes through the sandbox.
-            end = nodes.Name(_END, "load")
-            body.insert(0, nodes.ExprStmt(nodes.Filter(end, _CHECK, [], [], None, None)))
-        return template
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute ``left operator right`` unless the result would be huge."""
-        if operator == "*":
-            _check_repetition(left, right)
-            _check_repetition(right, left)
-        elif _is_huge_power(left, right):
-            raise _OutOfBoundsError("computes too large a power")
-        return super().call_binop(context, operator, left, right)
-
-
-def _check_repetition(sequence: Any, times: Any) -> None:
-    repeats = isinstance(sequence, str | list | tuple) and isinstance(times, int)
-    if repeats and len(sequence) * times > MAX_OUTPUT_CHARACTERS:
-        raise _OutOfBoundsError(f"repeats a sequence {times} times")
-
-
-def _is_huge_power(base: Any, exponent: Any) -> bool:
-    integers = isinstance(base, int) and isinstance(exponent, int)
-    return integers and base.bit_length() * abs(exponent) > _MAX_POWER_BITS
 
 
 class _GenerationBlock(Extension):
@@ -203,32 +159,11 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _counted_range() -> Callable[..., range]:
-    """Return a ``range`` for one rendering, whose calls share one budget."""
-    drawn = 0
-
-    def counted(*args: int) -> range:
-        nonlocal drawn
-        numbers = range(*args)
-        drawn += len(numbers)
-        if drawn > MAX_RANGE_NUMBERS:
-            raise _OutOfBoundsError(f"draws more than {MAX_RANGE_NUMBERS} numbers from range")
-        return numbers
-
-    return counted
-
-
-def _check_time(end: float) -> None:
-    if time.monotonic() > end:
-        raise _OutOfBoundsError(f"takes longer than {MAX_SECONDS:g} s")
-
-
-def _make_environment() -> _Environment:
-    environment = _Environment(
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.filters[_CHECK] = _check_time
     environment.globals.update(
         raise_exception=_raise_exception,
         strftime_now=_strftime_now,

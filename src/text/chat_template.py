@@ -8,7 +8,7 @@ done for the messages that come over HTTP:
 - Messages with tool calls get the form in which the template shows the calls. This concerns their
   content, the arguments (JSON text in the OpenAI protocol, an object for most templates), and
   the ids. See `src.text.template_forms`.
-- Rendering is bounded: characters of output, numbers from ``range``, sizes of repeated sequences.
+- Rendering is bounded in time and memory: templates run in processes of a `TemplatePool`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from src.core.errors import InvalidRequestError, ModelLoadError
 from src.text.call_turns import calls_of, give_arguments, shaped
@@ -29,9 +30,7 @@ from src.text.chat_messages import (
     text_parts,
 )
 from src.text.template_forms import TemplateForms
-
-if TYPE_CHECKING:
-    from src.text.chat_environment import CompiledTemplate
+from src.text.template_pool import Budget, TemplatePool, shared_pool
 
 Message = Mapping[str, Any]
 
@@ -39,6 +38,9 @@ RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt",
 """What a request's ``chat_template_kwargs`` may not set."""
 _MOST_TEMPLATE_BYTES = 2**20  # of one file; usual templates have a hundredth
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# A conversation of no more is short: with any template that people use it takes milliseconds.
+_SHORT_MESSAGES = 512
+_SHORT_CHARS = 256 * 1024
 
 
 class ChatTemplate:
@@ -51,6 +53,8 @@ class ChatTemplate:
         ``default`` all others. A single template may have any name.
     special_tokens
         Variables of the template: ``bos_token``, ``eos_token`` and so on.
+    pool
+        Where it is rendered; by default in the pool that all without one share.
 
     Raises
     ------
@@ -59,7 +63,11 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, templates: Mapping[str, str] | str, *, special_tokens: Mapping[str, str] | None = None
+        self,
+        templates: Mapping[str, str] | str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        pool: TemplatePool | None = None,
     ) -> None:
         named = {"default": templates} if isinstance(templates, str) else dict(templates)
         if len(named) == 1:
@@ -69,14 +77,32 @@ class ChatTemplate:
                 f"chat template: expected one named 'default', got only {sorted(named)}"
             )
         special_tokens = dict(special_tokens or {})
-        self._variants = {n: _Variant(source, special_tokens) for n, source in named.items()}
+        self._pool = pool
+        self._variants = {n: _Variant(self, source, special_tokens) for n, source in named.items()}
+
+    @property
+    def pool(self) -> TemplatePool:
+        """Where it is rendered."""
+        return self._pool or shared_pool()
+
+    def use_pool(self, pool: TemplatePool) -> None:
+        """Render there from now on."""
+        self._pool = pool
 
     @property
     def sources(self) -> dict[str, str]:
         """Name to Jinja source."""
         return {name: variant.source for name, variant in self._variants.items()}
 
-    def render(
+    def render(self, messages: Sequence[Message], /, **how: Any) -> str:
+        """Return the prompt text; encode it without adding special tokens. Blocks.
+
+        Parameters and errors are those of `submit`.
+        """
+        text: str = self.submit(messages, **how).result()
+        return text
+
+    def submit(
         self,
         messages: Sequence[Message],
         /,
@@ -86,13 +112,14 @@ class ChatTemplate:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
-    ) -> str:
-        """Return the prompt text; encode it without adding special tokens.
+    ) -> Future[str]:
+        """Have the conversation rendered; return the text that it will be.
 
         Parameters
         ----------
         messages
             Objects with ``role`` and usually ``content``; keys whose value is None are left out.
+            They must not change before the text is there.
         tools, documents, kwargs
             Given to the template under these names. An empty list of tools is no tools.
         add_generation_prompt
@@ -104,6 +131,10 @@ class ChatTemplate:
         ------
         InvalidRequestError
             The template refuses these messages, they are malformed, or the result is too large.
+        TemplateBoundsError
+            The template takes too much time or memory.
+        UnavailableError
+            Too many conversations wait, no process can be started, or the engine was closed.
         """
         if clash := next((key for key in kwargs if key in RESERVED_VARIABLES), None):
             raise InvalidRequestError(
@@ -119,28 +150,48 @@ class ChatTemplate:
         variant = self._variants["default"]
         if tools and "tool_use" in self._variants:
             variant = self._variants["tool_use"]
+        variables = {
+            **kwargs,
+            "tools": tools or None,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self.pool.submit(
+            functools.partial(self._render, variant, messages, continue_final_message, variables),
+            is_short=_is_short(messages),
+            source=variant.source,
+        )
+
+    def prepare(self) -> str | None:
+        """Try it out now, so that the first chat need not wait. Blocks.
+
+        Faults show at `render`. Returns what is wrong with it where it does not end.
+        """
+
+        def try_out() -> str | None:
+            faults = []
+            for variant in self._variants.values():
+                forms = variant.forms
+                _ = forms.content, forms.calls, forms.silence
+                faults.append(forms.fault)
+            return next(filter(None, faults), None)
+
+        fault: str | None = self.pool.submit(try_out).result()
+        return fault
+
+    def _render(
+        self,
+        variant: _Variant,
+        messages: Sequence[Message],
+        continued: bool,
+        variables: dict[str, Any],
+    ) -> str:
         try:
-            return self._render(
-                variant,
-                messages,
-                continue_final_message,
-                {
-                    **kwargs,
-                    "tools": tools or None,
-                    "documents": documents,
-                    "add_generation_prompt": add_generation_prompt,
-                },
-            )
+            return self._rendered(variant, messages, continued, variables)
         except RecursionError:
             raise InvalidRequestError("messages: nested too deeply", param="messages") from None
 
-    def prepare(self) -> None:
-        """Compile now, so that the first chat need not wait; faults show at `render`."""
-        for variant in self._variants.values():
-            forms = variant.forms
-            _ = forms.content, forms.calls, forms.silence
-
-    def _render(
+    def _rendered(
         self,
         variant: _Variant,
         messages: Sequence[Message],
@@ -156,9 +207,24 @@ class ChatTemplate:
                 give_arguments(message, forms.calls.arguments)
             chat = shaped(chat, forms.calls)
         chat = [forms.spoken(message) for message in chat] + last
+        forms.check()
         final = open_final_message(chat) if continued else None
         text = variant.render({**plain(variables), "messages": chat})
         return text if final is None else cut_at_tag(text, final)
+
+
+def _is_short(messages: Sequence[Any]) -> bool:
+    """Whether these are few messages of little text; what is malformed is short."""
+    if len(messages) > _SHORT_MESSAGES:
+        return False
+    size = 0
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else [{"text": content}]
+        for part in parts:
+            text = part.get("text") if isinstance(part, Mapping) else None
+            size += len(text) if isinstance(text, str) else 1
+    return size <= _SHORT_CHARS
 
 
 def _prepared(where: str, message: Message, forms: TemplateForms) -> dict[str, Any]:
@@ -191,28 +257,24 @@ def _prepared(where: str, message: Message, forms: TemplateForms) -> dict[str, A
 
 
 class _Variant:
-    """One Jinja source, what it compiles to, and which forms of messages it understands."""
+    """One Jinja source, and which forms of messages it understands."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, template: ChatTemplate, source: str, special_tokens: Mapping[str, str]
+    ) -> None:
         self.source = source
+        self._template = template
         self._special_tokens = special_tokens
-        self._compiled: CompiledTemplate | None = None
 
     @functools.cached_property
     def forms(self) -> TemplateForms:
         """The forms, found out as they are asked for."""
-        from src.text.chat_environment import MAX_SECONDS
+        return TemplateForms(self.render)
 
-        return TemplateForms(self.render, MAX_SECONDS)
-
-    def render(self, variables: dict[str, Any], seconds: float | None = None) -> str:
+    def render(self, variables: dict[str, Any], budget: Budget | None = None) -> str:
         """Return the text; the variables go before those of special tokens."""
-        # Jinja is imported by the first chat: neither a start nor a completion waits for it.
-        from src.text.chat_environment import CompiledTemplate
-
-        if self._compiled is None:
-            self._compiled = CompiledTemplate(self.source)
-        return self._compiled.render({**self._special_tokens, **variables}, seconds)
+        variables = {**self._special_tokens, **variables}
+        return self._template.pool.render(self.source, variables, budget)
 
 
 def read_chat_templates(directory: Path, own: Any) -> dict[str, str]:

@@ -17,19 +17,21 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from src.core.errors import InvalidRequestError
 from src.text.call_turns import Arguments, BesideText, CallForms, Content, calls_of, shaped
 from src.text.chat_messages import plain, text_parts
+from src.text.template_pool import Budget, TemplateBoundsError
 
 Chat: TypeAlias = list[dict[str, Any]]
 _Score: TypeAlias = tuple[int, int]
-Render: TypeAlias = Callable[[dict[str, Any], float], str]
-"""Variables, and the seconds it may take -> text; raises `InvalidRequestError`."""
+Render: TypeAlias = Callable[[dict[str, Any], Budget], str]
+"""Variables, and the time it may take, which it uses up -> text; raises `InvalidRequestError`."""
 
+PROBE_SECONDS: Final = 1.0
+"""CPU time of all the probes of a template."""
 _CONTENTS: Final[tuple[Content, ...]] = ("absent", "null", "empty")
 _ARGUMENTS: Final[tuple[Arguments, ...]] = ("object", "text")
 _PROBE: Final = "probe\ue000text"
@@ -61,13 +63,18 @@ class TemplateForms:
     ----------
     render
         Renders the template.
-    seconds
-        Time limit of all probes together. Probes beyond it fail.
+
+    Attributes
+    ----------
+    fault
+        What is wrong with a template that does not end, not even with a few words.
     """
 
-    def __init__(self, render: Render, seconds: float) -> None:
+    def __init__(self, render: Render) -> None:
+        self.fault: str | None = None
         self._render = render
-        self._seconds = seconds
+        # Of all probes together. Those beyond it fail.
+        self._budget = Budget(PROBE_SECONDS)
 
     @functools.cached_property
     def content(self) -> ContentForms:
@@ -102,13 +109,29 @@ class TemplateForms:
     def rendered(self, chat: Chat, tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
         """Return the rendered conversation, or None if the template fails."""
         variables = {"documents": None, "add_generation_prompt": True}
-        began = time.monotonic()
+        budget = self._budget
+        if self.fault is not None or budget.seconds <= 0:
+            return None
+        was_ample = budget.seconds >= PROBE_SECONDS / 2
         try:
-            return self._render({**variables, "tools": tools, "messages": chat}, self._seconds)
+            return self._render({**variables, "tools": tools, "messages": chat}, budget)
+        except TemplateBoundsError as error:
+            if was_ample:
+                self.fault = f"{error.message} on a conversation of a few words"
+            return None
         except InvalidRequestError:
             return None
-        finally:
-            self._seconds = max(0.0, self._seconds - (time.monotonic() - began))
+
+    def check(self) -> None:
+        """Raise if the template does not end: each conversation would take all its time again.
+
+        Raises
+        ------
+        InvalidRequestError
+            A probe was out of bounds.
+        """
+        if self.fault is not None:
+            raise InvalidRequestError(self.fault, param="messages")
 
     def _takes_silence(self, content: str | None) -> bool:
         user, turn = self.said("user"), {"role": "assistant"}

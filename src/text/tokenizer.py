@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from src.core.errors import InvalidRequestError, ModelLoadError
+from src.core.errors import InvalidRequestError, ModelLoadError, UnavailableError
 from src.core.gguf import is_gguf
 from src.text.chat_template import ChatTemplate, read_chat_templates, read_template
 from src.text.expressions import is_panic, require_short_matches
 from src.text.pieces import CLEAN_UPS, PieceTable
+from src.text.template_pool import TemplatePool, TemplatePools
 from src.text.token_length import max_token_chars
 from src.text.tokenizer_files import read_backend, read_json
+
+logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -53,6 +57,8 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = special_tokens or {}
         self._chat_template = chat_template
+        self.pool_of_clients: TemplatePool | None = None
+        """Where templates of requests are rendered; by default where all others are."""
         self.cleans_up = clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE"
         """Whether `decode` removes the spaces before punctuation and English contractions."""
         added = backend.get_added_tokens_decoder()
@@ -136,6 +142,23 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the checkpoint brings a chat template."""
         return self._chat_template is not None
+
+    def render_in(self, pools: TemplatePools) -> None:
+        """Render chat templates in these processes, and try the checkpoint's out. Blocks.
+
+        One that cannot be tried out is a matter of requests with messages; it is logged.
+        """
+        self.pool_of_clients = pools.of_clients
+        if self._chat_template is None:
+            pools.own.close()
+            return
+        self._chat_template.use_pool(pools.own)
+        try:
+            fault = self._chat_template.prepare()
+        except UnavailableError as error:
+            fault = error.message
+        if fault is not None:
+            logger.warning("no conversation can be served, prompts without messages can: %s", fault)
 
     @functools.cached_property
     def max_token_chars(self) -> int:

@@ -14,10 +14,17 @@ from src import AsyncEngine, SamplingParams
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
-from src.models.layers.activations import gated
+from src.models.layers.activations import ACTIVATIONS, Activation, gated
+from src.models.layers.recurrence import (
+    RecurrenceInSpec,
+    RecurrenceInWeights,
+    delta_in,
+    mamba_in,
+)
 from src.ops.cpu.build import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
+from tests.support.families import SHORT_SIGHTED
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -26,6 +33,7 @@ SCORED = SamplingParams(temperature=0, max_tokens=20, logprobs=20, ignore_eos=Tr
 SAMPLED = SamplingParams(
     temperature=0.9, top_p=0.9, max_tokens=20, logprobs=20, seed=5, ignore_eos=True
 )
+SHORT_SCORED = SamplingParams(temperature=0, max_tokens=8, logprobs=5, ignore_eos=True)
 PROMPT_SCORED = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=5, ignore_eos=True)
 
 # One that decodes over the end of the kernel's split of 256 keys, one that is prefilled over it.
@@ -65,6 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 COMPILED = {"compile__enforce_eager": False}
+UNCOMPILED = {"compile__enforce_eager": True}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +89,10 @@ async def one_by_one(engine: AsyncEngine, params: Sequence[SamplingParams]) -> l
 async def together(engine: AsyncEngine, params: Sequence[SamplingParams]) -> list[Any]:
     calls = [engine.generate(prompt, p) for p in params for prompt in PROMPTS]
     return [answer(result) for result in await asyncio.gather(*calls)]
+
+
+async def answer_to(engine: AsyncEngine, prompt: list[int], params: SamplingParams) -> Any:
+    return answer(await engine.generate(prompt, params))
 
 
 def answer(result: Any) -> Any:
@@ -194,18 +207,61 @@ async def test_rows_of_any_length_are_summed_in_one_order(tmp_path: Path) -> Non
             assert await together(engine, [SCORED]) == expected
 
 
+@pytest.mark.parametrize("architecture", SHORT_SIGHTED)
+async def test_every_family_keeps_the_bits_uncompiled(architecture: str, tmp_path: Path) -> None:
+    """In float32: rounding to fewer bits would hide most differences."""
+    sizes = {"max_position_embeddings": 512} | SHORT_SIGHTED[architecture]
+    directory = make_checkpoint(tmp_path, architecture, tokenizer=True, **sizes)
+    params = (SHORT_SCORED, PROMPT_SCORED)
+    changes = KINDS["float32"] | UNCOMPILED
+    async with AsyncEngine.open(small_config(directory, **ALONE, **changes)) as engine:
+        expected = await one_by_one(engine, params)
+    for path in ("batched", "2 threads", "chunks of 33"):
+        async with AsyncEngine.open(small_config(directory, **PATHS[path], **changes)) as engine:
+            assert not engine.stats.compiled
+            assert await together(engine, params) == expected, path
+            # In other company: without the longest ones, and with those that come first at last.
+            fewer = [5, 4, 2, 1, 0]
+            again = [answer_to(engine, PROMPTS[index], SHORT_SCORED) for index in fewer]
+            assert await asyncio.gather(*again) == [expected[index] for index in fewer], path
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("width", [1000, 2816])
-def test_no_thread_is_seen_in_an_activation(width: int) -> None:
+def test_no_thread_is_seen_in_an_activation(width: int, activation: Activation) -> None:
     gate_up = torch.randn(300, 2 * width, generator=torch.Generator().manual_seed(0)) * 3
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        expected = torch.cat([gated(row[None], "silu", deterministic=True) for row in gate_up])
+        expected = torch.cat([gated(row[None], activation, deterministic=True) for row in gate_up])
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             for tokens in (7, 33, 100, 299, 300):
-                got = gated(gate_up[:tokens], "silu", deterministic=True)
+                got = gated(gate_up[:tokens], activation, deterministic=True)
                 assert torch.equal(got, expected[:tokens])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("project", [delta_in, mamba_in])
+def test_no_thread_is_seen_in_a_recurrent_layers_gates(project: Any) -> None:
+    ensure_built(wait=True)
+    spec = RecurrenceInSpec(None, heads=3, gate=1001, channels=8, deterministic=True)
+    random = torch.Generator().manual_seed(0)
+    rows = spec.channels + spec.gate + spec.heads * (2 if project is delta_in else 1)
+    weight = torch.randn(rows, 16, generator=random)
+    weights = RecurrenceInWeights(None, weight, None, torch.ones(3), torch.ones(3))
+    residual = torch.randn(100, 16, generator=random)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [project(spec, weights, token[None]) for token in residual]
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            for got, parts in zip(
+                project(spec, weights, residual), zip(*alone, strict=True), strict=True
+            ):
+                assert torch.equal(got, torch.cat(parts))
     finally:
         torch.set_num_threads(threads)
 

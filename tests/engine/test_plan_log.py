@@ -144,13 +144,13 @@ def test_a_log_tells_nobody_the_tokens(tmp_path: Path) -> None:
     limits = make_limits(max_num_batched_tokens=64, num_blocks=64)
     simulation = Simulation(limits, 1, RecordingScheduler(limits, log))
     for key, (prompt, salt) in enumerate([
-        ([6, 6, 6, 6], ""), ([6, 6, 6, 6], "tenant"), ([6, 6, 6, 5], ""), ([5, 6, 6, 6], "")
+        ([6, 6, 6, 6], ""), ([6, 6, 6, 6], "hush-hush"), ([6, 6, 6, 5], ""), ([5, 6, 6, 6], "")
     ]):  # fmt: skip
         simulation.add(make_request(key, prompt, 3, cache_salt=salt))
     simulation.drain()
     log.close()
     text = (tmp_path / "log").read_text()
-    assert "tenant" not in text
+    assert "hush" not in text
     prompts = [line.token_ids for line in lines_of(tmp_path / "log") if isinstance(line, AddLine)]
     assert len(set(prompts[0])) == 4
     assert prompts[0][:3] == prompts[2][:3]
@@ -213,9 +213,38 @@ def test_what_is_no_log_is_refused(text: str) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     recorded_run(tmp_path / "log")
-    text = (tmp_path / "log").read_text().replace('["limits",2', '["limits",3', 1)
-    with pytest.raises(ReplayError, match="version 3, expected 2"):
+    text = (tmp_path / "log").read_text().replace('["limits",3', '["limits",4', 1)
+    with pytest.raises(ReplayError, match="version 4, expected 2 to 3"):
         replay(read_lines(text.splitlines()))
+
+
+def test_a_log_of_the_version_before_is_replayed(tmp_path: Path) -> None:
+    """It has no tenants, and its limits know nothing of shares."""
+    recorded_run(tmp_path / "log")
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "log").read_text().splitlines()]
+    lines[0][1] = 2
+    for name in ("weights", "priority_tenants", "share_prefixes"):
+        del lines[0][2][name]
+    older = [line[:-1] if line[0] == "add" else line for line in lines]
+    report = replay(read_lines(map(msgspec.json.encode, older)))
+    assert report.difference is None
+    assert report.num_plans > 0
+
+
+def test_tenants_are_replayed(tmp_path: Path) -> None:
+    log = PlanLog(tmp_path / "log")
+    limits = make_limits(weights={"b": 3}, num_blocks=64, max_num_batched_tokens=12)
+    simulation = Simulation(limits, 2, RecordingScheduler(limits, log))
+    for key in range(12):
+        simulation.add(make_request(key, 9, 20, ends=False, tenant="ab"[key % 2]))
+        simulation.step()
+    simulation.drain()
+    log.close()
+    report = replayed(tmp_path / "log")
+    assert report.difference is None
+    assert report.stats == simulation.scheduler.stats
+    alone = (tmp_path / "log").read_text().replace(',"b"]', ',"a"]')
+    assert replay(read_lines(alone.splitlines())).difference is not None
 
 
 def test_a_file_that_cannot_be_written_is_a_readable_error(tmp_path: Path) -> None:

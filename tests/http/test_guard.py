@@ -362,7 +362,10 @@ def test_keys_come_from_settings_and_a_file(tmp_path: Path) -> None:
     ("section", "problem"),
     [
         (HttpSection(api_keys=(Secret(""),)), "a key has"),
-        (HttpSection(api_keys=(Secret("with space"),)), "a key has"),
+        (HttpSection(api_keys=(Secret(" space"),)), "a key has"),
+        (HttpSection(api_keys=(Secret("with spaces in it"),)), "the name of its owner"),
+        (HttpSection(api_keys=(Secret("key key-7"),)), "the name of its owner"),
+        (HttpSection(api_keys=(Secret("key one"), Secret("key two"))), "two owners, one and two"),
         (HttpSection(api_keys=(Secret("sha256:12"),)), "64 hex digits"),
         (HttpSection(api_keys=tuple(Secret(f"key{i}") for i in range(1025))), "at most 1024"),
         (HttpSection(api_key_file="/dev/null"), "there is no key in it"),

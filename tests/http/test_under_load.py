@@ -209,7 +209,8 @@ def test_a_head_that_is_too_large_or_no_http_is_refused(server: ServerProcess) -
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /live HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", b"400"),
         (
-            b"GET /live HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
             b"400",
         ),
         (b"GET /live HTTP/1.1\r\n\r\n", b"400"),

@@ -71,6 +71,13 @@ def test_import_is_light(module: str) -> None:
     assert seconds < MOST_SECONDS
 
 
+def test_the_process_that_renders_templates_has_no_tokenizer() -> None:
+    for module in ("src.text.template_process", "src.text.chat_environment"):
+        seconds, heavy = imported(module)
+        assert not heavy
+        assert seconds < MOST_SECONDS / 2
+
+
 def test_nobody_looks_for_garbage_while_an_engine_imports_torch() -> None:
     assert answer_of(COLLECTOR) == {
         "torch": False,

@@ -1,8 +1,8 @@
 """Every architecture and RoPE variant against transformers, on small random checkpoints.
 
-float32: logits within 1e-4 of the row's largest, greedy tokens equal. bfloat16: logits within 1.5 %
-of the row's largest on average and 15 % at worst. Measured: none with attention computed as the
-reference does, 0.4 % and 5 % with the paged op, which rounds in other places.
+float32: logits within 1e-4 of the row's largest, greedy tokens equal. bfloat16: logits as near to
+exact ones as rounding lets them be (`tests/support/rounding.py`), which differs by family: on
+average 0.3 % of the row's largest in one and 1.4 % in another, and 15 % for a token of the latter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from src.models import Model, load_model
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import CLASSES, TINY, load_reference, make_checkpoint, ropes_of
+from tests.support.rounding import LARGEST_OF_16_BITS, MEAN_OF_16_BITS, expected_logits
 
 FLOAT32_TOLERANCE = 1e-4
-BFLOAT16_MEAN_TOLERANCE, BFLOAT16_WORST_TOLERANCE = 0.015, 0.15
 WITH_EXPERTS = {name for name, own in TINY.items() if any("experts" in key for key in own)}
 VOCAB_SIZE = 320
 NEW_TOKENS = 20
@@ -100,17 +100,18 @@ def test_bfloat16(make_pair: Callable[..., Pair], architecture: str) -> None:
     assert decoder.weights["embedding"].dtype == torch.bfloat16
     for length in PROMPT_LENGTHS:
         prompt = prompt_of(length)
-        want = reference_logits(reference, prompt)
+        want = expected_logits(reference, prompt)
         for got in (dense_logits(decoder, prompt), PagedSequence(decoder).append(prompt)):
-            error = relative_error(got, want)
-            assert error.mean() < BFLOAT16_MEAN_TOLERANCE
-            worst = error.amax(dim=-1)
+            # With experts, a few tokens show little but whether one of them was chosen otherwise.
+            if architecture not in WITH_EXPERTS or length > 10:
+                assert want.mean_share(got) < MEAN_OF_16_BITS
+            worst = want.share(got)
             if architecture in WITH_EXPERTS:
-                # The reference rounds its router's logits, and takes another expert where two are
-                # that near: of few tokens.
-                assert (worst > BFLOAT16_WORST_TOLERANCE).sum() <= len(worst) // 10
+                # Where two experts are as near as rounding is large, another one may be taken
+                # though no trial took it: of few tokens.
+                assert (worst > LARGEST_OF_16_BITS).sum() <= len(worst) // 10
             else:
-                assert worst.max() < BFLOAT16_WORST_TOLERANCE
+                assert worst.max() < LARGEST_OF_16_BITS
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

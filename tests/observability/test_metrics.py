@@ -46,6 +46,8 @@ READINGS = Readings(
     discarded_tokens=7,
     bypasses=1,
     shortages=2,
+    yields=6,
+    tenants={"alice": (2, 4), "key-2": (0, 1)},
     compiled_graphs=4,
     compile_seconds=1.5,
     graph_steps={"decode": 9, "none": 1},
@@ -233,6 +235,7 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
         "slipstream_discarded_tokens_total": 7,
         "slipstream_admission_bypasses_total": 1,
         "slipstream_memory_shortages_total": 2,
+        "slipstream_yields_total": 6,
         "slipstream_compiled_graphs": 4,
         "slipstream_compile_seconds": 1.5,
         "slipstream_graph_capture_seconds": 0.25,
@@ -243,6 +246,8 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
     for name, value in expected.items():
         assert metrics.value(name) == value, name
     assert metrics.value("slipstream_kv_bytes", group="0", state="cached") == 20
+    assert metrics.value("slipstream_tenant_requests", tenant="alice", state="waiting") == 4
+    assert metrics.value("slipstream_tenant_requests", tenant="alice", state="running") == 2
     assert metrics.value("slipstream_cpu_kernels_info", kernels="cpp-avx2") == 1
     assert metrics.value("slipstream_graph_steps_total", kind="decode") == 9
     assert metrics.value("slipstream_graph_tokens_total", kind="padding") == 6

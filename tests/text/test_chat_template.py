@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from src.core.errors import InvalidRequestError, ModelLoadError
-from src.text import chat_environment
+from src.text import template_forms, template_pool
 from src.text.chat_template import ChatTemplate
 from src.text.tokenizer import Tokenizer
 from tests.support.tokenizers import byte_level, save
@@ -224,15 +224,11 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("{{ ''.__class__.__mro__ }}", [USER], {}, "unsafe"),
     ("{{ messages.append(1) }}", [USER], {}, "not safely callable|unsafe"),
     ("{% set ns = namespace(_x=1) %}", [USER], {}, "underscore"),
-    ("{{ 'x' * 10**12 }}", [USER], {}, "repeats"),
-    ("{{ 10 ** 99999 }}", [USER], {}, "power"),
-    ("{% for i in range(9**9) %}{% endfor %}", [USER], {}, "numbers from range"),
-    (
-        "{% for i in range(2000) %}{% for j in range(2000) %}{% endfor %}{% endfor %}",
-        [USER],
-        {},
-        "numbers from range",
-    ),
+    ("{{ 'x' * 10**12 }}", [USER], {}, "MemoryError"),
+    ("{{ 10 ** 99999 }}", [USER], {}, "4300 digits"),
+    ("{% for i in range(9**9) %}{% endfor %}", [USER], {}, "Range too big"),
+    ("{% for a in [0] %}" * 25 + "{% endfor %}" * 25, [USER], {}, "not valid Jinja"),
+    ("{{ raise_exception('no ' * 10**6) }}", [USER], {}, r"refused by .*: (no ){1000}"),
     (
         "{% for i in range(100) %}{{ 'x' * 1000000 }}{% endfor %}",
         [USER],
@@ -327,6 +323,7 @@ def test_a_template_of_another_form_is_a_load_error(tmp_path: Path, config: Any)
     ],
 )
 def test_rendering_ends_in_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_environment, "MAX_SECONDS", 0.2)
-    with pytest.raises(InvalidRequestError, match="takes longer than"):
+    monkeypatch.setattr(template_forms, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(template_pool, "MAX_SECONDS", 0.2)
+    with pytest.raises(InvalidRequestError, match=r"takes more than 0\.2 s of CPU time"):
         ChatTemplate(source).render([USER] * 1000)

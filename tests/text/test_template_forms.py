@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from src.core.errors import InvalidRequestError
-from src.text import chat_environment
+from src.text import template_forms
 from src.text.call_turns import CallForms
-from src.text.chat_environment import CompiledTemplate
 from src.text.chat_template import ChatTemplate
 from src.text.template_forms import TemplateForms
+from src.text.template_pool import Budget, shared_pool
 from tests.text.chat_templates import (
     BY_KIND,
     DEEPSEEK_DISTILL,
@@ -245,12 +245,10 @@ def test_templates_of_parts_take_a_turn_of_calls(source: str) -> None:
 
 
 def forms_of(source: str) -> CallForms:
-    compiled = CompiledTemplate(source)
+    def render(variables: dict[str, Any], budget: Budget) -> str:
+        return shared_pool().render(source, {**SPECIAL, **variables}, budget)
 
-    def render(variables: dict[str, Any], seconds: float) -> str:
-        return compiled.render({**SPECIAL, **variables}, seconds)
-
-    return TemplateForms(render, chat_environment.MAX_SECONDS).calls
+    return TemplateForms(render).calls
 
 
 # Calls behind the last message of the user alone.
@@ -289,11 +287,15 @@ def test_probes_of_a_template_that_never_ends_take_no_longer_than_a_rendering(
 ) -> None:
     import time
 
-    monkeypatch.setattr(chat_environment, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(template_forms, "PROBE_SECONDS", 0.3)
     endless = (
         "{% macro more(n) %}{% if n %}{{ more(n - 1) }}{{ more(n - 1) }}{% endif %}{% endmacro %}"
         "{{ more(60) }}"
     )
+    ChatTemplate("").prepare()  # its process has started
+    template = ChatTemplate(endless)
     began = time.monotonic()
-    ChatTemplate(endless).prepare()
+    assert "more than 0.3 s of CPU time on a conversation of a few words" in str(template.prepare())
+    with pytest.raises(InvalidRequestError, match="on a conversation of a few words"):
+        template.render([USER])
     assert time.monotonic() - began < 2

@@ -18,7 +18,9 @@ from src.engine.kv.block_pool import InvariantError
 
 
 @lru_cache(256)  # nearly all requests have the same
-def chain_root(content_key: str, layout: str, salt: str, adapter: bytes = b"") -> bytes:
+def chain_root(
+    content_key: str, layout: str, salt: str, adapter: bytes = b"", tenant: str = ""
+) -> bytes:
     """The root of a sequence's digests. Sequences with different roots never share KV.
 
     Parameters
@@ -31,10 +33,14 @@ def chain_root(content_key: str, layout: str, salt: str, adapter: bytes = b"") -
         The request's cache salt.
     adapter
         Digest of adapter weights that this sequence uses, or empty.
+    tenant
+        Whose KV it is, or empty where all share theirs.
     """
     parts = (content_key.encode(), layout.encode(), salt.encode(), adapter)
     # Lengths are included, or the end of one part could be taken for the start of the next.
     told = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    if tenant:
+        told += tenant.encode()
     return hashlib.sha256(b"slipstream-kv\0" + told).digest()
 
 

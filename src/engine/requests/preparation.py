@@ -93,16 +93,17 @@ class Preparation:
 
     async def _prepare(self, prompt: Prompt) -> list[Request]:
         options, builder, queue = self._options, self._builder, self._scheduler
+        tenant = options.get("tenant", "")
         # A full queue refuses before the prompt is tokenized. Token ids need no tokenizing, so for
         # them the check below is soon enough; it also knows how many there are.
         if not _is_token_ids(prompt):
-            queue.check_queue(self._params.n, self._params.n)
+            queue.check_queue(self._params.n, self._params.n, tenant)
         token_ids = await builder.tokenize(prompt, options.get("chat"))
         self._prompt_token_ids, self.tokenized = token_ids, time.monotonic()
         builder.max_tokens(len(token_ids), self._params)
         # Checked again, because others may have filled the queue meanwhile, and compiling a grammar
         # takes longer than everything else.
-        queue.check_queue(self._params.n, self._params.n * len(token_ids))
+        queue.check_queue(self._params.n, self._params.n * len(token_ids), tenant)
         return await builder.requests(
             token_ids,
             self._params,
@@ -110,6 +111,7 @@ class Preparation:
             priority=options.get("priority", 0),
             timeout=options.get("timeout"),
             cache_salt=options.get("cache_salt", ""),
+            tenant=tenant,
             adapter=self._adapter,
         )
 

@@ -70,6 +70,10 @@ class RequestOptions(TypedDict, total=False):
         Seconds after its arrival at which it ends with the output so far.
     cache_salt
         Prefix-cache entries are shared only between requests with the same salt.
+    tenant
+        Whose request it is: tenants share the engine by their weights, and each has its own cached
+        prefixes unless ``cache.share_prefixes`` is set. Up to 256 printable characters; the empty
+        text is nobody in particular.
     lora
         Name of the adapter that it is computed with; ``None`` is the model alone.
     chat
@@ -83,6 +87,7 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     timeout: float | None
     cache_salt: str
+    tenant: str
     lora: str | None
     chat: ChatOptions | None
     trace: RequestTrace | None
@@ -93,11 +98,13 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "priority": Integral,
     "timeout": Real,
     "cache_salt": str,
+    "tenant": str,
     "lora": str,
     "chat": ChatOptions,
     "trace": RequestTrace,
 }
-_NEVER_NONE: Final = ("priority", "cache_salt")
+_NEVER_NONE: Final = ("priority", "cache_salt", "tenant")
+_MAX_TENANT_CHARS: Final = 256
 
 
 class RequestBuilder:
@@ -132,6 +139,11 @@ class RequestBuilder:
         _check_rest(
             options.get("priority", 0), options.get("timeout"), options.get("cache_salt", "")
         )
+        tenant = options.get("tenant", "")
+        if len(tenant) > _MAX_TENANT_CHARS or not tenant.isprintable():
+            raise InvalidRequestError(
+                f"tenant must be up to {_MAX_TENANT_CHARS} printable characters", param="tenant"
+            )
 
     async def tokenize(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
         """Token ids of a text, of token ids (checked), or of chat messages.
@@ -168,6 +180,7 @@ class RequestBuilder:
         priority: int,
         timeout: float | None,
         cache_salt: str,
+        tenant: str = "",
         adapter: Adapter | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
@@ -217,6 +230,7 @@ class RequestBuilder:
                 arrival=arrival,
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
+                tenant=tenant,
                 adapter=adapter,
                 grammar=grammar,
                 thinking=thinking,
@@ -286,9 +300,8 @@ class RequestBuilder:
                 f"chat_template_kwargs: {clash[0]!r} has a field of its own",
                 param="chat_template_kwargs",
             )
-        # A template is a program that may be slow, so it runs in a thread.
-        return await asyncio.to_thread(
-            self._template(chat).render,
+        # A template is a program that may be slow, so it runs in another process.
+        rendering = self._template(chat).submit(
             prompt,
             tools=chat.tools,
             add_generation_prompt=chat.add_generation_prompt,
@@ -296,11 +309,16 @@ class RequestBuilder:
             documents=chat.documents,
             **chat.template_kwargs,
         )
+        return await asyncio.wrap_future(rendering)
 
     def _template(self, chat: ChatOptions) -> ChatTemplate:
         if chat.template is None:
             return self._tokenizer.chat_template
-        return ChatTemplate(chat.template, special_tokens=self._tokenizer.special_tokens)
+        return ChatTemplate(
+            chat.template,
+            special_tokens=self._tokenizer.special_tokens,
+            pool=self._tokenizer.pool_of_clients,
+        )
 
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
         self._room(len(prompt))

@@ -26,10 +26,12 @@ class ContentNames:
             sibling is not None
             and sibling.request.prompt_token_ids is request.prompt_token_ids
             and sibling.request.cache_salt == request.cache_salt
+            and sibling.request.tenant == request.tenant
             and sibling.request.adapter == adapter
             and sibling.request.media_keys == request.media_keys
         ):
             return sibling.chain.branch(len(request.prompt_token_ids))
         digest = b"" if adapter is None else adapter.digest
-        root = chain_root(limits.content_key, self._layout, request.cache_salt, digest)
+        tenant = "" if limits.share_prefixes else request.tenant
+        root = chain_root(limits.content_key, self._layout, request.cache_salt, digest, tenant)
         return HashChain(limits.block_size, root, request.media_keys)

@@ -6,7 +6,7 @@ import msgspec
 
 from src.core.plan import BlockAppend, RowInstall, RowStep, StateCopy, StepPlan
 from src.engine.kv.prefix_cache import Match
-from src.engine.scheduling.request_state import RequestState
+from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.snapshots import Snapshots
 
 
@@ -19,6 +19,8 @@ class SchedulerStats(msgspec.Struct):
         Plans made, and the tokens in them.
     admissions, preemptions
         Rows given to requests (a resumed request counts again), and requests preempted.
+    yields
+        Those of the preempted requests that gave way to a waiting one of a tenant below its share.
     recomputed_tokens
         Positions whose KV was lost by preemption.
     prefix_cache_queries, prefix_cache_hits
@@ -35,6 +37,7 @@ class SchedulerStats(msgspec.Struct):
     scheduled_tokens: int = 0
     admissions: int = 0
     preemptions: int = 0
+    yields: int = 0
     recomputed_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -110,6 +113,40 @@ class PlanBuilder:
         """Tokens of a request's next chunk: what is missing, the budget, or up to a snapshot."""
         num_tokens = min(state.target - state.launched, self.budget)
         return num_tokens if self.snapshots is None else self.snapshots.cut(state, num_tokens)
+
+    def set_apart(self, budget: int) -> int:
+        """Leave only ``budget`` of the remaining tokens; returns the others for `rejoin`."""
+        others = self.budget - budget
+        self.budget = budget
+        return others
+
+    def rejoin(self, others: int) -> int:
+        """Give back the tokens set apart; returns how many of those left then are left now."""
+        left = self.budget
+        self.budget += others
+        return left
+
+    def top_up(self) -> None:
+        """Make chunks of prompts that end early longer, as far as their blocks and the budget go.
+
+        A chunk whose states are copied at its end stays as it is.
+        """
+        saved = {save.row for save in self.saves}
+        for index, (state, row) in enumerate(zip(self.states, self.rows, strict=True)):
+            if not self.budget:
+                return
+            room = min(state.target, state.capacity) - state.launched
+            if row.samples or row.row in saved or state.phase is not Phase.RUNNING or room < 1:
+                continue
+            num_tokens = min(self.chunk(state), room)
+            more = state.launch(self.step_id, num_tokens)
+            self.rows[index] = RowStep(
+                row.row, row.generation, row.start, row.num_tokens + num_tokens, more.samples
+            )
+            self.budget -= num_tokens
+            self.num_tokens += num_tokens
+            if self.snapshots is not None and (save := self.snapshots.take(state)) is not None:
+                self.saves.append(save)
 
     def leave(self, budget: int) -> None:
         """Lower the remaining budget and the prefill limit to ``budget`` tokens."""

@@ -4,7 +4,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
     ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
-            adapter]
+            adapter, tenant]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
@@ -42,7 +42,9 @@ from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.plan_builder import SchedulerStats
 from src.engine.scheduling.scheduler import Scheduler
 
-VERSION: Final = 2
+VERSION: Final = 3
+# Logs from this version on are replayed: what they lack has a default.
+OLDEST_VERSION: Final = 2
 END_TOKEN: Final = -1
 
 
@@ -68,6 +70,7 @@ class AddLine(_Line, frozen=True, tag="add"):
     salt: int
     token_ids: list[int]
     adapter: tuple[int, int] | None = None
+    tenant: str = ""
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -207,8 +210,10 @@ def replay(lines: Iterable[Line]) -> ReplayReport:
     first = next(source, None)
     if not isinstance(first, LimitsLine):
         raise ReplayError("a plan log begins with a scheduler's limits")
-    if first.version != VERSION:
-        raise ReplayError(f"the log is of version {first.version}, expected {VERSION}")
+    if not OLDEST_VERSION <= first.version <= VERSION:
+        raise ReplayError(
+            f"the log is of version {first.version}, expected {OLDEST_VERSION} to {VERSION}"
+        )
     replayed = _Replay(first.limits)
     number, cut, difference = 1, None, None
     for number, line in enumerate(source, 2):
@@ -304,4 +309,5 @@ def _request(line: AddLine) -> Request:
         priority=line.priority,
         cache_salt=str(line.salt) if line.salt else "",
         adapter=_adapter(line.adapter),
+        tenant=line.tenant,
     )

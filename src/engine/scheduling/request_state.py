@@ -45,6 +45,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         Copies of the request's key and its number of prompt tokens.
     rank
         Its place in every order: admission, planning, preemption.
+    lane
+        Whose requests it is served with (``SchedulerLimits.lane_of``).
     chain
         Digests of its full blocks. The completions of one request share those of the prompt.
     match
@@ -100,6 +102,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     token_ids: list[int]
     prompt_len: int
     limit: int
+    lane: str = ""
     match: Match | None = None
     in_progress: bytes | None = None
     prefix_leader: tuple[int, bool] | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from src.core.adapter import NO_ADAPTER
@@ -23,12 +23,44 @@ from src.core.plan import NO_BLOCK, BlockAppend, RowInstall, RowStep, StateCopy
 from src.engine.kv.block_pool import InvariantError
 from src.engine.kv.prefix_cache import Match, PrefixCache
 from src.engine.scheduling.adapter_slots import AdapterSlots
-from src.engine.scheduling.admission import SchedulerLimits
+from src.engine.scheduling.admission import URGENT, SchedulerLimits
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.rows import RowTable
 from src.engine.scheduling.snapshots import Snapshots
 
 _by_rank = attrgetter("rank")
+
+
+def victim_of_tenants(
+    running: Sequence[RequestState], needy: RequestState, weights: Mapping[str, int]
+) -> RequestState | None:
+    """The request to preempt for ``needy``, where requests of several lanes run.
+
+    It is of the lane that holds most blocks for its weight, if that is more than ``needy``'s does,
+    or ranks behind ``needy`` in its own lane. The first of all in rank is nobody's victim and may
+    take from everybody. So it always gets on, and something always ends.
+    """
+    held: dict[str, float] = {}
+    for state in running:
+        num_blocks = sum(map(len, state.held_blocks())) / weights.get(state.lane, 1)
+        held[state.lane] = held.get(state.lane, 0.0) + num_blocks
+    if URGENT in held:
+        held[URGENT] = 0.0
+
+    def gives_way(state: RequestState) -> bool:
+        if state is running[0] or state is needy:
+            return False
+        if needy is running[0]:
+            return True
+        if state.lane == needy.lane:
+            return state.rank > needy.rank
+        return held[state.lane] > held[needy.lane]
+
+    return min(
+        filter(gives_way, running),
+        key=lambda state: (-held[state.lane], -state.rank[0], state.launched, -state.rank[1]),
+        default=None,
+    )
 
 
 class RowAllocator:
@@ -103,7 +135,8 @@ class RowAllocator:
         if self.limits.num_snapshots == 0:
             return False
         leader = self._in_progress.get(state.chain.digest(match.length, state.token_ids))
-        if leader is None:
+        # Only rows of its own lane are sure to be ahead of it.
+        if leader is None or leader.lane != state.lane:
             return False
         if state.prefix_leader is None or state.prefix_leader[0] != leader.key:
             half = blocks_for(start + (missing + 1) // 2, block_size)
@@ -128,15 +161,18 @@ class RowAllocator:
                 missing += more
         return missing
 
+    def needed(self, state: RequestState) -> int:
+        """Blocks for a request's known tokens and its lookahead, without what may be cached."""
+        soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
+        blocks = blocks_for(soon, self.limits.block_size)
+        return sum([min(blocks, most) for most in self._most])
+
     def fits(self, state: RequestState, match: Match, reserve: int) -> bool:
         """Whether a request's known tokens and its lookahead fit, with ``reserve`` blocks left.
 
         With no running request this is true of every request that `check_request` accepted.
         """
-        soon = min(len(state.token_ids) + self.limits.lookahead_tokens, state.max_kv_tokens)
-        blocks = blocks_for(soon, self.limits.block_size)
-        needed = sum([min(blocks, most) for most in self._most])
-        missing = needed + reserve - self.pool.num_free
+        missing = self.needed(state) + reserve - self.pool.num_free
         # Only hits that some request holds reduce the need: the other hits are in `num_free`
         # already. Counting held hits is slow, so the cheap tests come first.
         if missing <= 0:
@@ -301,10 +337,13 @@ class RowAllocator:
         ]
 
     def victim(self, needy: RequestState) -> RequestState | None:
-        """The request to preempt for ``needy``, always of lower rank; ``None`` if there is none.
+        """The request to preempt for ``needy``; ``None`` if there is none.
 
-        Least important priority class first, then fewest tokens to recompute, then latest arrival.
+        It is of lower rank: least important priority class first, then fewest tokens to recompute,
+        then latest arrival. With several tenants see :func:`victim_of_tenants`.
         """
+        if any(state.lane != needy.lane for state in self.running):
+            return victim_of_tenants(self.running, needy, self.limits.weights)
         behind = [state for state in self.running if state.rank > needy.rank]
         return min(
             behind,

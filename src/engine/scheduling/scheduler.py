@@ -25,20 +25,15 @@ from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.kv.block_pool import BlockPool, InvariantError
-from src.engine.kv.prefix_cache import Match
 from src.engine.scheduling import stop_rules as stop
-from src.engine.scheduling.admission import (
-    MAX_MISFITS_PER_STEP,
-    MAX_PREFIX_WAITS_PER_STEP,
-    Deadlines,
-    SchedulerLimits,
-    WaitingQueue,
-    check_request,
-)
+from src.engine.scheduling.admission import URGENT, SchedulerLimits, check_request
 from src.engine.scheduling.content_names import ContentNames
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
+from src.engine.scheduling.planning import StepPlanner
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator
+from src.engine.scheduling.shares import SharingPlanner
+from src.engine.scheduling.waiting import Deadlines, WaitingQueue
 
 __all__ = ["InvariantError", "Scheduler", "SchedulerLimits", "SchedulerStats"]
 
@@ -56,8 +51,15 @@ class Scheduler:
         self._allocator = RowAllocator(limits)
         self._names = ContentNames(limits)
         self._waiting = WaitingQueue(
-            limits.max_waiting_requests, limits.max_waiting_tokens, self._allocator.adapters
+            limits.max_waiting_requests,
+            limits.max_waiting_tokens,
+            self._allocator.adapters,
+            limits.weights,
         )
+        self._lanes = self._waiting.lanes
+        parts = (limits, self._allocator, self._waiting, self.stats)
+        self._planner = StepPlanner(*parts, self._preempt)
+        self._sharing = SharingPlanner(self._planner, *parts)
         self._deadlines = Deadlines()
         self._num_arrived = 0
         # Unfinished requests, key -> state.
@@ -97,6 +99,18 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         """Tokens of all waiting requests: their prompts, and the output of preempted ones."""
         return self._waiting.num_tokens
+
+    def tenants(self, most: int) -> dict[str, tuple[int, int]]:
+        """Running and waiting requests of up to ``most`` tenants; any thread may ask.
+
+        Urgent ones are not among them: they are in a lane of their own.
+        """
+        counted: dict[str, tuple[int, int]] = {}
+        for lane in list(self._waiting.lanes.values()):
+            if lane.name and lane.name != URGENT and len(counted) < most:
+                waiting = lane.num_waiting
+                counted[lane.name] = lane.num_unfinished - waiting, waiting
+        return counted
 
     @property
     def kv_usage(self) -> float:
@@ -173,10 +187,12 @@ class Scheduler:
         for request in requests:
             check_request(request, self.limits)
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        self._waiting.check_room(num_tokens, len(requests))
+        self._waiting.check_room(num_tokens, len(requests), self.limits.lane_of(requests[0]))
 
-    def check_queue(self, num_requests: int, num_tokens: int) -> None:
+    def check_queue(self, num_requests: int, num_tokens: int, tenant: str = "") -> None:
         """Refuse completions of ``num_tokens`` prompt tokens together, unless the queue has room.
+
+        ``tenant``: whose they are.
 
         Raises
         ------
@@ -185,7 +201,7 @@ class Scheduler:
         QueueFullError
             If they do not fit now.
         """
-        self._waiting.check_room(num_tokens, num_requests)
+        self._waiting.check_room(num_tokens, num_requests, tenant)
 
     def add(self, request: Request, sibling: int = -1) -> None:
         """Put a request into the waiting queue.
@@ -206,7 +222,8 @@ class Scheduler:
             raise ValueError(f"request key {request.key} is in use")
         check_request(request, self.limits)
         prompt = request.prompt_token_ids
-        self._waiting.check_room(len(prompt))
+        lane = self.limits.lane_of(request)
+        self._waiting.check_room(len(prompt), lane=lane)
         self._num_arrived += 1
         priority = request.priority if self.limits.policy == "priority" else 0
         state = RequestState(
@@ -217,10 +234,11 @@ class Scheduler:
             token_ids=list(prompt),
             prompt_len=len(prompt),
             limit=len(prompt) + request.max_tokens,
+            lane=lane,
             prompt_logprobs=None if request.params.prompt_logprobs is None else [],
         )
         self._requests[request.key] = state
-        self._waiting.push(state)
+        self._waiting.enter(state)
         self._deadlines.push(state)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
@@ -258,14 +276,17 @@ class Scheduler:
         builder = PlanBuilder(self._last_launched + 1, most, snapshots)
         prefills: list[RequestState] = []
         decoding = 0
-        # Iterates over a copy, because a preempted request leaves the list. It always ranks behind
-        # the request that needs its memory.
+        # With one tenant at work, rank decides everything.
+        is_shared = len(self._lanes) > 1
+        if is_shared:
+            self._sharing.make_room()
+        # Iterates over a copy, because a preempted request leaves the list.
         for state in self._allocator.running[:]:
             if state.phase is not Phase.RUNNING or state.target >= state.limit:
                 continue
             if state.target - state.launched > 1:
                 prefills.append(state)
-            elif state.launched < state.capacity or self._grow(state, builder):
+            elif state.launched < state.capacity or self._planner.grow(state, builder):
                 decoding += state.launched >= state.prompt_len
                 builder.add(state, 1)
         if decoding and self.limits.max_mixed_prefill_tokens is not None:
@@ -273,13 +294,10 @@ class Scheduler:
             # part of each step, and prompts would wait too long.
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
-        for state in prefills:
-            if builder.budget == 0:
-                break
-            if state.phase is Phase.RUNNING:
-                self._plan_chunk(state, builder)
-        if not builder.short:
-            self._admit(builder)
+        if is_shared:
+            self._sharing.fill(builder, prefills)
+        elif prefills or len(self._waiting):
+            self._planner.fill(builder, prefills)
         if not builder.rows:
             return None
         plan = builder.plan()
@@ -289,83 +307,12 @@ class Scheduler:
         self.stats.scheduled_tokens += builder.num_tokens
         return plan
 
-    def _plan_chunk(self, state: RequestState, builder: PlanBuilder) -> None:
-        """Plan a prefill chunk of a running row, as long as budget and memory allow."""
-        num_tokens = builder.chunk(state)
-        if state.launched + num_tokens > state.capacity:
-            # Only groups with a sliding window can lack blocks here. The other groups got theirs
-            # at admission.
-            builder.appends += self._allocator.extend(state, num_tokens)
-            if state.launched == state.capacity and not self._grow(state, builder):
-                return
-            num_tokens = min(num_tokens, state.capacity - state.launched)
-        builder.add(state, num_tokens)
-
-    def _grow(self, state: RequestState, builder: PlanBuilder) -> bool:
-        """Give a running row its next blocks, preempting others if need be; false if it waits."""
-        allocator = self._allocator
-        groups = allocator.short_groups(state)
-        while allocator.pool.num_free < len(groups):
-            builder.short = True
-            # While steps in flight will free blocks anyway, nobody else is preempted.
-            victim = None if allocator.blocks_are_coming() else allocator.victim(state)
-            if victim is None:
-                self.stats.shortages += 1
-                return False
-            self.stats.preemptions += 1
-            self.stats.recomputed_tokens += victim.launched
-            self._preempted.append(victim.key)
-            self._leave(victim, Phase.PREEMPTING)
-        builder.appends += allocator.append_blocks(state, groups)
-        return True
-
-    def _admit(self, builder: PlanBuilder) -> None:
-        """Give rows to waiting requests, in order of rank."""
-        allocator = self._allocator
-        # Every admission needs a row and at least one block: a prefix hit never covers everything.
-        if not (len(self._waiting) and allocator.rows.num_free and allocator.pool.num_free):
-            return
-        self._waiting.bring_back()
-        reserve = sum(map(allocator.lookahead, allocator.running))
-        first: RequestState | None = None
-        misfits = waits = 0
-        while (
-            builder.budget > 0
-            and allocator.rows.num_free > 0
-            and misfits < MAX_MISFITS_PER_STEP
-            and waits < MAX_PREFIX_WAITS_PER_STEP
-        ):
-            state = self._waiting.peek(misfits + waits)
-            if state is None:
-                return
-            if not allocator.adapters.admits(state.request.adapter):
-                self._waiting.set_aside(misfits + waits)
-                continue
-            match = allocator.cached_prefix(state)
-            if state.bypasses < self.limits.max_bypasses and allocator.waits_for_prefix(
-                state, match, builder.prefill_limit
-            ):
-                waits += 1
-            elif allocator.fits(state, match, reserve):
-                self._waiting.pop(misfits + waits)
-                self._install(state, match, builder)
-                reserve += allocator.lookahead(state)
-                if first is not None:
-                    first.bypasses += 1
-                    self.stats.bypasses += 1
-            else:
-                misfits += 1
-                first = first or state
-            if first is not None and first.bypasses >= self.limits.max_bypasses:
-                return
-
-    def _install(self, state: RequestState, match: Match, builder: PlanBuilder) -> None:
-        builder.install(self._allocator.install(state, match), state, match)
-        self.stats.admissions += 1
-        if self.limits.enable_prefix_caching and state.may_read_cache:
-            self.stats.prefix_cache_queries += state.target
-            self.stats.prefix_cache_hits += state.launched
-        self._plan_chunk(state, builder)
+    def _preempt(self, victim: RequestState) -> None:
+        """Take a running request's row; it waits again behind its fence."""
+        self.stats.preemptions += 1
+        self.stats.recomputed_tokens += victim.launched
+        self._preempted.append(victim.key)
+        self._leave(victim, Phase.PREEMPTING)
 
     # Results.
 
@@ -439,11 +386,12 @@ class Scheduler:
         del self._requests[state.key]
         if state.phase is Phase.RUNNING:
             self._leave(state, Phase.ENDED)
-            return
-        was_waiting = state.phase is Phase.WAITING
-        state.phase = Phase.ENDED
-        if was_waiting:
-            self._waiting.discard(state)
+        else:
+            was_waiting = state.phase is Phase.WAITING
+            state.phase = Phase.ENDED
+            if was_waiting:
+                self._waiting.discard(state)
+        self._waiting.leave(state)
 
     def _leave(self, state: RequestState, phase: Phase) -> None:
         self._allocator.leave(state, phase)
@@ -471,10 +419,13 @@ class Scheduler:
         """
         allocator = self._allocator
         allocator.check([save for plan, _ in self._in_flight for save in plan.state_saves])
+        unfinished = sum(lane.num_unfinished for lane in self._waiting.lanes.values())
         preempting = sum(state.phase is Phase.PREEMPTING for state in allocator.leaving)
         expected = len(self._waiting) + len(allocator.running) + preempting
-        if len(self._requests) != expected:
-            raise InvariantError(f"{len(self._requests)} requests, {expected} accounted for")
+        if not len(self._requests) == expected == unfinished:
+            raise InvariantError(
+                f"{len(self._requests)} requests, {expected} accounted for, {unfinished} in lanes"
+            )
 
     def check_idle(self) -> None:
         """Check by counters that an idle scheduler holds nothing; O(1).

@@ -125,6 +125,7 @@ class Inspector:
             key=request.key,
             request_id=choice.request_id,
             index=choice.index,
+            tenant=request.tenant,
             phase="ended" if state is None else state.phase.value,
             age=now - record.arrival,
             waited=admitted - record.arrival,

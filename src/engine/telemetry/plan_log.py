@@ -234,6 +234,7 @@ class _Writer:
             salt,
             [self._pseudonym(request.key, token) for token in request.prompt_token_ids],
             self._named(request.adapter),
+            request.tenant,
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # One pool serves all groups of layers.
 _GROUP = "0"
+# As many as there may be API keys; more can only be told apart by a program that embeds the engine.
+_MAX_TENANTS = 1024
 
 
 def model_facts(config: Config, parts: EngineParts) -> ModelFacts:
@@ -48,6 +50,8 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
         discarded_tokens=stats.discarded_tokens,
         bypasses=stats.bypasses,
         shortages=stats.shortages,
+        yields=stats.yields,
+        tenants=scheduler.tenants(_MAX_TENANTS),
         compiled_graphs=worker.num_graphs,
         compile_seconds=worker.compile_seconds,
         graph_steps=dict(graphs.steps),

@@ -6,9 +6,28 @@ import logging
 import time
 
 from src.core.status import EngineStats
+from src.engine.scheduling.scheduler import Scheduler
+from src.engine.telemetry.timeline import Timeline
 from src.observability.metrics import EngineMetrics
 
 logger = logging.getLogger(__name__)
+
+
+def stats_of(scheduler: Scheduler, timeline: Timeline, *, compiled: bool) -> EngineStats:
+    """The figures of this moment."""
+    last = timeline.last
+    return EngineStats(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        kv_usage=scheduler.kv_usage,
+        num_steps=0 if last is None else last.step_id,
+        bubble=timeline.bubble,
+        preemptions=scheduler.stats.preemptions,
+        prefix_cache_queries=scheduler.stats.prefix_cache_queries,
+        prefix_cache_hits=scheduler.stats.prefix_cache_hits,
+        pool_is_whole=scheduler.pool_is_whole(),
+        compiled=compiled,
+    )
 
 
 class StatsLine:

@@ -193,7 +193,9 @@ def _owner(call: Call) -> bytes:
     """
     admitted: bytes | None = call.scope.get(ADMITTED)
     if admitted is not None:
-        return admitted
+        # Keys of one owner are one client.
+        tenant = call.tenant.encode()
+        return hashlib.sha256(b"tenant " + tenant).digest() if tenant else admitted
     return hashlib.sha256(b"".join(credentials(call.scope)[:1])).digest()
 
 
@@ -290,6 +292,7 @@ class _Work:
             raise QueueFullError(
                 f"{most} responses are being generated in the background already", retry_after=1.0
             )
+        self._check_share()
         self._check_room()
         # It is held from the beginning: nothing that makes room may take it.
         self._entry.abort = self._shape.cancelled
@@ -312,6 +315,24 @@ class _Work:
             await _follow(self._call, self._log)
         else:
             await self._call.answer(*in_pieces(self._shape.response))
+
+    def _check_share(self) -> None:
+        """Refuse what would let one owner of keys hold the others up with background responses."""
+        if not self._call.tenant:
+            return
+        server = self._call.server
+        most = server.config.http.max_background_per_owner
+        if server.responses.num_held(self._entry.owner) >= most:
+            raise QueueFullError(
+                f"{most} responses of this key are being generated in the background already",
+                retry_after=1.0,
+            )
+        if not server.responses.leaves_room(self._entry.owner, self._size, **self._bounds):
+            raise QueueFullError(
+                "responses of this key that are being generated in the background take more room "
+                "than they leave to other keys",
+                retry_after=1.0,
+            )
 
     def _check_room(self) -> None:
         store, bounds = self._call.server.responses, self._bounds

@@ -169,13 +169,31 @@ class ResponseStore:
 
     def has_room(self, size: int, *, max_entries: int, max_bytes: int) -> bool:
         """Whether ``size`` bytes more can be held beside what must not be forgotten."""
-        held = [
-            share.sizes[name]
-            for share in self._shares.values()
-            for name, entry in share.entries.items()
-            if entry.is_held
-        ]
+        held = [size for owner in self._shares for size in self._held(owner)]
         return len(held) < max_entries and sum(held) + size <= max_bytes
+
+    def num_held(self, owner: bytes) -> int:
+        """Responses of an owner that are being generated in the background."""
+        return len(self._held(owner))
+
+    def leaves_room(self, owner: bytes, size: int, *, max_entries: int, max_bytes: int) -> bool:
+        """Whether an owner with one more held response leaves as much room as it takes.
+
+        One response is let in whatever the room. See ``WaitingQueue.check_room`` for the rule.
+        """
+        own = self._held(owner)
+        others = [held for name in self._shares if name != owner for held in self._held(name)]
+        return not own or (
+            2 * (len(own) + 1) + len(others) <= max_entries
+            and 2 * (sum(own) + size) + sum(others) <= max_bytes
+        )
+
+    def _held(self, owner: bytes) -> list[int]:
+        """Bytes of each of an owner's responses that must not be forgotten."""
+        share = self._shares.get(owner)
+        if share is None:
+            return []
+        return [share.sizes[name] for name, entry in share.entries.items() if entry.is_held]
 
     def has(self, entry: StoredResponse) -> bool:
         """Whether this entry has not been forgotten."""

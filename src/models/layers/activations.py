@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from src.ops.elementwise import by_token
+
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu"]
 # Names in `config.json`.
 SPELLINGS: dict[str, Activation] = {
@@ -19,9 +21,6 @@ SPELLINGS: dict[str, Activation] = {
 }
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
-# at::internal::GRAIN_SIZE: up to this size torch computes elementwise operations in one thread.
-_UNCUT_ELEMENTS = 32768
-
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """The activation, elementwise."""
@@ -30,16 +29,17 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+def sigmoid(x: Tensor, deterministic: bool) -> Tensor:
+    """The sigmoid of x [T, N]; see `gated` for ``deterministic``."""
+    return by_token(torch.sigmoid, x) if deterministic else x.sigmoid()
+
+
 def gated(gate_up: Tensor, activation: Activation, deterministic: bool = False) -> Tensor:
     """`activation(gate) * up` of a fused projection: [T, 2 I] (gate first) to [T, I].
 
     With `deterministic` a token's result does not depend on the other tokens.
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    if not deterministic or torch.compiler.is_compiling():
+    if not deterministic:
         return activate(gate, activation) * up
-    # Torch cuts a large tensor for its threads, perhaps in the middle of a row. Elements left over
-    # at a cut are not computed in vectors but by a different exp. So the tensors here are too
-    # small to be cut.
-    rows = max(1, _UNCUT_ELEMENTS // gate.shape[1])
-    return torch.cat([activate(part, activation) for part in gate.split(rows)]) * up
+    return by_token(lambda x: activate(x, activation), gate) * up

@@ -11,6 +11,7 @@ from torch import Tensor
 from src.core.blocks import Chunk, Window
 from src.distributed import Group
 from src.models.layer_kv import LayerKVSpec, keys_and_values
+from src.models.layers.activations import sigmoid
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm, unit
 from src.models.weights.methods import Weight
@@ -54,6 +55,8 @@ class AttentionInSpec:
         A factor of queries.
     has_gate
         Whether the projection has rows of an output gate, behind those of queries.
+    deterministic
+        Whether a token's result must be the same bits in every batch, see docs/determinism.md.
     leaves_rotation
         Whether the mixer normalizes and rotates queries and keys (`ops.rotate_and_cache`). The
         segment then returns them as slices of the projection.
@@ -70,6 +73,7 @@ class AttentionInSpec:
     temperature: Temperature | None
     leaves_rotation: bool
     has_gate: bool = False
+    deterministic: bool = False
 
 
 class AttentionInWeights(NamedTuple):
@@ -171,7 +175,7 @@ def attention_in(
     # add a guard on the number of tokens.
     sizes = [count * head_dim for count in (heads, gates, kv_heads, kv_heads)]
     flat_query, flat_gate, flat_key, _ = qkv.split(sizes, dim=-1)
-    factors = (flat_gate.sigmoid(),) if gates else ()
+    factors = (sigmoid(flat_gate, spec.deterministic),) if gates else ()
     if spec.leaves_rotation:
         return query, key, value, *factors
     if spec.whole:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from src import ops
 from src.distributed import Group
-from src.models.layers.activations import Activation
+from src.models.layers.activations import Activation, sigmoid
 from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.mlp import MLPSpec, MLPWeights, partial_mlp
@@ -65,7 +65,7 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
         normed = rms_norm(residual, weights.norm, spec.norm)
     wide = normed.to(torch.float32)
     logits = linear(wide, weights.router, weights.router_bias)
-    chosen, ids = route(logits, spec.routing, weights.choice_bias)
+    chosen, ids = route(logits, spec.routing, weights.choice_bias, spec.deterministic)
     gate_up, down = _parts(weights.gate_up), _parts(weights.down)
     added = ops.experts(
         *(normed, gate_up.values, down.values, chosen, ids),
@@ -84,7 +84,8 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
     if spec.shared is not None and weights.shared is not None:
         shared = partial_mlp(spec.shared, weights.shared, normed)
         if weights.shared_gate is not None:
-            shared = linear(wide, weights.shared_gate).sigmoid().to(shared.dtype) * shared
+            factor = sigmoid(linear(wide, weights.shared_gate), spec.deterministic)
+            shared = factor.to(shared.dtype) * shared
         added = added + shared
     added = spec.group.all_reduce(added)
     return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)

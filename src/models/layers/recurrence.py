@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.models.layer_kv import KVTensor, LayerKVSpec
+from src.models.layers.activations import sigmoid
 from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.norms import NormSpec, rms_norm
 from src.models.weights.methods import Weight
+from src.ops.elementwise import by_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class RecurrenceInSpec:
         Elements of queries, keys and values together, which are convolved.
     shortest, longest
         Bounds of a token's time step (Mamba-2); None: unbounded.
+    deterministic
+        Whether a token's result must be the same bits in every batch.
     """
 
     norm: NormSpec | None
@@ -45,6 +49,7 @@ class RecurrenceInSpec:
     channels: int
     shortest: float | None = None
     longest: float | None = None
+    deterministic: bool = False
 
 
 class RecurrenceInWeights(NamedTuple):
@@ -165,8 +170,9 @@ def delta_in(
     sizes = (spec.channels, spec.gate, spec.heads, spec.heads)
     channels, gate, strength, step = _projected(spec, weights, residual).split(sizes, dim=-1)
     rate = -weights.log_decay.exp()
-    decay = rate * functional.softplus(step.to(torch.float32) + weights.step_bias)
-    return channels, _opened(gate), decay, strength.sigmoid().to(torch.float32)
+    decay = rate * _softplus(step.to(torch.float32) + weights.step_bias, spec.deterministic)
+    strength = sigmoid(strength, spec.deterministic).to(torch.float32)
+    return channels, _opened(gate, spec.deterministic), decay, strength
 
 
 def mamba_in(
@@ -178,14 +184,20 @@ def mamba_in(
     """
     sizes = (spec.gate, spec.channels, spec.heads)
     gate, channels, step = _projected(spec, weights, residual).split(sizes, dim=-1)
-    step = functional.softplus(step.to(torch.float32) + weights.step_bias)
+    step = _softplus(step.to(torch.float32) + weights.step_bias, spec.deterministic)
     if spec.shortest is not None or spec.longest is not None:
         step = step.clamp(spec.shortest, spec.longest)
-    return channels, _opened(gate), -weights.log_decay.exp() * step, step
+    opened = _opened(gate, spec.deterministic)
+    return channels, opened, -weights.log_decay.exp() * step, step
 
 
-def _opened(gate: Tensor) -> Tensor:
-    return functional.silu(gate.to(torch.float32))
+def _opened(gate: Tensor, deterministic: bool) -> Tensor:
+    wide = gate.to(torch.float32)
+    return by_token(functional.silu, wide) if deterministic else functional.silu(wide)
+
+
+def _softplus(x: Tensor, deterministic: bool) -> Tensor:
+    return by_token(functional.softplus, x) if deterministic else functional.softplus(x)
 
 
 def _projected(spec: RecurrenceInSpec, weights: RecurrenceInWeights, residual: Tensor) -> Tensor:

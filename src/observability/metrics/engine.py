@@ -272,7 +272,15 @@ _FIELD: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # Fields of `Readings` that count since the start; the others are momentary.
 _COUNTED: Final = (
     *("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "discarded_tokens"),
-    *("bypasses", "shortages", "compiled_graphs", "compile_seconds", "kernels", "kernel_builds"),
+    *(
+        "bypasses",
+        "shortages",
+        "yields",
+        "compiled_graphs",
+        "compile_seconds",
+        "kernels",
+        "kernel_builds",
+    ),
     *("graph_steps", "graph_tokens", "graph_padding_tokens", "graph_capture_seconds"),
 )
 

@@ -60,6 +60,11 @@ class OwnMetrics:
         self.recomputed_tokens.value = readings.recomputed_tokens
         self.bypasses.value = readings.bypasses
         self.shortages.value = readings.shortages
+        self.yields.value = readings.yields
+        self._of_tenants.clear()
+        for tenant, (running, waiting) in readings.tenants.items():
+            self._of_tenants.child(tenant, "running").value = running
+            self._of_tenants.child(tenant, "waiting").value = waiting
         self._kv_bytes.clear()
         for group, kv in readings.kv.items():
             for state, amount in (("held", kv.held), ("cached", kv.cached), ("free", kv.free)):
@@ -116,6 +121,12 @@ class OwnMetrics:
         self.shortages = counter(
             "memory_shortages", "Times that a row waited a step for a KV block."
         ).child()
+        self.yields = counter(
+            "yields", "Preemptions for a waiting request of an owner of keys below its share."
+        ).child()
+        self._of_tenants = gauge(
+            "tenant_requests", "Completions by owner of API keys and state.", "tenant", "state"
+        )
         self._kv_bytes = gauge("kv_bytes", "KV memory by cache group and state.", "group", "state")
 
     def _service(self) -> None:

@@ -35,6 +35,10 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     bypasses, shortages
         Admissions that overtook a request that did not fit; and how often a row was left out of a
         step because blocks were lacking.
+    yields
+        Preemptions for a waiting request of a tenant below its share.
+    tenants
+        Tenant -> its running and its waiting requests, of up to 1,024 tenants.
     compiled_graphs, compile_seconds
         Distinct compiled graphs in use, and the duration of their compilation; 0 until it has
         ended.
@@ -68,6 +72,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     discarded_tokens: int = 0
     bypasses: int = 0
     shortages: int = 0
+    yields: int = 0
+    tenants: Mapping[str, tuple[int, int]] = {}
     compiled_graphs: int = 0
     compile_seconds: float = 0.0
     graph_steps: Mapping[str, int] = {}

@@ -71,12 +71,14 @@ def prompt_logprob(request: Request, position: int) -> TokenLogprobs:
 
 
 class DeviceRow:
-    def __init__(self, install: RowInstall, request: Request) -> None:
+    def __init__(self, install: RowInstall, request: Request, whose: str) -> None:
         self.generation = install.generation
         self.request = request
         self.tokens = list(install.token_ids)
         self.tables = [list(table) for table in install.block_ids]
-        self.names = prefix_names(self.tokens, request.cache_salt + repr(request.media_keys))
+        self.names = prefix_names(
+            self.tokens, repr((whose, request.cache_salt, request.media_keys))
+        )
         # Name of the prefix that the running states follow: 0 for none, None for garbage.
         self.state: int | None = 0
         self.next_start: int | None = None  # any multiple of the block size after an install
@@ -198,7 +200,9 @@ class FakeWorker:
         output = install.token_ids[len(prompt) :]
         require(output == expected_output(request)[0][: len(output)], "wrong output resumed")
         require(len(output) < request.max_tokens, "nothing left to do")
-        self.rows[install.row] = DeviceRow(install, request)
+        self.rows[install.row] = DeviceRow(
+            install, request, "" if self.limits.share_prefixes else request.tenant
+        )
 
     def _check_step(self, step: RowStep) -> None:
         row = self.rows[step.row]

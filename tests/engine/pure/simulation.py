@@ -30,6 +30,7 @@ def make_request(
     priority: int = 0,
     deadline: float | None = None,
     cache_salt: str = "",
+    tenant: str = "",
     media_keys: Mapping[int, bytes] | None = None,
     stop: list[str] | None = None,
 ) -> Request:
@@ -48,6 +49,7 @@ def make_request(
         priority=priority,
         deadline=deadline,
         cache_salt=cache_salt,
+        tenant=tenant,
         media_keys=media_keys or {},
     )
 
@@ -88,7 +90,7 @@ class Simulation:
             return None
         scheduler = self.scheduler
         states = sorted(scheduler._requests.values(), key=lambda state: state.rank)
-        waiting = [state.key for state in states if state.phase is Phase.WAITING]
+        waiting = [state for state in states if state.phase is Phase.WAITING]
         decodes = {
             state.row
             for state in states
@@ -98,7 +100,7 @@ class Simulation:
         }
         # One token of a prompt may be left too; who waits for that has waited anyway.
         prompts = {state.row for state in states if state.launched < state.prompt_len}
-        shortages, preemptions = scheduler.stats.shortages, scheduler.stats.preemptions
+        before = self.scarcity()
         running = [state for state in states if state.phase is Phase.RUNNING]
         plan = scheduler.schedule()
         scheduler.check()
@@ -108,16 +110,26 @@ class Simulation:
             assert self.worker.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None
         waits = self.waits_for_prefix()
-        waiting = [key for key in waiting if key not in waits]
+        lanes: dict[str, list[int]] = {}
+        for state in waiting:
+            if state.key not in waits:
+                lanes.setdefault(state.lane, []).append(state.key)
         for install in plan.installs:
-            if install.request_key != waiting[0]:
-                head = waiting[0]
+            state = scheduler._requests[install.request_key]
+            # Who has just been preempted can be back at once.
+            line = lanes.setdefault(state.lane, [])
+            if state.key not in line:
+                continue
+            if state.key != line[0]:
+                head = line[0]
                 self.overtaken[head] = self.overtaken.get(head, 0) + 1
                 assert self.overtaken[head] <= self.limits.max_bypasses, "starved"
-            waiting.remove(install.request_key)
-        if (shortages, preemptions) == (scheduler.stats.shortages, scheduler.stats.preemptions):
+            line.remove(state.key)
+        if before == self.scarcity():
             planned = {step.row for step in plan.rows}
-            assert decodes <= planned, "a decode row was left out"
+            # Who gave way to another tenant's request runs no more.
+            runs = {state.row for state in running if state.phase is Phase.RUNNING}
+            assert decodes & runs <= planned, "a decode row was left out"
         else:
             assert not plan.installs, "somebody was admitted while a running row is short"
         decoding = sum(step.row in decodes - prompts for step in plan.rows)
@@ -129,6 +141,11 @@ class Simulation:
         self.worker.launch(plan)
         self.plans.append(plan)
         return plan
+
+    def scarcity(self) -> tuple[int, int]:
+        """How often a row waited for memory, and how often one was preempted for a running one."""
+        stats = self.scheduler.stats
+        return stats.shortages, stats.preemptions - stats.yields
 
     def waits_for_prefix(self) -> set[int]:
         """Keys of those who wait for a prefix, and whom others may go past meanwhile."""

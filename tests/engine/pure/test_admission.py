@@ -6,8 +6,9 @@ import pytest
 
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from src.engine.kv.hash_chain import HashChain
-from src.engine.scheduling.admission import Deadlines, WaitingQueue, check_request
+from src.engine.scheduling.admission import check_request
 from src.engine.scheduling.request_state import Phase, RequestState
+from src.engine.scheduling.waiting import Deadlines, WaitingQueue
 from tests.engine.pure.simulation import make_limits, make_request
 
 
@@ -74,12 +75,12 @@ def test_the_queue_against_a_sorted_list() -> None:
             queue.discard(state)
         else:
             index = rng.randrange(min(8, len(oracle)))
-            assert queue.peek(index) is oracle[index]
-            assert queue.pop(index) is oracle.pop(index)
+            assert queue.lanes[""].peek(index) is oracle[index]
+            assert queue.pop(queue.lanes[""], index) is oracle.pop(index)
         assert len(queue) == len(oracle)
         assert queue.num_tokens == 2 * len(oracle)
-    assert queue.peek(len(oracle)) is None
-    assert [queue.peek(i) for i in range(len(oracle))] == oracle
+    assert queue.lanes[""].peek(len(oracle)) is None
+    assert [queue.lanes[""].peek(i) for i in range(len(oracle))] == oracle
 
 
 def test_dead_entries_do_not_pile_up() -> None:
@@ -94,10 +95,10 @@ def test_dead_entries_do_not_pile_up() -> None:
         state.phase = Phase.ENDED
         queue.discard(state)
         deadlines.discard(state)
-    assert len(queue._heap) < 200
+    assert len(queue.lanes[""]._heap) < 200
     assert len(deadlines._heap) < 200
     assert len(queue) == 1
-    assert queue.peek(0) is survivor
+    assert queue.lanes[""].peek(0) is survivor
     assert deadlines.pop_expired(2e9) is survivor
 
 
@@ -122,21 +123,23 @@ def test_nobody_is_kept_for_nobody(last_is: str) -> None:
     for state in states:
         queue.push(state)
         deadlines.push(state)
-    assert queue.peek(0) is states[0]
+    assert queue.lanes[""].peek(0) is states[0]
     for state in states[1:]:
         state.phase = Phase.ENDED
         queue.discard(state)
         deadlines.discard(state)
     if last_is == "popped":
-        assert queue.pop(0) is states[0]
+        assert queue.pop(queue.lanes[""], 0) is states[0]
         assert deadlines.pop_expired(10.5) is states[0]
     else:
         states[0].phase = Phase.ENDED
         queue.discard(states[0])
         deadlines.discard(states[0])
-    assert (len(queue), queue._heap, deadlines._heap) == (0, [], [])
+    assert (len(queue), queue.lanes[""]._heap, deadlines._heap) == (0, [], [])
     # And those who come later are served in order.
     later = [make_state(rank, deadline=20.0) for rank in (5, 6)]
     for state in later:
         queue.push(state)
-    assert [queue.pop(0) if queue.peek(0) else None for _ in range(3)] == [*later, None]
+    assert [
+        queue.pop(queue.lanes[""], 0) if queue.lanes[""].peek(0) else None for _ in range(3)
+    ] == [*later, None]

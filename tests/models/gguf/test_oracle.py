@@ -1,7 +1,7 @@
 """GGUF files of small models against transformers: on what was converted, and on what is decoded.
 
-In float32. The format's own package decodes. The tolerance is of logits, relative to a row's
-largest.
+In float32. The format's own package decodes. How near logits have to be follows from an analysis of
+rounding.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from src.models.weights.stacks import StackedWeight
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.gguf_files import ARCHITECTURES, Type, restore, write_gguf
+from tests.support.rounding import MARGIN, Expected, assert_only_rounded, expected_logits
 
-TOLERANCE = 1e-4
 PROMPT = [3 + 7 * i % 300 for i in range(40)]
 # What rows of 32 fit, and rows of 256.
 SMALL = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
@@ -37,17 +37,11 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def agree(got: torch.Tensor, want: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    error = (got - want).abs() / want.abs().amax(dim=-1, keepdim=True)
-    assert error.max() < tolerance, float(error.max())
+def logits_of(reference: Any) -> Expected:
+    return expected_logits(reference, PROMPT)
 
 
-@torch.inference_mode()
-def logits_of(reference: Any) -> torch.Tensor:
-    return reference(torch.tensor([PROMPT])).logits[0].float()
-
-
-def reference_of(path: Path, checkpoint: Path, architecture: str) -> torch.Tensor:
+def reference_of(path: Path, checkpoint: Path, architecture: str) -> Expected:
     """Logits of the decoded weights."""
     decoded = restore(path, checkpoint, architecture, path.parent / "decoded")
     return logits_of(load_reference(decoded))
@@ -76,7 +70,7 @@ def test_a_file_is_the_model_that_was_converted(
     checkpoint, path = make(architecture)
     model = load_model(path)
     assert model.spec.dtype == torch.float32
-    agree(dense_logits(model, PROMPT), logits_of(load_reference(checkpoint)))
+    assert_only_rounded(dense_logits(model, PROMPT), logits_of(load_reference(checkpoint)))
     assert load_config(path).max_position_embeddings == 256
 
 
@@ -85,12 +79,16 @@ def test_rope_follows_from_metadata_and_factors(
     make: Callable[..., tuple[Path, Path]], rope: str
 ) -> None:
     checkpoint, path = make("llama", rope=rope)
-    agree(dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint))
+    )
 
 
 def test_longrope_of_phi3(make: Callable[..., tuple[Path, Path]]) -> None:
     checkpoint, path = make("phi3", rope="longrope")
-    agree(dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint)))
+    assert_only_rounded(
+        dense_logits(load_model(path), PROMPT), logits_of(load_reference(checkpoint))
+    )
 
 
 @pytest.mark.parametrize("kind", [*SMALL, *LARGE], ids=lambda kind: kind.name)
@@ -103,10 +101,19 @@ def test_every_type_is_held_exactly(make: Callable[..., tuple[Path, Path]], kind
     assert "head" in held
     assert isinstance(model.weights["embedding"], torch.Tensor)
     want = reference_of(path, checkpoint, "llama")
-    agree(dense_logits(model, PROMPT), want)
+    assert_only_rounded(dense_logits(model, PROMPT), want)
     sequence = PagedSequence(model)
     parts = [sequence.append(PROMPT[i : i + 7]) for i in range(0, len(PROMPT), 7)]
-    agree(torch.cat(parts), want)
+    assert_only_rounded(torch.cat(parts), want)
+    # What is no rounding shows: a group without its scale, one byte of weights with two other bits.
+    weight = model.weights["layers.1.down_weight"]
+    assert isinstance(weight, QuantizedWeight)
+    for tensor, index in ((weight.scales, (5, 1)), (weight.values, (5, 7))):
+        part = tensor[index if tensor.dim() == 2 else index[0]]
+        before = part.clone()
+        part.copy_(torch.ones_like(part) if tensor is weight.scales else part ^ 0x24)
+        assert want.share(dense_logits(model, PROMPT)).max() > MARGIN
+        part.copy_(before)
 
 
 def mixed(name: str) -> Type:
@@ -133,7 +140,7 @@ def test_types_may_differ_within_a_layer(
     assert load_config(path).dtype == "bfloat16"
     exact = load_model(path, dtype="float32")
     want = reference_of(path, checkpoint, architecture)
-    agree(dense_logits(exact, PROMPT), want)
+    assert_only_rounded(dense_logits(exact, PROMPT), want)
     weight = exact.weights["layers.1.qkv_weight"]
     assert isinstance(weight, QuantizedWeight)
     # Of 8 bits, since the finest of them has 6; of groups of 16, as that one has.
@@ -157,7 +164,8 @@ def test_experts_may_have_rounded_inputs(make: Callable[..., tuple[Path, Path]])
     assert stack.values.shape[1:] == (2, 32, 256)  # strips, eights of inputs, bytes
     assert stack.nbytes == load_model(path).weights["layers.1.experts.gate_up"].nbytes
     want = reference_of(path, checkpoint, "qwen3_moe")
-    error = (dense_logits(model, PROMPT) - want).abs() / want.abs().amax(dim=-1, keepdim=True)
+    exact = want.logits
+    error = (dense_logits(model, PROMPT) - exact).abs() / exact.abs().amax(dim=-1, keepdim=True)
     assert error.mean() < 0.01
 
 

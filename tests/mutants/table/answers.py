@@ -125,8 +125,13 @@ MUTATIONS = (
         ),
         (
             "probes take as long as they want",
-            "            self._seconds = max(0.0, self._seconds - (time.monotonic() - began))\n",
-            "            pass\n",
+            "if self.fault is not None or budget.seconds <= 0:",
+            "if False:",
+        ),
+        (
+            "a template that does not end is rendered for each conversation",
+            "        if self.fault is not None:\n            raise",
+            "        if False:\n            raise",
         ),
     ),
     *mutations_of(

@@ -4,6 +4,7 @@ from tests.mutants.mutation import mutations_of
 
 _SPELLINGS = ("tests/models/test_spellings.py",)
 
+_EVERY_FAMILY = "tests/engine/test_deterministic.py::test_every_family_keeps_the_bits_uncompiled"
 MUTATIONS = (
     *mutations_of(
         "src/models/layers/rope.py",
@@ -97,6 +98,57 @@ MUTATIONS = (
             "any class is taken for a decoder without its head",
             "if family is not None and name in _bodies(family) else None",
             "if family is not None else None",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/elementwise.py",
+        ("tests/ops/test_elementwise.py",),
+        (
+            "rows of elementwise functions end within a vector",
+            "    padding = -width % _LANES\n",
+            "    padding = 0\n",
+        ),
+        (
+            "pieces of elementwise functions are cut for threads",
+            "_UNCUT_ELEMENTS: Final = 16384",
+            "_UNCUT_ELEMENTS: Final = 1 << 30",
+        ),
+        (
+            "slices go to elementwise functions as they are",
+            "function(functional.pad(piece, (0, padding)))",
+            "function(piece)",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/routing.py",
+        (_EVERY_FAMILY,),
+        (
+            "a router's sigmoids depend on the batch",
+            "by_token(torch.sigmoid, logits) if deterministic else logits.sigmoid()",
+            "logits.sigmoid()",
+        ),
+    ),
+    *mutations_of(
+        "src/models/layers/recurrence.py",
+        ("tests/engine/test_deterministic.py::test_no_thread_is_seen_in_a_recurrent_layers_gates",),
+        (
+            "time steps depend on the batch",
+            "by_token(functional.softplus, x) if deterministic else functional.softplus(x)",
+            "functional.softplus(x)",
+        ),
+        (
+            "gates of recurrent layers depend on the batch",
+            "by_token(functional.silu, wide) if deterministic else functional.silu(wide)",
+            "functional.silu(wide)",
+        ),
+    ),
+    *mutations_of(
+        "src/models/layers/experts.py",
+        (_EVERY_FAMILY,),
+        (
+            "the factor of a shared expert depends on the batch",
+            "sigmoid(linear(wide, weights.shared_gate), spec.deterministic)",
+            "sigmoid(linear(wide, weights.shared_gate), False)",
         ),
     ),
 )

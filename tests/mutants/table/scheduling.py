@@ -46,16 +46,6 @@ MUTATIONS = (
             "state.phase is not Phase.RUNNING or state.target > state.limit",
         ),
         (
-            "somebody is admitted while a running row is short of memory",
-            "        if not builder.short:\n",
-            "        if True:\n",
-        ),
-        (
-            "a victim is taken though blocks are on their way back",
-            "None if allocator.blocks_are_coming() else allocator.victim(state)",
-            "allocator.victim(state)",
-        ),
-        (
             "rows and blocks are given back before their fence",
             "        if state.last_step <= self._last_committed:\n",
             "        if True:\n",
@@ -64,6 +54,55 @@ MUTATIONS = (
             "rows and blocks are given back at any fence",
             "if was_leaving and state.last_step == plan.step_id:",
             "if was_leaving:",
+        ),
+        (
+            "deadlines of requests that ended by themselves are kept",
+            "            self._deadlines.discard(state)\n        return state.event(row, reason)",
+            "        return state.event(row, reason)",
+        ),
+        (
+            "many decoding rows allow no more of prompts than few",
+            "per_row = self.limits.prefill_tokens_per_decode * decoding",
+            "per_row = self.limits.prefill_tokens_per_decode",
+        ),
+        (
+            "the last token of a prompt counts as a decoding row",
+            "decoding += state.launched >= state.prompt_len",
+            "decoding += 1",
+        ),
+        (
+            "nobody learns who was preempted",
+            "        self._preempted.append(victim.key)\n",
+            "",
+        ),
+        (
+            "tokens of ended requests are not counted as discarded",
+            "                self.stats.discarded_tokens += len(row.token_ids)\n",
+            "                pass\n",
+        ),
+        (
+            "priorities count where arrival decides",
+            'request.priority if self.limits.policy == "priority" else 0',
+            "request.priority",
+        ),
+        (
+            "an ended request is in a failed step's list",
+            "for state in self._states_of(plan) if state.phase is not Phase.ENDED]",
+            "for state in self._states_of(plan)]",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/planning.py",
+        _SCHEDULER_TESTS,
+        (
+            "somebody is admitted while a running row is short of memory",
+            "        if not builder.short:\n            for lane",
+            "        if True:\n            for lane",
+        ),
+        (
+            "a victim is taken though blocks are on their way back",
+            "None if allocator.blocks_are_coming() else allocator.victim(state)",
+            "allocator.victim(state)",
         ),
         (
             "one more than allowed goes past the first in line",
@@ -84,41 +123,6 @@ MUTATIONS = (
             "blocks that newcomers will need are not reserved",
             "                reserve += allocator.lookahead(state)\n",
             "",
-        ),
-        (
-            "deadlines of requests that ended by themselves are kept",
-            "            self._deadlines.discard(state)\n        return state.event(row, reason)",
-            "        return state.event(row, reason)",
-        ),
-        (
-            "many decoding rows allow no more of prompts than few",
-            "per_row = self.limits.prefill_tokens_per_decode * decoding",
-            "per_row = self.limits.prefill_tokens_per_decode",
-        ),
-        (
-            "the last token of a prompt counts as a decoding row",
-            "decoding += state.launched >= state.prompt_len",
-            "decoding += 1",
-        ),
-        (
-            "nobody learns who was preempted",
-            "            self._preempted.append(victim.key)\n",
-            "",
-        ),
-        (
-            "tokens of ended requests are not counted as discarded",
-            "                self.stats.discarded_tokens += len(row.token_ids)\n",
-            "                pass\n",
-        ),
-        (
-            "priorities count where arrival decides",
-            'request.priority if self.limits.policy == "priority" else 0',
-            "request.priority",
-        ),
-        (
-            "an ended request is in a failed step's list",
-            "for state in self._states_of(plan) if state.phase is not Phase.ENDED]",
-            "for state in self._states_of(plan)]",
         ),
     ),
     *mutations_of(
@@ -249,6 +253,20 @@ MUTATIONS = (
         "src/engine/scheduling/admission.py",
         (f"{_PURE}/test_admission.py", *_SCHEDULER_TESTS),
         (
+            "the KV of the last token is asked for",
+            "needed = limits.blocks_held(total - 1)",
+            "needed = limits.blocks_held(total)",
+        ),
+        (
+            "the whole context of the model cannot be used",
+            "if total > limits.max_model_len:",
+            "if total >= limits.max_model_len:",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_PURE}/test_admission.py", *_SCHEDULER_TESTS),
+        (
             "ended requests surface in the queue",
             "            if state.phase is Phase.WAITING:\n                self._front",
             "            if True:\n                self._front",
@@ -264,24 +282,90 @@ MUTATIONS = (
             "if self.num_tokens + num_tokens > self.max_tokens:",
         ),
         (
-            "the KV of the last token is asked for",
-            "needed = limits.blocks_held(total - 1)",
-            "needed = limits.blocks_held(total)",
-        ),
-        (
-            "the whole context of the model cannot be used",
-            "if total > limits.max_model_len:",
-            "if total >= limits.max_model_len:",
-        ),
-        (
             "a queue takes one more than it may",
             "if len(self) + num_requests > self.max_requests:",
             "if len(self) + num_requests > self.max_requests + 1:",
         ),
         (
             "tokens of those who leave the queue are still counted",
-            "self._front.pop(index)\n        self.num_tokens -= len(state.token_ids)\n",
-            "self._front.pop(index)\n",
+            "        self.num_tokens -= num_tokens\n        self._count",
+            "        self._count",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/shares.py",
+        (f"{_PURE}/test_shares.py",),
+        (
+            "a flood keeps all rows until its requests end",
+            "        if room.rows + len(victims) < 1:\n",
+            "        if False:\n",
+        ),
+        (
+            "a tenant claims rows beyond its share",
+            "return rows * self._weights <= max(self._weights, lane.weight * self._most_rows)",
+            "return True",
+        ),
+        (
+            "a tenant claims memory beyond its share",
+            "if blocks * self._weights > lane.weight * self._limits.num_blocks:",
+            "if False:",
+        ),
+        (
+            "all tenants have equal shares of prompts",
+            "left * lane.weight // weights)",
+            "left // len(asking))",
+        ),
+        (
+            "what a small request leaves of its share is lost",
+            "        self._use_rest(builder, prefills)\n",
+            "",
+        ),
+        (
+            "whoever has had its turn has the next one too",
+            "                    self._waiting.end_turn(lane)\n",
+            "                    pass\n",
+        ),
+        (
+            "a request that is too large for its share is passed for ever",
+            "if lane.passed > most and",
+            "if False and",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/row_allocator.py",
+        (f"{_PURE}/test_shares.py",),
+        (
+            "a request waits for a prefix that another tenant computes",
+            "if leader is None or leader.lane != state.lane:",
+            "if leader is None:",
+        ),
+        (
+            "a growing row takes memory from its own tenant only",
+            "return held[state.lane] > held[needy.lane]",
+            "return False",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_PURE}/test_shares.py",),
+        (
+            "one tenant can fill the queue",
+            "            self._check_share(num_tokens, num_requests, lane)\n",
+            "            pass\n",
+        ),
+        (
+            "lanes of tenants that have gone are kept",
+            "            del self.lanes[state.lane]\n",
+            "            pass\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/content_names.py",
+        (f"{_PURE}/test_shares.py",),
+        (
+            "tenants read each other's cached prefixes",
+            'tenant = "" if limits.share_prefixes else request.tenant',
+            'tenant = ""',
         ),
     ),
     *mutations_of(
@@ -327,7 +411,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/engine/scheduling/admission.py",
+        "src/engine/scheduling/waiting.py",
         (f"{_PURE}/test_adapter_slots.py",),
         (
             "one of several that wait for an adapter ends, and the others wait anew",

@@ -5,7 +5,115 @@ from tests.mutants.mutation import mutations_of
 _DETOKENIZER_TESTS = ("tests/text/test_detokenizer.py", "tests/text/test_output.py")
 _STOP_TESTS = ("tests/text/test_stop_strings.py", "tests/text/test_output.py")
 
+_POOL = "tests/text/test_template_pool.py"
+
 MUTATIONS = (
+    *mutations_of(
+        "src/text/template_process.py",
+        (
+            f"{_POOL}::test_values_of_all_kinds_arrive_as_they_are",
+            f"{_POOL}::test_memory_is_bounded_and_given_back",
+            f"{_POOL}::test_a_process_knows_no_secret_and_may_do_nothing",
+            f"{_POOL}::test_renderings_share_a_budget_of_cpu_time",
+        ),
+        (
+            "a process that renders may take all memory",
+            "    _limit(resource.RLIMIT_AS, used + memory_bytes)\n",
+            "",
+        ),
+        (
+            "a process that renders keeps the most memory that it ever had",
+            "        if is_large and _peak_bytes() > settled + _GROWTH_BYTES:\n",
+            "        if False:\n",
+        ),
+        (
+            "a process that renders may start others",
+            "resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)",
+            "resource.RLIMIT_FSIZE)",
+        ),
+        (
+            "renderings use up no budget",
+            "return Answer(kind, text, granted - left)",
+            "return Answer(kind, text, 0.0)",
+        ),
+        (
+            "a lone surrogate ends the process that renders",
+            'self.text.encode("utf-8", "surrogatepass")',
+            "self.text.encode()",
+        ),
+    ),
+    *mutations_of(
+        "src/text/template_renderer.py",
+        (
+            f"{_POOL}::test_a_process_knows_no_secret_and_may_do_nothing",
+            f"{_POOL}::test_a_process_that_speaks_otherwise_is_ended",
+            f"{_POOL}::test_a_conversation_that_is_too_much_does_not_shut_the_template",
+        ),
+        (
+            "a process that renders knows the server's secrets",
+            "        if name in _VARIABLES or name.startswith(_PREFIXES)\n",
+            "",
+        ),
+        (
+            "an answer of any length is received",
+            "                if length > HEADER_BYTES + MAX_ANSWER_BYTES:\n",
+            "                if False:\n",
+        ),
+        (
+            "the end of CPU time counts as an accident",
+            "is_late=is_late or status == -signal.SIGPROF",
+            "is_late=is_late",
+        ),
+    ),
+    *mutations_of(
+        "src/text/template_pool.py",
+        (
+            f"{_POOL}::test_who_waits_no_more_is_not_served",
+            f"{_POOL}::test_so_many_may_wait",
+            f"{_POOL}::test_short_conversations_go_on_beside_a_long_one",
+            f"{_POOL}::test_long_is_what_has_much_text_or_many_messages",
+            f"{_POOL}::test_one_that_died_idle_is_replaced_unnoticed",
+            f"{_POOL}::test_a_conversation_that_is_too_much_does_not_shut_the_template",
+            f"{_POOL}::test_a_clients_template_that_was_out_of_bounds_is_not_tried_again_at_once",
+            f"{_POOL}::test_new_templates_of_clients_do_not_keep_known_ones_waiting",
+            f"{_POOL}::test_closing_ends_everything",
+        ),
+        (
+            "who waits no more is served",
+            "        if not self.future.set_running_or_notify_cancel():\n            return\n",
+            "        self.future.set_running_or_notify_cancel()\n",
+        ),
+        (
+            "any number of conversations may wait to be rendered",
+            "if len(self._light) + len(self._others) >= MAX_WAITING:",
+            "if False:",
+        ),
+        (
+            "long conversations keep short ones waiting",
+            "worker = _Worker(takes_all=not self._workers)",
+            "worker = _Worker(takes_all=True)",
+        ),
+        (
+            "new templates of clients keep known ones waiting",
+            "is_short and (not self._of_clients or self._is_quick(source))",
+            "is_short",
+        ),
+        (
+            "one conversation that is too much shuts the model's template",
+            "        if self._of_clients:\n            with self._lock:\n",
+            "        if True:\n            with self._lock:\n",
+        ),
+        (
+            "a process that has died is not replaced",
+            "        for is_last_try in (False, True):\n",
+            "        for is_last_try in (True,):\n",
+        ),
+        (
+            "a client's template that was out of bounds is tried again and again",
+            "is_refused = self._refused.get(key, 0.0) > time.monotonic()",
+            "is_refused = False",
+        ),
+    ),
     *mutations_of(
         "src/text/detokenizer.py",
         _DETOKENIZER_TESTS,

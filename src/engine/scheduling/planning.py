@@ -1,0 +1,139 @@
+"""Fills a step: chunks of prompts, admissions, and room for rows that grow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from src.engine.kv.prefix_cache import Match
+from src.engine.scheduling.admission import (
+    MAX_MISFITS_PER_STEP,
+    MAX_PREFIX_WAITS_PER_STEP,
+    SchedulerLimits,
+)
+from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
+from src.engine.scheduling.request_state import Phase, RequestState
+from src.engine.scheduling.row_allocator import RowAllocator
+from src.engine.scheduling.waiting import Lane, WaitingQueue
+
+
+class StepPlanner:
+    """Fills steps in order of rank, for requests that are all of one tenant.
+
+    Parameters
+    ----------
+    preempt
+        Takes the row of a running request, which waits again behind its fence.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        allocator: RowAllocator,
+        waiting: WaitingQueue,
+        stats: SchedulerStats,
+        preempt: Callable[[RequestState], None],
+    ) -> None:
+        self.limits = limits
+        self.allocator = allocator
+        self.waiting = waiting
+        self.stats = stats
+        self.preempt = preempt
+
+    def fill(self, builder: PlanBuilder, prefills: list[RequestState]) -> None:
+        """Plan prompts: those of running requests by rank, and then of waiting ones by rank."""
+        self.plan_chunks(prefills, builder)
+        if not builder.short:
+            for lane in self.waiting.lanes.values():
+                self.admit(lane, builder)
+
+    def plan_chunks(self, prefills: list[RequestState], builder: PlanBuilder) -> None:
+        """Plan chunks of running requests in this order, as long as the budget allows."""
+        for state in prefills:
+            if builder.budget == 0:
+                return
+            if state.phase is Phase.RUNNING:
+                self._plan_chunk(state, builder)
+
+    def _plan_chunk(self, state: RequestState, builder: PlanBuilder) -> None:
+        """Plan a prefill chunk of a running row, as long as budget and memory allow."""
+        num_tokens = builder.chunk(state)
+        if state.launched + num_tokens > state.capacity:
+            # Only groups with a sliding window can lack blocks here. The other groups got theirs
+            # at admission.
+            builder.appends += self.allocator.extend(state, num_tokens)
+            if state.launched == state.capacity and not self.grow(state, builder):
+                return
+            num_tokens = min(num_tokens, state.capacity - state.launched)
+        builder.add(state, num_tokens)
+
+    def grow(self, state: RequestState, builder: PlanBuilder) -> bool:
+        """Give a running row its next blocks, preempting others if need be; false if it waits."""
+        allocator = self.allocator
+        groups = allocator.short_groups(state)
+        while allocator.pool.num_free < len(groups):
+            builder.short = True
+            # While steps in flight will free blocks anyway, nobody else is preempted.
+            victim = None if allocator.blocks_are_coming() else allocator.victim(state)
+            if victim is None:
+                self.stats.shortages += 1
+                return False
+            self.preempt(victim)
+        builder.appends += allocator.append_blocks(state, groups)
+        return True
+
+    def admit(
+        self, lane: Lane, builder: PlanBuilder, most: int = sys.maxsize
+    ) -> RequestState | None:
+        """Give rows to waiting requests of a lane, ``most`` at most, in order of rank.
+
+        Returns the first request that did not fit; ``None`` if there was none.
+        """
+        allocator = self.allocator
+        # Every admission needs a row and at least one block: a prefix hit never covers everything.
+        if not (len(self.waiting) and allocator.rows.num_free and allocator.pool.num_free):
+            return None
+        self.waiting.bring_back()
+        reserve = sum(map(allocator.lookahead, allocator.running))
+        first: RequestState | None = None
+        misfits = waits = admitted = 0
+        while (
+            builder.budget > 0
+            and allocator.rows.num_free > 0
+            and misfits < MAX_MISFITS_PER_STEP
+            and waits < MAX_PREFIX_WAITS_PER_STEP
+            and admitted < most
+        ):
+            state = lane.peek(misfits + waits)
+            if state is None:
+                return first
+            if not allocator.adapters.admits(state.request.adapter):
+                self.waiting.set_aside(lane, misfits + waits)
+                continue
+            match = allocator.cached_prefix(state)
+            if state.bypasses < self.limits.max_bypasses and allocator.waits_for_prefix(
+                state, match, builder.prefill_limit
+            ):
+                waits += 1
+            elif allocator.fits(state, match, reserve):
+                self.waiting.pop(lane, misfits + waits)
+                self._install(state, match, builder)
+                admitted += 1
+                reserve += allocator.lookahead(state)
+                if first is not None:
+                    first.bypasses += 1
+                    self.stats.bypasses += 1
+            else:
+                misfits += 1
+                first = first or state
+            if first is not None and first.bypasses >= self.limits.max_bypasses:
+                return first
+        return first
+
+    def _install(self, state: RequestState, match: Match, builder: PlanBuilder) -> None:
+        builder.install(self.allocator.install(state, match), state, match)
+        self.stats.admissions += 1
+        if self.limits.enable_prefix_caching and state.may_read_cache:
+            self.stats.prefix_cache_queries += state.target
+            self.stats.prefix_cache_hits += state.launched
+        self._plan_chunk(state, builder)

@@ -1,0 +1,348 @@
+"""Requests that wait: the queue, with a lane for each tenant, and the deadlines."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final
+
+from src.core.errors import InvalidRequestError, QueueFullError
+from src.engine.scheduling.adapter_slots import AdapterSlots
+from src.engine.scheduling.admission import MAX_MISFITS_PER_STEP, MAX_PREFIX_WAITS_PER_STEP
+from src.engine.scheduling.request_state import Phase, Rank, RequestState
+
+# A heap is rebuilt when more than this number and more than half of its entries are dead.
+_MIN_DEAD: Final = 64
+_FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_PREFIX_WAITS_PER_STEP)
+
+
+class Lane:
+    """The requests of one tenant, those that wait in order of rank.
+
+    Admission looks at the first few requests only. These are kept in a sorted list; the rest is a
+    heap. A request that ends in the heap stays there as a dead entry, until it reaches the top or
+    until the heap is rebuilt because most entries are dead. Every operation is O(log n) amortized;
+    looking at the first few is O(1).
+
+    Attributes
+    ----------
+    weight
+        Its weight in all shares.
+    num_unfinished
+        Unfinished requests, wherever they are. A lane without any is forgotten.
+    num_waiting, num_tokens
+        Waiting requests, those aside included, and their tokens.
+    credit
+        Prompt tokens that it may still have computed before the next lane's turn; kept over steps
+        that are too small for a turn.
+    passed
+        Admissions of other lanes while its first request did not fit and it had no row.
+    """
+
+    __slots__ = (
+        "_front",
+        "_heap",
+        "_num_dead",
+        "credit",
+        "name",
+        "num_tokens",
+        "num_unfinished",
+        "num_waiting",
+        "passed",
+        "weight",
+    )
+
+    def __init__(self, name: str, weight: int = 1) -> None:
+        self.name = name
+        self.weight = weight
+        self.num_unfinished = 0
+        self.num_waiting = 0
+        self.num_tokens = 0
+        self.credit = 0
+        self.passed = 0
+        # Sorted by rank. All of them rank before everything in the heap, and none is dead.
+        self._front: list[RequestState] = []
+        self._heap: list[tuple[Rank, RequestState]] = []
+        self._num_dead = 0
+
+    def insert(self, state: RequestState) -> None:
+        """Insert a request by its rank."""
+        if self._front and state.rank < self._front[-1].rank:
+            insort(self._front, state, key=attrgetter("rank"))
+            if len(self._front) > _FRONT_SIZE:
+                last = self._front.pop()
+                heapq.heappush(self._heap, (last.rank, last))
+        else:
+            heapq.heappush(self._heap, (state.rank, state))
+
+    def peek(self, index: int) -> RequestState | None:
+        """The waiting request at place ``index``, counted from 0; ``None`` if there is none."""
+        while len(self._front) <= index and self._heap:
+            _, state = heapq.heappop(self._heap)
+            if state.phase is Phase.WAITING:
+                self._front.append(state)
+            else:
+                self._num_dead -= 1
+        return self._front[index] if index < len(self._front) else None
+
+    def take(self, index: int) -> RequestState:
+        """Take out the request that ``peek(index)`` returned."""
+        return self._front.pop(index)
+
+    def discard(self, state: RequestState) -> None:
+        """Drop a request that has just ended while waiting here."""
+        if self._front and state.rank <= self._front[-1].rank:
+            del self._front[bisect_left(self._front, state.rank, key=attrgetter("rank"))]
+        else:
+            self._num_dead += 1
+        self.forget_dead()
+
+    def forget_dead(self) -> None:
+        """Rebuild the heap when most entries are dead, or empty it when all of them are."""
+        dead, size = self._num_dead, len(self._heap)
+        if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
+            self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
+
+
+class WaitingQueue:
+    """Waiting requests: a lane for each tenant with unfinished requests, and common bounds.
+
+    Requests whose adapter can have no slot now wait aside, where nobody looks at them. They are
+    brought back when a slot may be theirs.
+
+    Attributes
+    ----------
+    lanes
+        By name, in the order of their next turns.
+    """
+
+    def __init__(
+        self,
+        max_requests: int,
+        max_tokens: int,
+        slots: AdapterSlots | None = None,
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
+        self._slots = slots or AdapterSlots(0, 0)
+        self._weights = weights or {}
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.num_tokens = 0
+        self.lanes: dict[str, Lane] = {}
+        self._count = 0
+        # Key of an adapter -> its requests, sorted by rank.
+        self._aside: dict[int, list[RequestState]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def check_room(self, num_tokens: int, num_requests: int = 1, lane: str = "") -> None:
+        """Refuse new requests, of ``num_tokens`` together, unless the queue has room for them all.
+
+        A tenant may wait with as much as it leaves to all others (the rule of dynamic thresholds:
+        Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
+        1998), and with one request in any case. So nobody can fill the queue alone. Nothing is
+        left for others where tenants are not told apart.
+
+        Raises
+        ------
+        InvalidRequestError
+            Even an empty queue could not hold them. An empty queue takes any single request.
+        QueueFullError
+            The queue is too full now; the message names the limit.
+        """
+        most_requests, most_tokens = self.max_requests, self.max_tokens
+        if lane:
+            most_requests, most_tokens = max(1, most_requests // 2), most_tokens // 2
+        whose = " for one key" if lane else ""
+        if num_requests > most_requests:
+            raise InvalidRequestError(
+                f"n is {num_requests}, but at most {most_requests} requests may wait{whose}",
+                param="n",
+            )
+        if num_requests > 1 and num_tokens > most_tokens:
+            raise InvalidRequestError(
+                f"n is {num_requests}: {num_tokens} prompt tokens together, but at most "
+                f"{most_tokens} may wait{whose}",
+                param="n",
+            )
+        if len(self) + num_requests > self.max_requests:
+            asked = f", {num_requests} more are asked for" if num_requests > 1 else ""
+            raise QueueFullError(
+                f"{len(self)} requests are waiting{asked}, at most {self.max_requests} may",
+                code="queue_full",
+            )
+        if len(self) > 0 and self.num_tokens + num_tokens > self.max_tokens:
+            raise QueueFullError(
+                f"{self.num_tokens} tokens are waiting, with {num_tokens} more they would exceed "
+                f"{self.max_tokens}",
+                code="queue_full",
+            )
+        if lane:
+            self._check_share(num_tokens, num_requests, lane)
+
+    def _check_share(self, num_tokens: int, num_requests: int, name: str) -> None:
+        lane = self.lanes.get(name)
+        waiting, tokens = (0, 0) if lane is None else (lane.num_waiting, lane.num_tokens)
+        if num_requests == 1 and not waiting:
+            return
+        if (
+            waiting + num_requests > self.max_requests - len(self) - num_requests
+            or tokens + num_tokens > self.max_tokens - self.num_tokens - num_tokens
+        ):
+            raise QueueFullError(
+                f"{waiting} requests with {tokens} tokens of this key are waiting, and {len(self)} "
+                f"with {self.num_tokens} of all keys: one key has to leave as much room to the "
+                f"others as it takes, of {self.max_requests} requests and {self.max_tokens} tokens",
+                code="queue_full",
+            )
+
+    def enter(self, state: RequestState) -> None:
+        """Insert a new request, which counts as its lane's until :meth:`leave`."""
+        self._lane_of(state).num_unfinished += 1
+        self.push(state)
+
+    def leave(self, state: RequestState) -> None:
+        """Note that a request has ended; a lane of which all have ended is forgotten."""
+        lane = self.lanes[state.lane]
+        lane.num_unfinished -= 1
+        if not lane.num_unfinished:
+            del self.lanes[state.lane]
+
+    def _lane_of(self, state: RequestState) -> Lane:
+        lane = self.lanes.get(state.lane)
+        if lane is None:
+            lane = Lane(state.lane, self._weights.get(state.lane, 1))
+            self.lanes[state.lane] = lane
+        return lane
+
+    def push(self, state: RequestState) -> None:
+        """Insert a request by its rank."""
+        lane, num_tokens = self._lane_of(state), len(state.token_ids)
+        self.num_tokens += num_tokens
+        self._count += 1
+        lane.num_tokens += num_tokens
+        lane.num_waiting += 1
+        lane.insert(state)
+
+    def _remove(self, state: RequestState) -> Lane:
+        """Count a request no more."""
+        lane, num_tokens = self.lanes[state.lane], len(state.token_ids)
+        self.num_tokens -= num_tokens
+        self._count -= 1
+        lane.num_tokens -= num_tokens
+        lane.num_waiting -= 1
+        return lane
+
+    def end_turn(self, lane: Lane) -> None:
+        """Put a lane behind all others."""
+        del self.lanes[lane.name]
+        self.lanes[lane.name] = lane
+
+    def pop(self, lane: Lane, index: int) -> RequestState:
+        """Take out the request that ``lane.peek(index)`` returned."""
+        state = lane.take(index)
+        self._remove(state)
+        lane.forget_dead()
+        return state
+
+    def set_aside(self, lane: Lane, index: int) -> None:
+        """Put aside what ``lane.peek(index)`` returned: its adapter can have no slot now."""
+        state = lane.take(index)
+        adapter = state.request.adapter
+        assert adapter is not None
+        insort(self._aside.setdefault(adapter.key, []), state, key=attrgetter("rank"))
+        self._slots.wait(adapter)
+
+    def bring_back(self) -> None:
+        """Bring back requests that may be admitted now, since slots have changed.
+
+        These are all of adapters that have a slot, and the first one of as many other adapters as
+        could get one, by rank. The others of such an adapter follow once it has its slot.
+        """
+        slots = self._slots
+        slots.close_for_the_patient()
+        if not slots.changed:
+            return
+        slots.changed = False
+        for key in [key for key in self._aside if slots.is_open(key)]:
+            for state in self._aside[key][:]:
+                self._take_back(state, key)
+        # Not those of a closed one: it has a slot, and may not use it.
+        heads = [
+            (states[0].rank, key)
+            for key, states in self._aside.items()
+            if not slots.is_resident(key)
+        ]
+        for _, key in heapq.nsmallest(slots.num_openings, heads):
+            self._take_back(self._aside[key][0], key)
+
+    def _take_back(self, state: RequestState, key: int) -> None:
+        self._remove_aside(state, key)
+        self._lane_of(state).insert(state)
+
+    def _remove_aside(self, state: RequestState, key: int) -> bool:
+        """Remove a request from those aside; returns whether it was there."""
+        states = self._aside.get(key, [])
+        index = bisect_left(states, state.rank, key=attrgetter("rank"))
+        if index == len(states) or states[index] is not state:
+            return False
+        del states[index]
+        if not states:
+            del self._aside[key]
+        return True
+
+    def discard(self, state: RequestState) -> None:
+        """Drop a request that has just ended while waiting."""
+        lane = self._remove(state)
+        adapter = state.request.adapter
+        if adapter is not None:
+            was_aside = self._remove_aside(state, adapter.key)
+            if adapter.key not in self._aside:
+                self._slots.give_up(adapter.key)
+            # It may have been brought back for a slot, which another one can have now.
+            self._slots.changed = True
+            if was_aside:
+                return
+        lane.discard(state)
+
+
+class Deadlines:
+    """Unfinished requests by deadline; O(log n) amortized, and no trace of finished ones."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RequestState]] = []
+        self._num_dead = 0
+
+    def push(self, state: RequestState) -> None:
+        """Watch a request, if it has a deadline."""
+        if state.request.deadline is not None:
+            heapq.heappush(self._heap, (state.request.deadline, state.key, state))
+
+    def discard(self, state: RequestState) -> None:
+        """Stop watching a request that has just ended for another reason."""
+        if state.request.deadline is not None:
+            self._num_dead += 1
+            self._forget_dead()
+
+    def pop_expired(self, now: float) -> RequestState | None:
+        """Take out one unfinished request whose deadline is at or before ``now``, if any."""
+        while self._heap and self._heap[0][0] <= now:
+            state = heapq.heappop(self._heap)[2]
+            if state.phase is not Phase.ENDED:
+                self._forget_dead()
+                return state
+            self._num_dead -= 1
+        return None
+
+    def _forget_dead(self) -> None:
+        """See :meth:`Lane.forget_dead`."""
+        dead, size = self._num_dead, len(self._heap)
+        if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
+            self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
