@@ -93,4 +93,13 @@ MUTATIONS = (
             "    if False and type(module)._can",
         ),
     ),
+    *mutations_of(
+        "src/models/adapters/memory.py",
+        ("tests/engine/test_adapter_transfers.py",),
+        (
+            "an adapter that comes to a device waits for the steps that run there",
+            ".contiguous().pin_memory()",
+            ".contiguous()",
+        ),
+    ),
 )
