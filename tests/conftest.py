@@ -45,10 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
-        beside = pytest.mark.skip(reason="measures the whole device: run it with -n 0 -m alone")
-        for item in items:
-            if item.get_closest_marker("alone") is not None:
-                item.add_marker(beside)
+        # They measure the whole device, and others use it.
+        alone = [item for item in items if item.get_closest_marker("alone") is not None]
+        items[:] = [item for item in items if item not in alone]
+        config.hook.pytest_deselected(items=alone)
     if config.getoption("--compiled"):
         for item in items:
             # Of which compilers take most, where nothing is in the cache.

@@ -33,17 +33,20 @@ def test_what_measures_the_device_is_left_out_beside_others(
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if is_worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    added: list[tuple[str, str]] = []
+    left_out: list[Any] = []
 
     def item(name: str) -> Any:
         return SimpleNamespace(
             get_closest_marker=lambda marker: marker if marker == name else None,
-            add_marker=lambda mark, **_: added.append((name, mark.name)),
         )
 
-    config: Any = SimpleNamespace(getoption=lambda name: False)
-    conftest.pytest_collection_modifyitems(config, [item("alone"), item("gpu")])
-    assert added == [("alone", "skip")] * is_worker
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config: Any = SimpleNamespace(getoption=lambda name: False, hook=hook)
+    alone, other = item("alone"), item("gpu")
+    items = [alone, other]
+    conftest.pytest_collection_modifyitems(config, items)
+    assert left_out == ([alone] if is_worker else [])
+    assert items == ([other] if is_worker else [alone, other])
 
 
 @pytest.fixture
