@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.compiling import compile_engines
+from tests.support.lost_device import end_if_lost
 
 # Machines that run tests are shared and slow at times: no example has a deadline of its own, the
 # test as a whole has one.
@@ -42,6 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # They measure the whole device, and others use it.
+        alone = [item for item in items if item.get_closest_marker("alone") is not None]
+        items[:] = [item for item in items if item not in alone]
+        config.hook.pytest_deselected(items=alone)
     if config.getoption("--compiled"):
         for item in items:
             # Of which compilers take most, where nothing is in the cache.
@@ -52,3 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def anyio_backend() -> str:
     """The engine belongs to asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def lost_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Behind a test that broke the device, no other test of this process says anything."""
+    yield
+    if request.node.get_closest_marker("gpu") is not None:
+        end_if_lost(request.node.nodeid)

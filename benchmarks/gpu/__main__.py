@@ -4,9 +4,10 @@
     python -m benchmarks.gpu --only kernels model                 # only some sections
     python -m benchmarks.gpu --device cpu --shape tiny --quick    # test of the benchmark itself
 
-Ops and captured steps are checked against references first. Then times are measured: per token,
-prefill, an offline batch, device idle time, kernels per layer, cold and warm starts. A table with
-goals and limits is printed last; one JSON line per measurement goes to results/gpu.jsonl.
+Times come first: per token, prefill, an offline batch, device idle time, kernels per layer. Then
+ops and captured steps are checked against references, and cold and warm starts are timed. A table
+with goals and limits is printed last; one JSON line per measurement goes to results/gpu.jsonl.
+SIGTERM ends the section that runs, too.
 
 Exit code: 0 if every goal was met, 3 if one was missed, 1 if a measurable figure is missing, 2
 without a device or without the tools that Triton needs.
@@ -18,6 +19,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -86,6 +88,11 @@ def show(rows: list[Row], seconds: float) -> None:
     print("\n".join(lines_of(rows)), flush=True)
 
 
+def _end_on_sigterm(number: int, frame: object) -> None:
+    # As an exception: a section's process is a session of its own, and is ended on the way out.
+    sys.exit(128 + number)
+
+
 def main() -> int:
     arguments = sys.argv[1:]
     options = parse(arguments)
@@ -105,6 +112,7 @@ def main() -> int:
     if options.section:
         SECTIONS[options.section].run(Session(options, recorder, options.rows, options.until))
         return 0
+    signal.signal(signal.SIGTERM, _end_on_sigterm)
     begun = time.monotonic()
     rows = run_in_turn(options, options.only or list(SECTIONS), arguments)
     seconds = time.monotonic() - begun

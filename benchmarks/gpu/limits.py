@@ -11,7 +11,7 @@ average:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from benchmarks.shapes import SHAPES
@@ -105,7 +105,27 @@ class Goals:
     cold: float
     warm: float
 
+    def on(self, roof: Roofline, cost: ModelCost) -> Goals:
+        """The goals for another device: as far from its limits as these are from an H200's.
 
+        Waiting and starts depend on the host, so they stay.
+        """
+
+        def slower(rows: int) -> float:
+            here, there = (cost.decode_seconds(rows, 1024, each) for each in (roof, H200))
+            return here / there
+
+        here, there = (cost.offline_seconds(256, 1000, 1000, each) for each in (roof, H200))
+        return replace(
+            self,
+            inter_token_ms={rows: ms * slower(rows) for rows, ms in self.inter_token_ms.items()},
+            prefill_tflops=self.prefill_tflops * roof.flops / H200.flops,
+            offline=self.offline * there / here,
+        )
+
+
+# What an H200 was measured to read and to multiply: the device of the goals.
+H200: Final = Roofline(bandwidth=4.3e12, flops=790e12)
 # Llama 3.1 8B in bfloat16 on one H200.
 GOALS: Final = Goals(
     inter_token_ms={1: 4.2, 8: 4.6, 64: 6.9, 256: 16.0},

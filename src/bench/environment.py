@@ -43,19 +43,29 @@ def portable(value: Any) -> Any:
     return value
 
 
-def commit() -> str:
-    """The commit, followed by a plus sign if the sources differ from it."""
+def commit(checkout: Path = CHECKOUT) -> str:
+    """The commit, followed by a plus sign if the sources differ from it.
+
+    A copy without a repository may name its commit in a file ``COMMIT``. A repository around the
+    checkout is another project's.
+    """
     try:
-        name = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--", "src", "configs/demo")
+        if (checkout / ".git").exists():
+            name = _git(checkout, "rev-parse", "--short=12", "HEAD")
+            changed = _git(checkout, "status", "--porcelain", "--", "src", "configs/demo")
+            return name + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name + ("+" if changed else "")
+        pass  # No program, or a repository that is elsewhere.
+    try:
+        named = (checkout / "COMMIT").read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        named = []
+    return named[0][:12] if named else "unknown"
 
 
-def _git(*arguments: str) -> str:
+def _git(checkout: Path, *arguments: str) -> str:
     done = subprocess.run(
-        ["git", *arguments], cwd=CHECKOUT, capture_output=True, check=True, text=True
+        ["git", *arguments], cwd=checkout, capture_output=True, check=True, text=True
     )
     return done.stdout.strip()
 

@@ -37,7 +37,10 @@ def to_rows(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     if not is_coded(dtype):
         return numbers.to(dtype)
     wide, largest = numbers.float(), LARGEST_CODE[dtype]
-    factors = wide.abs().amax(-1, keepdim=True) / largest
+    most = wide.abs().amax(-1, keepdim=True)
+    # By a tensor: on CUDA torch multiplies by the reciprocal of a number, and loses one bit. The
+    # kernels divide.
+    factors = most / torch.full_like(most, largest)
     usable = (factors > 0) & factors.isfinite()
     codes = torch.where(usable, wide / torch.where(usable, factors, 1.0), 0.0)
     codes = codes.clamp(-largest, largest)

@@ -247,7 +247,9 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
     largest = units.abs().amax(dim=2, keepdim=True)
     # Not `127 / largest`: torch computes that as reciprocal times 127, which rounds twice.
     inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, 127.0) / largest)
-    return ((units * inverse).round() * (largest / 127)).view(tokens, inputs)
+    # By a tensor as well: on CUDA torch multiplies by the reciprocal of a number.
+    steps = largest / torch.full_like(largest, 127.0)
+    return ((units * inverse).round() * steps).view(tokens, inputs)
 
 
 def reference(

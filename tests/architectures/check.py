@@ -54,18 +54,23 @@ async def served(directory: Path) -> tuple[str, list[Any], list[Any]]:
 
 def largest_error(reference: Any, prompt: list[int], result: Any) -> float:
     """Of all log-probabilities of an answer, and of its prompt, where it has those."""
+    return max(errors_of(reference, prompt, result), default=0.0)
+
+
+def errors_of(reference: Any, prompt: list[int], result: Any) -> list[float]:
+    """Of each log-probability of an answer, and of its prompt, where it has those."""
     ids = prompt + result.token_ids
     with torch.inference_mode():
         logits = reference(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     wanted = logits.log_softmax(-1)
     entries = [*(result.prompt_logprobs or [None] * len(prompt)), *result.completions[0].logprobs]
-    worst = 0.0
+    errors: list[float] = []
     for position, entry in enumerate(entries):
         if entry is None:
             continue
         pairs = [(entry.token_id, entry.logprob), *entry.top]
-        worst = max(worst, *(abs(float(wanted[position - 1, i]) - value) for i, value in pairs))
-    return worst
+        errors += [abs(float(wanted[position - 1, i]) - value) for i, value in pairs]
+    return errors
 
 
 def check(model_type: str) -> dict[str, Any]:

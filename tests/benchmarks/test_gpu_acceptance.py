@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.gpu import graphs, kernels, model, sections
 from benchmarks.gpu.__main__ import command_of, missing_tools, parse
-from benchmarks.gpu.limits import GOALS, cost_of
+from benchmarks.gpu.limits import GOALS, H200, cost_of
 from benchmarks.gpu.profile import idle_share_in, kernels_in
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row, exit_code, lines_of
@@ -33,7 +33,6 @@ from src.ops import GUMBEL_ARGMAX, PAGED_ATTENTION, Op
 from src.ops.declaration import Kernel
 from tests.support.fake_capture import FakeCapture
 
-H200 = Roofline(bandwidth=4.3e12, flops=790e12)
 ON_CPU = ["--device", "cpu", "--shape", "tiny", "--quick", "--eager", "--repeats", "1", "--no-save"]
 
 
@@ -74,6 +73,19 @@ def test_the_other_goals_are_below_what_an_h200_allows() -> None:
     assert 0.7 < GOALS.offline / most < 1
     # All tokens of a prompt attend to half of it on average.
     assert cost.prefill_flops(2048) == 2048 * (cost.layer_flops + 262_144 * 2048)
+
+
+def test_goals_of_another_device_are_as_far_from_its_limits() -> None:
+    cost = cost_of("8b")
+    assert GOALS.on(H200, cost) == GOALS
+    half = Roofline(bandwidth=H200.bandwidth / 2, flops=H200.flops)
+    slower = GOALS.on(half, cost)
+    assert slower.inter_token_ms[1] == pytest.approx(2 * GOALS.inter_token_ms[1])
+    assert slower.prefill_tflops == GOALS.prefill_tflops
+    both = Roofline(bandwidth=H200.bandwidth / 2, flops=H200.flops / 2)
+    assert GOALS.on(both, cost).offline == pytest.approx(GOALS.offline / 2)
+    assert GOALS.on(both, cost).prefill_tflops == pytest.approx(GOALS.prefill_tflops / 2)
+    assert (slower.bubble, slower.cold, slower.warm) == (GOALS.bubble, GOALS.cold, GOALS.warm)
 
 
 # The table
@@ -206,6 +218,19 @@ def test_a_wrong_kernel_fails_its_own_figure_alone(
     assert rows[kernels.EQUAL].met is False
 
 
+def test_a_section_out_of_time_has_told_how_many_ops_were_equal(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels, "cases", small_cases)
+    monkeypatch.setattr(kernels, "_time", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kernels.run(session)
+    assert told(tmp_path)[kernels.EQUAL].measured == 1
+
+
 def test_captured_steps_are_held_against_transformers(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +313,38 @@ def test_a_section_that_hangs_is_ended_with_what_it_started(
     while started.exists() and "\nState:\tZ" not in (started / "status").read_text():
         assert time.monotonic() - begun < 20
         time.sleep(0.05)
+
+
+def test_what_ends_the_command_ends_the_section_that_runs(tmp_path: Path) -> None:
+    """A device that a forgotten section keeps busy spoils whatever is measured next."""
+    text = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 600"
+    script = (
+        "import sys; from benchmarks.gpu.__main__ import main;"
+        f"sys.executable = {program(tmp_path, text)!r}; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", script, *ON_CPU, "--only", "start"]
+    process = subprocess.Popen(command, cwd=CHECKOUT)
+    try:
+        begun = time.monotonic()
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            assert time.monotonic() - begun < 60
+            time.sleep(0.05)
+        section = Path("/proc") / (tmp_path / "pid").read_text().strip() / "status"
+        process.terminate()
+        assert process.wait(20) == 143
+        while section.exists() and "\nState:\tZ" not in section.read_text():
+            assert time.monotonic() - begun < 90
+            time.sleep(0.05)
+    finally:
+        process.kill()
+
+
+def test_the_figures_that_are_asked_for_are_measured_first() -> None:
+    """Of a few minutes, whatever the other sections take."""
+    first, *_ = sections.SECTIONS.values()
+    assert first.name == "model"
+    assert first.expected(parse(["--budget-seconds", "200"])) <= 200
 
 
 # The whole

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import open_gguf
 from src.models.gguf.files import find_gguf
+from tests.support.gguf_files import gguf
 
 ROWS = np.arange(64, dtype=np.float32).reshape(2, 32)
 

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType as Type
 
 from src import AsyncEngine, SamplingParams
 from tests.engine.test_adapters import assert_as
 from tests.support.adapters import make_adapter, merged
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
-from tests.support.gguf_files import restore, write_gguf
+from tests.support.gguf_files import Type, restore, write_gguf
 from tests.support.quantized import gptq, write_quantized
 
 pytestmark = pytest.mark.anyio

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType as Type
 
 from src import LLM, SamplingParams
 from src.core.errors import ModelLoadError
 from src.core.status import served_names
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
-from tests.support.gguf_files import restore, write_gguf
+from tests.support.gguf_files import Type, restore, write_gguf
 
 CHAT = [{"role": "user", "content": "Once upon a time?"}]
 PARAMS = SamplingParams(temperature=0, max_tokens=12)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+import torch
 
 from src import AsyncEngine, SamplingParams
 from src.ops import ROTATE_AND_CACHE
+from tests.architectures.check import errors_of
 from tests.architectures.tiny import make_tiny
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
@@ -137,6 +142,7 @@ async def test_the_log_says_what_attends(
     assert any("attention triton, context" in line for line in caplog.messages)
 
 
+@pytest.mark.alone
 async def test_the_largest_step_fits_beside_kv_memory_that_takes_the_rest(
     tmp_path: Path,
 ) -> None:
@@ -172,24 +178,51 @@ async def test_the_largest_step_fits_beside_kv_memory_that_takes_the_rest(
         assert_idle(engine)
 
 
+def watch_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count calls of what Inductor has compiled, by thread."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    run, calls = CompiledFxGraph.__call__, Counter[int]()
+
+    def counted(self: CompiledFxGraph, inputs: Any) -> Any:
+        calls[threading.get_ident()] += 1
+        return run(self, inputs)
+
+    monkeypatch.setattr(CompiledFxGraph, "__call__", counted)
+    return calls
+
+
 @pytest.mark.parametrize("architecture", ["phi", "gpt2", "phimoe", "starcoder2"])
 async def test_models_of_transformers_are_compiled_and_captured(
-    architecture: str, tmp_path: Path
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiled_calls = watch_compiled_code(monkeypatch)
     make_tiny(tmp_path, architecture)
     prompts = random_prompts(12, longest=40)
+    # In other dtypes torch reads the offsets of experts on the host, which no capture allows.
+    dtype = torch.bfloat16 if architecture == "phimoe" else torch.float32
+    params = GREEDY.__replace__(logprobs=3) if dtype == torch.bfloat16 else GREEDY
     config = small_config(
         tmp_path,
         **CUDA,
+        model__dtype=str(dtype).removeprefix("torch."),
         model__implementation="transformers",
         compile__enforce_eager=False,
         compile__cuda_graphs="wait",
     )
     async with AsyncEngine.open(config) as engine:
-        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
         assert engine._parts is not None
         assert engine._parts.worker.graph_stats.steps["decode"] > 0
         assert_idle(engine)
-    oracle = load_reference(tmp_path)
-    for prompt, result in zip(prompts, results, strict=True):
-        assert result.token_ids == greedy(oracle, prompt, 24)
+    # While the layers are compiled, and on the thread of the device for what is captured.
+    assert len(compiled_calls) > 1
+    oracle = load_reference(tmp_path, dtype)
+    if dtype == torch.float32:
+        for prompt, result in zip(prompts, results, strict=True):
+            assert result.token_ids == greedy(oracle, prompt, 24)
+        return
+    # Where two experts are nearly as good, rounding decides, and then a token's numbers are others.
+    both = zip(prompts, results, strict=True)
+    errors = [error for prompt, result in both for error in errors_of(oracle, prompt, result)]
+    assert median(errors) < 0.1

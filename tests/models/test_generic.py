@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -40,6 +41,20 @@ def changed(directory: Path, target: Path, **fields: Any) -> Path:
     raw = json.loads(file.read_text()) | fields
     file.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
     return target
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_experts_for_which_a_device_is_waited_for_are_told(
+    dtype: str, tmp_path: Path, phi: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tiny(tmp_path, "phimoe")
+    for directory in (tmp_path, phi):
+        # Nothing can be tried out there.
+        with contextlib.suppress(ModelLoadError):
+            load_by_transformers(directory, dtype=dtype, device=torch.device("meta"))
+    told = [line for line in caplog.messages if "waits for the device" in line]
+    assert len(told) == (dtype != "bfloat16")
+    assert all("Phimoe" in line and f"in {dtype}:" in line for line in told)
 
 
 def test_weights_are_those_of_the_files_and_stay_so(phi: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 from pathlib import Path
@@ -61,6 +62,34 @@ def test_layers_are_compiled_once_whatever_the_depth(
         assert torch.equal(outputs(model, count), outputs(plain, count))
     # No request waits for a compiler.
     assert compiled_graphs() == graphs
+
+
+def test_a_thread_with_another_number_of_threads_runs_what_is_compiled(
+    stablelm: Path, compiled_graphs: Any
+) -> None:
+    """Layers are compiled while they are loaded, and called on the thread of the device."""
+    calls: list[int] = []
+
+    def counted(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        def call(*arguments: Any) -> Any:
+            calls.append(len(arguments))
+            return graph(*arguments)
+
+        return call
+
+    plain, model = load_by_transformers(stablelm), load_by_transformers(stablelm)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model.compile_layers(counted)
+        for threads, count in itertools.product((1, 3), (1, 17)):
+            torch.set_num_threads(threads)
+            calls.clear()
+            assert torch.equal(outputs(model, count), outputs(plain, count))
+            # Before attention and behind it, in every layer.
+            assert len(calls) >= 2 * len(model.mixers)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.compilers

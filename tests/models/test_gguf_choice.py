@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -17,7 +16,7 @@ from src.models.gguf.files import find_gguf
 from src.text.tokenizer import Tokenizer
 from tests.models.test_hub import COMMIT, Hub, hub
 from tests.support.checkpoints import make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import gguf, write_gguf
 
 __all__ = ["hub"]  # a fixture
 

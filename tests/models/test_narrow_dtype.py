@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from src import LLM, SamplingParams
@@ -16,7 +15,7 @@ from src.models import load_model
 from src.models.weights.loader import outline_model
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import Type, write_gguf
 
 WIDE = ("gemma2", "gemma3", "glm4")
 NARROW = ("llama", "qwen2")

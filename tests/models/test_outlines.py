@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gguf import GGMLQuantizationType as Type
-
 from tests.models.test_quantized_checkpoints import ROUNDED, WEIGHT_ONLY, made
 from tests.support.checkpoints import make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import Type, write_gguf
 
 PROCESS = """
 import sys

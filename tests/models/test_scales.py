@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
-from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,7 +33,7 @@ from tests.models.test_quantized_checkpoints import (
     made,
 )
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import Type, gguf, write_gguf
 from tests.support.quantized import (
     Packer,
     awq,
@@ -142,7 +140,7 @@ def test_scales_of_blocks_that_are_no_numbers_are_refused(
     tmp_path: Path, kind: Type, value: float, name: str
 ) -> None:
     path = file_of(tmp_path, kind)
-    tensor = next(each for each in GGUFReader(path).tensors if each.name == name)
+    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == name)
     at = 208 if kind == Type.Q6_K else 0
     with path.open("r+b") as file:
         file.seek(tensor.data_offset + at)

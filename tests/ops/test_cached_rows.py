@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.ops import PAGED_ATTENTION
 from src.ops.cached_rows import FACTOR_BYTES, LARGEST_CODE, from_rows, row_size, to_rows
 from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.linear import round_inputs
 from tests.ops.comparison import attention_matches, copied
 
 KINDS = list(LARGEST_CODE)
@@ -43,6 +48,34 @@ def test_zeros_stay_zeros_and_what_is_not_finite_shows(dtype: torch.dtype) -> No
     assert torch.equal(got[0], torch.zeros(8))
     assert got[1:3].isnan().all()
     assert torch.equal(got[3], torch.ones(8))
+
+
+class Divisors(TorchDispatchMode):
+    """Remembers what is divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.div:
+            self.seen.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        *(pytest.param(lambda x, kind=kind: to_rows(x, kind), id=str(kind)) for kind in KINDS),
+        pytest.param(lambda x: round_inputs(x, 8), id="inputs"),
+    ],
+)
+def test_a_reference_divides_by_tensors_as_kernels_do(rounds: Callable[[Any], Any]) -> None:
+    """On CUDA torch multiplies by the reciprocal of a number, which is another bit now and then."""
+    with Divisors() as divisors:
+        rounds(torch.randn(3, 16))
+    assert len(divisors.seen) == 2
+    assert all(isinstance(each, torch.Tensor) and each.dim() for each in divisors.seen)
 
 
 def test_an_ordinary_row_is_the_numbers_themselves() -> None:

@@ -1,5 +1,6 @@
 """What every op must satisfy, driven by its declaration alone."""
 
+import inspect
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,9 +20,11 @@ from src.ops import (
     Op,
 )
 from src.ops.attention_cases import CACHED_CASES
+from src.ops.cached_rows import LARGEST_CODE
 from src.ops.cpu.kernel_library import KernelLibrary
 from tests.ops.comparison import COMPILED, attention_matches, copied
 from tests.ops.per_op import TESTS_OF
+from tests.ops.served_cases import SERVED
 
 
 def cases_of(ops: Sequence[Op]) -> list[Any]:
@@ -68,6 +71,22 @@ def test_cuda_kernel_equals_reference(op: Op, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CACHED_CASES)
 def test_cuda_kernel_finds_keys_in_the_cache(case: dict[str, Any]) -> None:
     attention_matches(PAGED_ATTENTION.overload, PAGED_ATTENTION.build("cuda", **case))
+
+
+def test_cases_of_served_sizes_are_those_that_an_op_can_build() -> None:
+    for op, case in SERVED.values():
+        assert case.keys() <= inspect.signature(op.build).parameters.keys()
+    for op in (PAGED_ATTENTION, ROTATE_AND_CACHE):
+        kept = {case["cache_dtype"] for each, case in SERVED.values() if each is op}
+        assert kept == {None, *LARGEST_CODE}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SERVED)
+def test_cuda_kernel_equals_reference_at_served_sizes(name: str) -> None:
+    op, case = SERVED[name]
+    TESTS_OF[op].matches(op, op.overload, op.build("cuda", **case))
+    assert op.active("cuda").name == "triton"
 
 
 @pytest.fixture

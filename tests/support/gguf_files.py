@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
+
+# A machine with a GPU may lack it. Modules of tests take it from here, so that pytest leaves them
+# out there, and collects the others.
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
+Type = gguf.GGMLQuantizationType
 
 # Key in `tests.support.checkpoints` -> the architecture in GGUF files.
 ARCHITECTURES = {

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
 from src.core.errors import ModelLoadError
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import CHAT_TEMPLATE, make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import gguf, write_gguf
 
 TEXTS = (
     "Once upon a time there was a small engine.",

@@ -83,7 +83,17 @@ class AdapterMemory:
                 down, up = self.tensors[name + DOWN][slot], self.tensors[name + UP][slot]
                 rank = update.down.shape[1]
                 by_part = down.unflatten(0, (len(targets), self.room.rank))
-                by_part[:, :rank].copy_(update.down, non_blocking=True)
-                up[:rank].copy_(update.up, non_blocking=True)
-            self.tensors[name + RANKS][slot].copy_(torch.tensor(ranks, dtype=torch.int32))
+                _send(update.down, by_part[:, :rank])
+                _send(update.up, up[:rank])
+            _send(torch.tensor(ranks, dtype=torch.int32), self.tensors[name + RANKS][slot])
         self._held[slot] = key
+
+
+def _send(values: Tensor, place: Tensor) -> None:
+    """Copy ``values`` of the host over ``place`` without waiting for steps that are launched.
+
+    CUDA waits for a copy from memory that is not pinned, and for one that changes the dtype.
+    """
+    if place.device.type != "cpu":
+        values = values.to(place.dtype).contiguous().pin_memory()
+    place.copy_(values, non_blocking=True)

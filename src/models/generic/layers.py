@@ -84,7 +84,12 @@ def _compiling(layers: Sequence[nn.Module], backend: str | Callable[..., Any]) -
     limit = torch._dynamo.config.patch(recompile_limit=_MOST_VARIANTS)
     classes: dict[Any, None] = dict.fromkeys(map(type, layers))
     compiled = {
-        kind: torch.compile(_own_copy(kind.forward), dynamic=True, backend=backend)
+        kind: torch.compile(
+            _own_copy(kind.forward),
+            dynamic=True,
+            backend=backend,
+            options={"guard_filter_fn": _kept_guards},
+        )
         for kind in classes
     }
     for layer in layers:
@@ -94,6 +99,15 @@ def _compiling(layers: Sequence[nn.Module], backend: str | Callable[..., Any]) -
     settled = {kind: run(code) for kind, code in compiled.items()}
     for layer in layers:
         layer.forward = functools.partial(settled[type(layer)], layer)
+
+
+def _kept_guards(guards: Sequence[Any]) -> list[bool]:
+    """All but the one of the process's state, which holds the number of threads of the compiler.
+
+    Steps run on a thread with another number, and `run` would answer by uncompiled layers without a
+    word. The rest of that state is the same wherever layers are called: the engine's.
+    """
+    return [guard.guard_type != "GLOBAL_STATE" for guard in guards]
 
 
 def _put_back(layers: Sequence[nn.Module]) -> None:

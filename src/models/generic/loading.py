@@ -34,6 +34,8 @@ _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model", 
 # Kinds of layers that keep a state instead of keys and values.
 _STATES = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "delta")
 _NAMES_SHOWN = 5
+# The dtype of which torch has grouped products on CUDA.
+_GROUPED = torch.bfloat16
 
 
 def load_by_transformers(
@@ -82,6 +84,8 @@ def load_by_transformers(
         module = module.to(device).eval().requires_grad_(False)
         leave_out_temperature(module)
         _leave_out_warning(module)
+        if device.type != "cpu":
+            _warn_of_waiting_experts(name, module)
         if device.type == "cpu":
             _take_in(module, progress)
             use_pool(module)
@@ -144,6 +148,21 @@ def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any]:
     config.return_dict = True
     config.output_hidden_states = config.output_attentions = False
     return kind, config
+
+
+def _warn_of_waiting_experts(name: str, module: Any) -> None:
+    """Say so if torch computes this model's experts one by one, and the host waits for each layer.
+
+    On CUDA torch has grouped products for bfloat16 alone. In other dtypes it reads on the host how
+    many tokens each expert has, which also keeps steps from being captured.
+    """
+    grouped = getattr(module.config, "_experts_implementation", None) == "grouped_mm"
+    if grouped and type(module)._can_set_experts_implementation() and module.dtype != _GROUPED:
+        logger.warning(
+            "%s has experts and is served by transformers in %s: every layer waits for the device, "
+            "and no step becomes a CUDA graph; model.dtype = bfloat16 avoids both",
+            *(name, str(module.dtype).removeprefix("torch.")),
+        )
 
 
 def _name(raw: Mapping[str, Any]) -> str:

@@ -88,6 +88,7 @@ async def test_seeded_requests_get_the_tokens_that_they_get_without(checkpoint: 
     assert sum(a == b for a, b in zip(with_graphs, without, strict=True)) >= 6
 
 
+@pytest.mark.alone
 async def test_idle_time_captures_the_rest(checkpoint: Path) -> None:
     config = small_config(checkpoint, **CUDA | {"compile__cuda_graphs": "background"})
     async with AsyncEngine.open(config) as engine:
@@ -139,6 +140,7 @@ async def test_a_replay_takes_no_memory(
     assert max(grown) == 0 if graph_class is DecodeGraph else sum(map(bool, grown)) <= 2
 
 
+@pytest.mark.alone
 async def test_memory_comes_back_when_an_engine_closes(checkpoint: Path) -> None:
     free = []
     for _ in range(3):

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from gguf import GGMLQuantizationType as Type
 from safetensors import safe_open
 
 from src import AsyncEngine
@@ -29,7 +28,7 @@ from tests.models.test_quantized_checkpoints import ROUNDED, WEIGHT_ONLY
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import Type, write_gguf
 from tests.support.quantized import awq, write_quantized
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import huggingface_hub
 import msgspec
 import pytest
@@ -27,7 +26,7 @@ from src.engine.sizing.roofline import Roofline
 from src.engine.sizing.speed import DECODE_SHARE_ON_CPU, PREFILL_SHARE_ON_CPU, Work
 from src.models import outline_model
 from tests.support.checkpoints import CLASSES, make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import gguf, write_gguf
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
@@ -27,7 +26,7 @@ from tests.models.gguf.test_hostile import text, write
 from tests.models.gguf.test_oracle import PROMPT, assert_only_rounded, logits_of
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.gguf_files import write_gguf, write_metadata
+from tests.support.gguf_files import gguf, write_gguf, write_metadata
 
 Value = float | int | bool | str | list[int]
 

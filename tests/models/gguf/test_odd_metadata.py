@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 
-import gguf
 import pytest
 
 from src.core.errors import ModelLoadError
@@ -16,7 +15,7 @@ from src.models import load_model
 from src.models.weights.loader import outline_model
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import gguf, write_gguf
 
 
 def text(value: str) -> bytes:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model, outline_model
@@ -21,7 +20,7 @@ from src.models.weights.methods import QuantizedWeight
 from src.models.weights.stacks import StackedWeight
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.gguf_files import ARCHITECTURES, restore, write_gguf
+from tests.support.gguf_files import ARCHITECTURES, Type, restore, write_gguf
 from tests.support.rounding import MARGIN, Expected, assert_only_rounded, expected_logits
 
 PROMPT = [3 + 7 * i % 300 for i in range(40)]

@@ -80,4 +80,43 @@ MUTATIONS = (
             "if (count > 4) _tile_stored(3, sums[3], 64);",
         ),
     ),
+    *mutations_of(
+        "src/ops/cached_rows.py",
+        ("tests/ops/test_cached_rows.py::test_a_reference_divides_by_tensors_as_kernels_do",),
+        (
+            "a reference multiplies by a reciprocal where kernels divide",
+            "factors = most / torch.full_like(most, largest)",
+            "factors = most / largest",
+        ),
+    ),
+    *mutations_of(
+        "src/models/generic/layers.py",
+        (
+            "tests/models/test_generic_layers.py::"
+            "test_a_thread_with_another_number_of_threads_runs_what_is_compiled",
+        ),
+        (
+            "compiled layers are left by a thread with another number of threads",
+            'guard.guard_type != "GLOBAL_STATE" for guard',
+            "True for guard",
+        ),
+    ),
+    *mutations_of(
+        "src/models/generic/loading.py",
+        ("tests/models/test_generic.py::test_experts_for_which_a_device_is_waited_for_are_told",),
+        (
+            "nobody is told that experts wait for the device",
+            "    if grouped and type(module)._can",
+            "    if False and type(module)._can",
+        ),
+    ),
+    *mutations_of(
+        "src/models/adapters/memory.py",
+        ("tests/engine/test_adapter_transfers.py",),
+        (
+            "an adapter that comes to a device waits for the steps that run there",
+            ".contiguous().pin_memory()",
+            ".contiguous()",
+        ),
+    ),
 )
