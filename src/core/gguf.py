@@ -175,12 +175,12 @@ def named_kind(path: Path) -> str | None:
     return next((kind for kind, pattern in _NO_MODELS.items() if pattern.search(name)), None)
 
 
-def read_kind(path: Path) -> str | None:
+def read_kind(path: Path, *, by_name: bool = True) -> str | None:
     """What a GGUF file is if it is no model: a projector, a draft, ...; None: perhaps a model.
 
-    Only the first few values of the metadata are read.
+    Only the first few values of the metadata are read, and with ``by_name`` the name before them.
     """
-    if (named := named_kind(path)) is not None:
+    if by_name and (named := named_kind(path)) is not None:
         return named
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

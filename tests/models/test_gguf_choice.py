@@ -71,9 +71,12 @@ def test_names_that_only_contain_such_a_word_are_models(tmp_path: Path) -> None:
     assert find_gguf(tmp_path) == model
 
 
-def test_a_draft_that_is_alone_is_the_model(tmp_path: Path) -> None:
-    draft = write(tmp_path / "tiny-draft.gguf")
-    assert find_gguf(tmp_path) == draft
+@pytest.mark.parametrize("name", ["tiny-draft.gguf", "tiny-Q4_K_M-imatrix.gguf"])
+def test_what_is_alone_is_the_model_whatever_its_name(name: str, tmp_path: Path) -> None:
+    alone = write(tmp_path / name)
+    assert find_gguf(tmp_path) == alone
+    write(tmp_path / "mmproj.gguf", "clip")
+    assert find_gguf(tmp_path) == find_gguf(tmp_path, "tiny") == alone
 
 
 def test_a_damaged_file_is_a_candidate_like_others(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ MUTATIONS = (
         ),
         (
             "a sign that pads is a control token",
-            "if index is not None and _is_tag(self.tokens[index]):",
-            "if index is not None:",
+            "            if _is_tag(self.tokens[index]):",
+            "            if True:",
         ),
         (
             "a token may be as long as a file",
