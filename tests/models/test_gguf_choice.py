@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from src.core.errors import ModelLoadError
-from src.core.gguf import is_gguf
+from src.core.gguf import files_of, is_gguf
 from src.core.settings import locate_model
 from src.models import load_config, resolve_model
 from src.models.gguf.files import find_gguf
@@ -182,14 +182,24 @@ def repositories(file: Path) -> dict[str, dict[str, bytes]]:
         "big/tiny-F16-00002-of-00002.gguf": own,
     }
     one = {"tiny-Q8_0.gguf": own, "mmproj-F16.gguf": own, "README.md": b"x"}
-    return {f"team/quants@{COMMIT}": quants, f"team/one@{COMMIT}": one}
+    split = {f"sub/tiny-F16-0000{i}-of-00002.gguf": own + bytes(i) for i in (1, 2)}
+    return {
+        f"team/quants@{COMMIT}": quants,
+        f"team/one@{COMMIT}": one,
+        f"team/split@{COMMIT}": split,
+        f"team/many@{COMMIT}": {
+            name: own
+            for name in ("m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "n-F32.gguf",
+                         "m-F32.gguf")
+        },
+    }
 
 
 class TestOnTheHub:
     def test_a_precision_fetches_its_file_alone(self, hub: Hub, tmp_path: Path) -> None:
         path = resolve_model("team/quants:q8_0", cache_dir=tmp_path)
         assert path.name == "tiny-Q8_0.gguf"
-        assert set(hub.fetched) <= {"tiny-Q8_0.gguf", "mmproj-tiny-Q8_0.gguf"}
+        assert set(hub.fetched) == {"tiny-Q8_0.gguf"}
         assert len(load_config(path).layers) == 1
         split = resolve_model("team/quants:F16", cache_dir=tmp_path)
         assert split.name == "tiny-F16-00001-of-00002.gguf"
@@ -220,6 +230,24 @@ class TestOnTheHub:
         assert path.name == "tiny-Q8_0.gguf"
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert resolve_model("team/one", cache_dir=tmp_path) == path
+
+    @pytest.mark.parametrize("name", ["team/split", "team/split:tiny-F16-00001-of-00002.gguf"])
+    def test_a_split_model_is_fetched_whole(self, name: str, hub: Hub, tmp_path: Path) -> None:
+        path = resolve_model(name, cache_dir=tmp_path)
+        assert path.name == "tiny-F16-00001-of-00002.gguf"
+        assert {Path(file).name for file in hub.fetched} == {file.name for file in files_of(path)}
+
+    def test_what_is_not_served_is_not_fetched(self, hub: Hub, tmp_path: Path) -> None:
+        """It may be hundreds of gigabytes."""
+        for wanted, message in (
+            ("Q4_K", r"no GGUF model Q4_K; it has m-BF16\.gguf, "),
+            ("F32", r"several GGUF models F32 \(m-F32\.gguf, n-F32\.gguf\)"),
+        ):
+            with pytest.raises(ModelLoadError, match=message):
+                resolve_model(f"team/many:{wanted}", cache_dir=tmp_path)
+        assert not hub.fetched
+        assert resolve_model("team/many:F16", cache_dir=tmp_path).name == "m-F16.gguf"
+        assert set(hub.fetched) == {"m-F16.gguf"}
 
     def test_several_are_listed_and_nothing_is_fetched(self, hub: Hub, tmp_path: Path) -> None:
         with pytest.raises(
