@@ -229,6 +229,13 @@ LEFT_OUT: list[tuple[str, str, str, list[Any], str]] = [
         [LS],
         "",
     ),
+    (
+        "nothing, and the function closed twice",
+        "qwen3_coder",
+        Q_LS.replace("</function>", "</function>\n</function>"),
+        [LS],
+        "</function>\n</tool_call>",
+    ),
     ("the opening", "qwen3_coder", Q_FILE.removeprefix("<tool_call>\n"), [A_FILE], ""),
     (
         "the opening, with text behind",

@@ -186,9 +186,10 @@ class ValueEnd:
         expected = (tags.argument, *tags.closers[1:], *tags.calls)
         found = yield from source.starts_with_any(expected)
         if found in tags.closers[1:-1] and self._is_wrapped:
-            # XML has such elements too; the call is closed after its function.
+            # XML has such elements too; the call is closed after its function, which some models
+            # close twice.
             yield from source.run(SPACE, MAX_GAP)
-            expected = (*tags.closers[tags.closers.index(found) + 1 :], *tags.calls)
+            expected = (*tags.closers[tags.closers.index(found) :], *tags.calls)
             found = yield from source.starts_with_any(expected)
         return bool(found) or source.ends_within(expected)
 

@@ -15,6 +15,11 @@ MUTATIONS = (
             "        return True\n\n    def _is_closed_before_argument(",
         ),
         (
+            "a function that is closed twice is a part of the value",
+            "            expected = (*tags.closers[tags.closers.index(found) :], *tags.calls)\n",
+            "            expected = (*tags.closers[tags.closers.index(found) + 1 :], *tags.calls)\n",
+        ),
+        (
             "a function that XML closes is the end of the call",
             "        if found in tags.closers[1:-1] and self._is_wrapped:\n",
             "        if False:\n",
