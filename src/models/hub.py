@@ -40,7 +40,8 @@ def resolve_model(
 ) -> Path:
     """The local directory of a model, or its GGUF file.
 
-    A directory that has no `config.json` but one GGUF model is that model, and so is a repository.
+    A directory that has one GGUF model, and no `config.json` or no safetensors beside it, is that
+    model, and so is a repository.
     `owner/name:Q4_K_M` is the GGUF file of a repository whose name has that precision in it.
 
     Args:
@@ -63,7 +64,8 @@ def resolve_model(
             f"revision {revision!r} was given, but {model} is a local {what}, which has none"
         )
     if local.is_dir():
-        return local if (local / "config.json").exists() else find_gguf(local) or local
+        is_whole = (local / "config.json").exists() and any(local.glob("*.safetensors"))
+        return local if is_whole else find_gguf(local) or local
     if local.exists():
         if is_gguf(local):
             return local

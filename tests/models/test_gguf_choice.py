@@ -120,6 +120,18 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(folder / "tiny.gguf", checkpoint, "llama")
 
 
+def test_a_configuration_without_weights_leaves_the_model_to_the_gguf_file(
+    file: Path, tmp_path: Path
+) -> None:
+    """As repositories of GGUF files have it. With safetensors, the directory is the model."""
+    (tmp_path / "m.gguf").write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_bytes((file.parent / "tiny" / "config.json").read_bytes())
+    for weights in (True, False):
+        assert resolve_model(str(tmp_path), weights=weights) == tmp_path / "m.gguf"
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
 def test_a_blob_of_a_store_is_known_by_its_first_bytes(file: Path, tmp_path: Path) -> None:
     blob = tmp_path / "sha256-0123456789abcdef"
     blob.write_bytes(file.read_bytes())
