@@ -9,7 +9,9 @@ which makes no difference between a text that comes in pieces and one that is th
   begins a line: the closing tag was left out.
 - At any closing tag behind which nothing comes but closing tags and the end of the answer.
 
-A call that is quoted in the value, as in a file about tools, keeps its own tags. Under a grammar
+A call that is quoted in the value, as in a file about tools, keeps its own tags. Where what follows
+shows that it cannot be told whose an argument is, the value has no end: no call is better than one
+with wrong arguments. Under a grammar
 nothing is left out or quoted: there a value ends at its closing tag with exactly what the grammar
 writes behind it, and white space between (`GAP_PATTERN`).
 """
