@@ -194,16 +194,14 @@ def repositories(file: Path) -> dict[str, dict[str, bytes]]:
         "big/tiny-F16-00002-of-00002.gguf": own,
     }
     one = {"tiny-Q8_0.gguf": own, "mmproj-F16.gguf": own, "README.md": b"x"}
+    quant_names = ("BF16", "F16", "F32", "Q4_K_M", "Q4_K_S")
+    many = [*(f"m-{name}.gguf" for name in quant_names), "n-F32.gguf"]
     split = {f"sub/tiny-F16-0000{i}-of-00002.gguf": own + bytes(i) for i in (1, 2)}
     return {
         f"team/quants@{COMMIT}": quants,
         f"team/one@{COMMIT}": one,
         f"team/split@{COMMIT}": split,
-        f"team/many@{COMMIT}": {
-            name: own
-            for name in ("m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "n-F32.gguf",
-                         "m-F32.gguf")
-        },
+        f"team/many@{COMMIT}": dict.fromkeys(many, own),
     }
 
 

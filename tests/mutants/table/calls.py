@@ -16,8 +16,8 @@ MUTATIONS = (
         ),
         (
             "a function that is closed twice is a part of the value",
-            "            expected = (*tags.closers[tags.closers.index(found) :], *tags.calls)\n",
-            "            expected = (*tags.closers[tags.closers.index(found) + 1 :], *tags.calls)\n",
+            "tags.closers[tags.closers.index(found) :]",
+            "tags.closers[tags.closers.index(found) + 1 :]",
         ),
         (
             "a function that XML closes is the end of the call",
