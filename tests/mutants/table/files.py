@@ -167,4 +167,23 @@ MUTATIONS = (
             "            raise\n",
         ),
     ),
+    *mutations_of(
+        "src/models/hub.py",
+        _CHOICE,
+        (
+            "what only resembles the wanted model is fetched too",
+            "    if models := _models_of(repository, revision) if fetches else []:\n",
+            "    if models := []:\n",
+        ),
+        (
+            "of a split model the first file is fetched alone",
+            "for file in files_of(one))",
+            "for file in [one])",
+        ),
+        (
+            "a configuration hides the GGUF file beside it",
+            ' and any(local.glob("*.safetensors"))',
+            "",
+        ),
+    ),
 )
