@@ -169,18 +169,35 @@ def is_first(path: Path) -> bool:
     return split is None or int(split[2]) == 1
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files that a model consists of, the first one first, by the name of any of them.
+
+    Raises:
+        ModelLoadError: the name announces too many, or none.
+    """
+    split = _SPLIT.fullmatch(path.name)
+    if split is None:
+        return [path]
+    count = int(split[3])
+    if not 1 <= count <= _MOST_FILES:
+        raise ModelLoadError(f"{path} must be one of 1 to {_MOST_FILES} files, got {count}")
+    # Made of the name that the user has given. Names within files are never followed.
+    names = (f"{split[1]}-{i:05}-of-{split[3]}{SUFFIX}" for i in range(1, count + 1))
+    return [path.with_name(name) for name in names]
+
+
 def named_kind(path: Path) -> str | None:
     """What a file is by its name if that says that it is no model."""
     name = path.name.lower()
     return next((kind for kind, pattern in _NO_MODELS.items() if pattern.search(name)), None)
 
 
-def read_kind(path: Path) -> str | None:
+def read_kind(path: Path, *, by_name: bool = True) -> str | None:
     """What a GGUF file is if it is no model: a projector, a draft, ...; None: perhaps a model.
 
-    Only the first few values of the metadata are read.
+    Only the first few values of the metadata are read, and with ``by_name`` the name before them.
     """
-    if (named := named_kind(path)) is not None:
+    if by_name and (named := named_kind(path)) is not None:
         return named
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -211,25 +228,16 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @functools.lru_cache(maxsize=1)
 def _open(path: Path, _size: int, _modified: int) -> GGUFFile:
-    split = _SPLIT.fullmatch(path.name)
-    count = 1 if split is None else int(split[3])
-    if not 1 <= count <= _MOST_FILES:
-        raise ModelLoadError(f"{path} must be one of 1 to {_MOST_FILES} files, got {count}")
-    files = [path]
-    if split is not None:
-        # Made of the name that the user has given. Names within files are never followed.
-        files = [
-            path.with_name(f"{split[1]}-{i:05}-of-{split[3]}{SUFFIX}") for i in range(1, count + 1)
-        ]
+    files = files_of(path)
     metadata: dict[str, Any] = {}
     tensors: dict[str, GGUFTensor] = {}
     for index, file in enumerate(files):
         one = _read(file)
         said = one.metadata.get("split.count", 1), one.metadata.get("split.no", index)
-        if said != (count, index):
+        if said != (len(files), index):
             raise ModelLoadError(
                 f"{file} says that it is file {said[1]} (from 0) of {said[0]}; "
-                f"its name says {index} of {count}"
+                f"its name says {index} of {len(files)}"
             )
         metadata = metadata or one.metadata
         if twice := tensors.keys() & one.tensors.keys():

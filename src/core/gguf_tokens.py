@@ -122,8 +122,10 @@ class GGUFTokens:
         control |= {index for name in _ENDS if (index := self.id_of(name)) is not None}
         for name in ("bos", "padding"):
             index = self.id_of(name)
+            if index is None or kinds[index] == UNKNOWN:
+                continue  # Llama pads with the token of what has none, which stays that.
             # Some files pad with a word or a sign, which is text elsewhere.
-            if index is not None and _is_tag(self.tokens[index]):
+            if _is_tag(self.tokens[index]):
                 control.add(index)
         for index in control:
             if kinds[index] != BYTE:

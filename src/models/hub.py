@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from src.core.errors import ModelLoadError
-from src.core.gguf import SUFFIX, first_bytes, is_first, is_gguf, named_kind
+from src.core.gguf import SUFFIX, files_of, first_bytes, is_first, is_gguf, named_kind
 from src.models.gguf.files import find_gguf, is_named, listed
 from src.models.weights.checkpoint import PICKLE_SUFFIXES
 
@@ -39,7 +40,8 @@ def resolve_model(
 ) -> Path:
     """The local directory of a model, or its GGUF file.
 
-    A directory that has no `config.json` but one GGUF model is that model, and so is a repository.
+    A directory that has one GGUF model, and no `config.json` or no safetensors beside it, is that
+    model, and so is a repository.
     `owner/name:Q4_K_M` is the GGUF file of a repository whose name has that precision in it.
 
     Args:
@@ -62,7 +64,8 @@ def resolve_model(
             f"revision {revision!r} was given, but {model} is a local {what}, which has none"
         )
     if local.is_dir():
-        return local if (local / "config.json").exists() else find_gguf(local) or local
+        is_whole = (local / "config.json").exists() and any(local.glob("*.safetensors"))
+        return local if is_whole else find_gguf(local) or local
     if local.exists():
         if is_gguf(local):
             return local
@@ -70,9 +73,9 @@ def resolve_model(
             f"{model} is a file{_described(local)}; expected a directory in Hugging Face layout or "
             "a GGUF file"
         )
-    if is_gguf(local):
-        raise ModelLoadError(f"there is no file {model}")
     with_file = _WITH_FILE.fullmatch(model)
+    if with_file is None and is_gguf(local):
+        raise ModelLoadError(f"there is no file {model}")
     is_path = local.is_absolute() or model.startswith((".", "~"))
     if is_path or (with_file is None and model.count("/") > 1):
         raise ModelLoadError(f"there is no directory {model}")
@@ -103,6 +106,10 @@ def _gguf_of(
     if re.search(r"[\[\]*?]", wanted):
         raise ModelLoadError(f"{repository}:{wanted}: {wanted!r} is no name of a precision or file")
     patterns = [f"*{stem}", _TEMPLATES]
+    if models := _models_of(repository, revision) if fetches else []:
+        # Only what is served is fetched. What is not wanted may be hundreds of gigabytes.
+        one = _the_one(models, wanted, source)
+        patterns = [*(glob.escape(file.as_posix()) for file in files_of(one)), _TEMPLATES]
     try:
         directory = _snapshot(repository, revision, cache_dir, patterns, is_cached=not fetches)
     except ModelLoadError as error:
@@ -110,17 +117,24 @@ def _gguf_of(
             directory = _snapshot(repository, revision, cache_dir, [_TEMPLATES], is_cached=True)
         except ModelLoadError:
             raise error from None
-    try:
-        found = find_gguf(directory, wanted, source=source)
-    except ModelLoadError:
-        names = _models_of(repository, revision) if fetches else ()
-        if not names or any(is_named(name, wanted) for name in names):
-            raise
-        raise ModelLoadError(
-            f"{source} has no GGUF model {wanted}; it has {listed(map(str, names))}"
-        ) from None
+    found = find_gguf(directory, wanted, source=source)
     assert found is not None, "find_gguf raises if what is wanted is not there"
     return found
+
+
+def _the_one(models: Sequence[Path], wanted: str, source: str) -> Path:
+    """The one of a repository's models that is wanted."""
+    found = [model for model in models if is_named(model, wanted)]
+    if not found:
+        raise ModelLoadError(
+            f"{source} has no GGUF model {wanted}; it has {listed(map(str, models))}"
+        )
+    if len(found) > 1:
+        raise ModelLoadError(
+            f"{source} has several GGUF models {wanted} ({listed(map(str, found))}); name one of "
+            "them"
+        )
+    return found[0]
 
 
 def _only_gguf(
@@ -150,7 +164,7 @@ def _only_gguf(
         )
     if not models:
         return None
-    return _gguf_of(repository, models[0].name, revision, cache_dir, fetches=True)
+    return _gguf_of(repository, str(models[0]), revision, cache_dir, fetches=True)
 
 
 def _names(repository: str, revision: str | None) -> Sequence[str]:

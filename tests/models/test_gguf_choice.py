@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from src.core.errors import ModelLoadError
-from src.core.gguf import is_gguf
+from src.core.gguf import files_of, is_gguf
 from src.core.settings import locate_model
 from src.models import load_config, resolve_model
 from src.models.gguf.files import find_gguf
@@ -70,9 +70,12 @@ def test_names_that_only_contain_such_a_word_are_models(tmp_path: Path) -> None:
     assert find_gguf(tmp_path) == model
 
 
-def test_a_draft_that_is_alone_is_the_model(tmp_path: Path) -> None:
-    draft = write(tmp_path / "tiny-draft.gguf")
-    assert find_gguf(tmp_path) == draft
+@pytest.mark.parametrize("name", ["tiny-draft.gguf", "tiny-Q4_K_M-imatrix.gguf"])
+def test_what_is_alone_is_the_model_whatever_its_name(name: str, tmp_path: Path) -> None:
+    alone = write(tmp_path / name)
+    assert find_gguf(tmp_path) == alone
+    write(tmp_path / "mmproj.gguf", "clip")
+    assert find_gguf(tmp_path) == find_gguf(tmp_path, "tiny") == alone
 
 
 def test_a_damaged_file_is_a_candidate_like_others(tmp_path: Path) -> None:
@@ -114,6 +117,18 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("of")
     checkpoint = make_checkpoint(folder / "tiny", tokenizer=True, num_hidden_layers=1)
     return write_gguf(folder / "tiny.gguf", checkpoint, "llama")
+
+
+def test_a_configuration_without_weights_leaves_the_model_to_the_gguf_file(
+    file: Path, tmp_path: Path
+) -> None:
+    """As repositories of GGUF files have it. With safetensors, the directory is the model."""
+    (tmp_path / "m.gguf").write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_bytes((file.parent / "tiny" / "config.json").read_bytes())
+    for weights in (True, False):
+        assert resolve_model(str(tmp_path), weights=weights) == tmp_path / "m.gguf"
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path
 
 
 def test_a_blob_of_a_store_is_known_by_its_first_bytes(file: Path, tmp_path: Path) -> None:
@@ -178,14 +193,22 @@ def repositories(file: Path) -> dict[str, dict[str, bytes]]:
         "big/tiny-F16-00002-of-00002.gguf": own,
     }
     one = {"tiny-Q8_0.gguf": own, "mmproj-F16.gguf": own, "README.md": b"x"}
-    return {f"team/quants@{COMMIT}": quants, f"team/one@{COMMIT}": one}
+    quant_names = ("BF16", "F16", "F32", "Q4_K_M", "Q4_K_S")
+    many = [*(f"m-{name}.gguf" for name in quant_names), "n-F32.gguf"]
+    split = {f"sub/tiny-F16-0000{i}-of-00002.gguf": own + bytes(i) for i in (1, 2)}
+    return {
+        f"team/quants@{COMMIT}": quants,
+        f"team/one@{COMMIT}": one,
+        f"team/split@{COMMIT}": split,
+        f"team/many@{COMMIT}": dict.fromkeys(many, own),
+    }
 
 
 class TestOnTheHub:
     def test_a_precision_fetches_its_file_alone(self, hub: Hub, tmp_path: Path) -> None:
         path = resolve_model("team/quants:q8_0", cache_dir=tmp_path)
         assert path.name == "tiny-Q8_0.gguf"
-        assert set(hub.fetched) <= {"tiny-Q8_0.gguf", "mmproj-tiny-Q8_0.gguf"}
+        assert set(hub.fetched) == {"tiny-Q8_0.gguf"}
         assert len(load_config(path).layers) == 1
         split = resolve_model("team/quants:F16", cache_dir=tmp_path)
         assert split.name == "tiny-F16-00001-of-00002.gguf"
@@ -216,6 +239,24 @@ class TestOnTheHub:
         assert path.name == "tiny-Q8_0.gguf"
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         assert resolve_model("team/one", cache_dir=tmp_path) == path
+
+    @pytest.mark.parametrize("name", ["team/split", "team/split:tiny-F16-00001-of-00002.gguf"])
+    def test_a_split_model_is_fetched_whole(self, name: str, hub: Hub, tmp_path: Path) -> None:
+        path = resolve_model(name, cache_dir=tmp_path)
+        assert path.name == "tiny-F16-00001-of-00002.gguf"
+        assert {Path(file).name for file in hub.fetched} == {file.name for file in files_of(path)}
+
+    def test_what_is_not_served_is_not_fetched(self, hub: Hub, tmp_path: Path) -> None:
+        """It may be hundreds of gigabytes."""
+        for wanted, message in (
+            ("Q4_K", r"no GGUF model Q4_K; it has m-BF16\.gguf, "),
+            ("F32", r"several GGUF models F32 \(m-F32\.gguf, n-F32\.gguf\)"),
+        ):
+            with pytest.raises(ModelLoadError, match=message):
+                resolve_model(f"team/many:{wanted}", cache_dir=tmp_path)
+        assert not hub.fetched
+        assert resolve_model("team/many:F16", cache_dir=tmp_path).name == "m-F16.gguf"
+        assert set(hub.fetched) == {"m-F16.gguf"}
 
     def test_several_are_listed_and_nothing_is_fetched(self, hub: Hub, tmp_path: Path) -> None:
         with pytest.raises(

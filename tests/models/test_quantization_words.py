@@ -39,6 +39,13 @@ WORDS: dict[str, dict[str, Any]] = {
     "initialized": PACKED | {"quantization_status": "initialized"},
     "a group of the cache beside": PACKED
     | {"config_groups": {"cache": OF_ATTENTION, **PACKED["config_groups"]}},
+    "groups of the cache by the names of what makes it": PACKED
+    | {
+        "config_groups": {
+            "cache": OF_ATTENTION | {"targets": ["re:.*k_proj", "re:.*v_proj", "re:.*mlp"]},
+            **PACKED["config_groups"],
+        }
+    },
     "nested": {"quant_method": "compressed-tensors", "sparsity_config": DENSE,
                "quantization_config": {n: v for n, v in PACKED.items() if n != "quant_method"}},
     "nested without a method": {

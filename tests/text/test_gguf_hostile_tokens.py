@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from src.core.errors import ModelLoadError
+from src.core.gguf_tokens import CONTROL, NORMAL, PREFIX, UNKNOWN, GGUFTokens
 from src.models.gguf.configuration import read_configuration
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
@@ -119,6 +120,18 @@ def test_what_the_metadata_names_as_an_end_is_a_control_token(
     path = write_gguf(tmp_path / "m.gguf", checkpoint, "llama", also=with_key(key, word))
     assert word in Tokenizer.from_directory(path).special_ids
     assert word in read_configuration(path)["eos_token_id"]
+
+
+def test_padding_with_the_unknown_token_leaves_it_that() -> None:
+    """Files of Llama 2 do, and some do not name the unknown token besides."""
+    metadata = {
+        f"{PREFIX}tokens": ("<unk>", "<s>", "</s>", "<pad>"),
+        f"{PREFIX}token_type": (UNKNOWN, CONTROL, CONTROL, NORMAL),
+    }
+    kinds = GGUFTokens(metadata | {f"{PREFIX}padding_token_id": 0}, "file").kinds
+    assert kinds == [UNKNOWN, CONTROL, CONTROL, NORMAL]
+    kinds = GGUFTokens(metadata | {f"{PREFIX}padding_token_id": 3}, "file").kinds
+    assert kinds == [UNKNOWN, CONTROL, CONTROL, CONTROL]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ QUOTED = [
     '{"json": "</parameter>", "list": ["</arg_value>"]}',
     "```xml\n<arg_key>of no call\n</arg_value>\n```",
     "日本語 </parameter> 😀",
+    "A call begins with <tool_call>, a value with <arg_value>.",
+    "Name <arg_key>mode</arg_key> between tags.",
 ]
 # Calls within a file, whole, as a text about tools or a test of a parser has them.
 CALL_TEXTS = [
@@ -227,6 +229,13 @@ LEFT_OUT: list[tuple[str, str, str, list[Any], str]] = [
         [LS],
         "",
     ),
+    (
+        "nothing, and the function closed twice",
+        "qwen3_coder",
+        Q_LS.replace("</function>", "</function>\n</function>"),
+        [LS],
+        "</function>\n</tool_call>",
+    ),
     ("the opening", "qwen3_coder", Q_FILE.removeprefix("<tool_call>\n"), [A_FILE], ""),
     (
         "the opening, with text behind",
@@ -305,6 +314,30 @@ def test_what_is_no_call_is_text(syntax: str, text: str) -> None:
     early = read(parser(syntax, eager=True), text)
     assert len(early.calls) == 1
     assert read_in_pieces(parser(syntax, eager=True), text) == early
+
+
+SNIPPETS = [
+    ("qwen3_coder", qwen, "Write\n<parameter=city>\nParis\n</parameter>\nfor a city."),
+    ("qwen3_coder", qwen, "Write\n<parameter=city>\nParis\n</parameter>\n"),
+    ("qwen3_coder", qwen, "Write `<function=NAME><parameter=KEY>` first."),
+    ("glm45", glm, "Write\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\nfor a city."),
+    ("glm45", glm, "Write `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>` first."),
+]
+
+
+@pytest.mark.parametrize(("syntax", "writer", "content"), SNIPPETS)
+def test_no_arguments_are_made_of_a_part_of_a_quoted_call(
+    syntax: str, writer: Any, content: str
+) -> None:
+    """What cannot be told from an argument is none of a file's text, and none of the call's."""
+    whole = ("write", {"content": content, "path": "a.md"})
+    text = writer("write", content=content, path="a.md")
+    result = read(parser(syntax), text)
+    calls = [(name, json.loads(arguments)) for name, arguments in result.calls]
+    assert (calls, result.content) in (([whole], ""), ([], text))
+    for size in (1, 5):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert read_in_pieces(parser(syntax), pieces) == result
 
 
 def test_an_answer_that_is_cut_short_has_no_call_by_its_end() -> None:

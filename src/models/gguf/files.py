@@ -10,7 +10,6 @@ from typing import Final
 from src.core.errors import ModelLoadError
 from src.core.gguf import SUFFIX, is_first, read_kind
 
-_DRAFT: Final = "a draft for speculation"
 _NAMES_SHOWN: Final = 8
 
 
@@ -35,8 +34,9 @@ def find_gguf(directory: Path, wanted: str | None = None, *, source: str = "") -
     firsts = [file for file in sorted(files) if is_first(file)]
     kinds = {file: read_kind(file) for file in firsts}
     models = [file for file in firsts if kinds[file] is None]
-    # A draft is a model too. Alone it is what is meant.
-    models = models or [file for file in firsts if kinds[file] == _DRAFT]
+    # A draft is a model too, and so is one whose name says with what it was quantized. Alone it is
+    # what is meant.
+    models = models or [file for file in firsts if read_kind(file, by_name=False) is None]
     if wanted is not None:
         matching = [file for file in models if is_named(file.relative_to(directory), wanted)]
         if not matching:

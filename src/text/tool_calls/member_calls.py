@@ -40,6 +40,9 @@ class _ArgumentWriter:
         self._tags = tags
         self._kinds = calls.functions[name]
         self._keys: set[str] = set()
+        # Whether the last value had its closing tag; whether the argument that is read is made up.
+        self._is_closed = True
+        self._is_made_up = False
 
     def read(self, key: str) -> Steps[None]:
         """Read the value of argument ``key``, and the closing tag behind it.
@@ -56,6 +59,7 @@ class _ArgumentWriter:
             yield from source.starts_with("\n")
         calls.argue((", " if self._keys else "{") + f'"{quoted_inside(key)}": ')
         self._keys.add(key)
+        self._is_made_up = not self._is_closed and key not in self._kinds
         kinds = self._kinds.get(key, ANY)
         if kinds == TEXT:
             yield from self._read_text()
@@ -102,7 +106,12 @@ class _ArgumentWriter:
         calls, tags = self._calls, self._tags
         is_wrapped = calls.opened == tags.openers[-1]
         end = ValueEnd(
-            calls.source, tags, self._takes, is_wrapped=is_wrapped, is_exact=calls.certain
+            calls.source,
+            tags,
+            self._takes,
+            is_wrapped=is_wrapped,
+            is_made_up=self._is_made_up,
+            is_exact=calls.certain,
         )
         return (yield from end.up_to())
 
@@ -111,8 +120,8 @@ class _ArgumentWriter:
 
     def _leaves_break_out(self) -> Steps[bool]:
         """Consume the closing tag; say whether a line break before it is not part of the value."""
-        is_closed = yield from self._calls.source.starts_with(self._tags.closer)
-        return self._tags.on_lines or not is_closed
+        self._is_closed = yield from self._calls.source.starts_with(self._tags.closer)
+        return self._tags.on_lines or not self._is_closed
 
 
 class _Text:

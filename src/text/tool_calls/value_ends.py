@@ -9,7 +9,9 @@ which makes no difference between a text that comes in pieces and one that is th
   begins a line: the closing tag was left out.
 - At any closing tag behind which nothing comes but closing tags and the end of the answer.
 
-A call that is quoted in the value, as in a file about tools, keeps its own tags. Under a grammar
+A call that is quoted in the value, as in a file about tools, keeps its own tags. Where what follows
+shows that it cannot be told whose an argument is, the value has no end: no call is better than one
+with wrong arguments. Under a grammar
 nothing is left out or quoted: there a value ends at its closing tag with exactly what the grammar
 writes behind it, and white space between (`GAP_PATTERN`).
 """
@@ -82,6 +84,9 @@ class ValueEnd:
         Whether an argument of this name may come next, by the name and whether it begins a line.
     is_wrapped
         Whether the outermost tag has opened the call, so that its end is expected too.
+    is_made_up
+        Whether the function has no such argument, and the value before it was not closed: then text
+        behind a closing tag shows that it was no argument, and the value has no end.
     is_exact
         Whether a grammar writes the tags.
     """
@@ -93,15 +98,21 @@ class ValueEnd:
         takes: Callable[[str, bool], bool],
         *,
         is_wrapped: bool,
+        is_made_up: bool = False,
         is_exact: bool = False,
     ) -> None:
         self._source = source
         self._tags = tags
         self._takes = takes
         self._is_wrapped = is_wrapped
+        self._is_made_up = is_made_up
         self._is_exact = is_exact
         # How many of each kind are open within the value.
         self._quoted = [0] * len(tags.closers)
+        # How many of these openings are seen to begin a call, and not only named in a text.
+        self._open_calls = 0
+        # Whether a tag of a quoted call would have been this call's, were that not open.
+        self._is_in_doubt = False
 
     def up_to(self) -> Steps[bool]:
         """Consume the value and not the tag behind it; say whether there is one."""
@@ -111,7 +122,11 @@ class ValueEnd:
                 if (yield from source.ahead(self._is_closed_by_grammar())):
                     return True
             elif (yield from self._ends_at(tag)):
-                return True
+                # A quoted call that is still open was none, or is not whole: then what looked like
+                # its arguments may have been this call's.
+                return not (self._is_in_doubt and self._open_calls)
+            if tag == tags.closer and self._is_made_up and not self._quoted[0]:
+                return False
             yield from source.expect(tag)
         return False
 
@@ -119,7 +134,7 @@ class ValueEnd:
         tags, source, quoted = self._tags, self._source, self._quoted
         if tag in tags.closers:
             return (yield from self._ends_at_closer(tags.closers.index(tag)))
-        is_in_call = quoted[1] > 0
+        is_in_call = self._open_calls > 0
         if tag == tags.openers[0] and is_in_call:
             quoted[0] = 1
         elif tag == tags.argument and not is_in_call:
@@ -128,8 +143,11 @@ class ValueEnd:
                 return (yield from source.ahead(self._is_argument(begins_line=begins_line)))
         elif tag in tags.calls:
             level = tags.openers.index(tag)
-            if level + 1 == len(tags.openers) or (yield from source.ahead(self._is_call(level))):
+            is_call = yield from source.ahead(self._is_call(level))
+            if is_call or level + 1 == len(tags.openers):
                 quoted[level] += 1
+            if is_call and level == 1:
+                self._open_calls += 1
         return False
 
     def _ends_at_closer(self, level: int) -> Steps[bool]:
@@ -138,10 +156,13 @@ class ValueEnd:
             return (yield from source.ahead(self._is_closed()))
         if (yield from source.ahead(self._is_closed_without(level))):
             return True
+        if level == 0 and not self._is_in_doubt:
+            self._is_in_doubt = yield from source.ahead(self._is_closed_before_argument())
         if quoted[level]:
             quoted[level] -= 1
             if level == 1:
                 quoted[0] = 0
+                self._open_calls = max(self._open_calls - 1, 0)
         return False
 
     def _is_closed_by_grammar(self) -> Steps[bool]:
@@ -167,11 +188,21 @@ class ValueEnd:
         expected = (tags.argument, *tags.closers[1:], *tags.calls)
         found = yield from source.starts_with_any(expected)
         if found in tags.closers[1:-1] and self._is_wrapped:
-            # XML has such elements too; the call is closed after its function.
+            # XML has such elements too; the call is closed after its function, which some models
+            # close twice.
             yield from source.run(SPACE, MAX_GAP)
-            expected = (*tags.closers[tags.closers.index(found) + 1 :], *tags.calls)
+            expected = (*tags.closers[tags.closers.index(found) :], *tags.calls)
             found = yield from source.starts_with_any(expected)
         return bool(found) or source.ends_within(expected)
+
+    def _is_closed_before_argument(self) -> Steps[bool]:
+        """Whether the value's closing tag has an argument behind it that may come next."""
+        source, tags = self._source, self._tags
+        yield from source.expect(tags.closer)
+        yield from source.run(SPACE, MAX_GAP)
+        if (yield from source.starts_with(tags.argument)):
+            return (yield from self._takes_key(begins_line=False))
+        return False
 
     def _is_closed_without(self, level: int) -> Steps[bool]:
         """Whether the closing tag of this level ends a value that is not closed itself."""
@@ -199,8 +230,19 @@ class ValueEnd:
         """Whether the tag of an argument is that of the next one."""
         source, tags = self._source, self._tags
         yield from source.expect(tags.argument)
+        if not (yield from self._takes_key(begins_line=begins_line)):
+            return False
+        if begins_line or tags.on_lines:
+            return True
+        # Within a line a name between tags is text, unless a value begins behind it.
+        yield from source.run(SPACE, MAX_GAP)
+        return (yield from source.starts_with(tags.openers[0]))
+
+    def _takes_key(self, *, begins_line: bool) -> Steps[bool]:
+        """Consume an argument's name and its tag; say whether it may come next."""
+        source = self._source
         key = (yield from source.run(KEY_RUN, _MAX_NAME)).strip()
-        is_tag = yield from source.starts_with(tags.behind_key)
+        is_tag = yield from source.starts_with(self._tags.behind_key)
         return is_tag and self._takes(key, begins_line)
 
     def _is_call(self, level: int) -> Steps[bool]:
@@ -210,4 +252,5 @@ class ValueEnd:
         yield from source.run(NAME_RUN, _MAX_NAME)
         yield from source.starts_with(">")
         yield from source.run(SPACE, MAX_GAP)
-        return bool((yield from source.starts_with_any((tags.argument, tags.closers[level]))))
+        expected = (tags.argument, tags.closers[level], *tags.openers[1:level], "{")
+        return bool((yield from source.starts_with_any(expected)))

@@ -11,8 +11,13 @@ MUTATIONS = (
         (
             "a value ends at a closing tag with any text behind it",
             "        return bool(found) or source.ends_within(expected)\n\n"
-            "    def _is_closed_without(",
-            "        return True\n\n    def _is_closed_without(",
+            "    def _is_closed_before_argument(",
+            "        return True\n\n    def _is_closed_before_argument(",
+        ),
+        (
+            "a function that is closed twice is a part of the value",
+            "tags.closers[tags.closers.index(found) :]",
+            "tags.closers[tags.closers.index(found) + 1 :]",
         ),
         (
             "a function that XML closes is the end of the call",
@@ -38,6 +43,26 @@ MUTATIONS = (
             "a quoted call is not seen to be one",
             "                quoted[level] += 1\n",
             "                quoted[level] += 0\n",
+        ),
+        (
+            "a tag that a text names hides the arguments behind it",
+            "            if is_call and level == 1:\n",
+            "            if level == 1:\n",
+        ),
+        (
+            "arguments behind a quoted call that stays open are a part of the value",
+            "                return not (self._is_in_doubt and self._open_calls)\n",
+            "                return True\n",
+        ),
+        (
+            "text behind the closing tag of an argument made up is a part of it",
+            "            if tag == tags.closer and self._is_made_up and not self._quoted[0]:\n",
+            "            if False:\n",
+        ),
+        (
+            "a name between tags in a line ends the value before it",
+            "        if begins_line or tags.on_lines:\n",
+            "        if True:\n",
         ),
         (
             "a value that quotes the beginning of a call has no end",
@@ -85,7 +110,7 @@ MUTATIONS = (
         ),
         (
             "the line break before a tag of the next argument is a part of the value",
-            "        return self._tags.on_lines or not is_closed\n",
+            "        return self._tags.on_lines or not self._is_closed\n",
             "        return self._tags.on_lines\n",
         ),
         (

@@ -23,8 +23,8 @@ MUTATIONS = (
         ),
         (
             "a sign that pads is a control token",
-            "if index is not None and _is_tag(self.tokens[index]):",
-            "if index is not None:",
+            "            if _is_tag(self.tokens[index]):",
+            "            if True:",
         ),
         (
             "a token may be as long as a file",
@@ -165,6 +165,25 @@ MUTATIONS = (
             "a tokenizer that gives up is the server's fault",
             "            if not is_panic(error):\n                raise\n",
             "            raise\n",
+        ),
+    ),
+    *mutations_of(
+        "src/models/hub.py",
+        _CHOICE,
+        (
+            "what only resembles the wanted model is fetched too",
+            "    if models := _models_of(repository, revision) if fetches else []:\n",
+            "    if models := []:\n",
+        ),
+        (
+            "of a split model the first file is fetched alone",
+            "for file in files_of(one))",
+            "for file in [one])",
+        ),
+        (
+            "a configuration hides the GGUF file beside it",
+            ' and any(local.glob("*.safetensors"))',
+            "",
         ),
     ),
 )

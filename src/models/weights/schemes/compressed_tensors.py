@@ -48,8 +48,10 @@ class Groups:
         """See `checkpoint_formats.Schemes`."""
         if module in self.ignored:
             return None
-        naming = (group for group in self.groups if group.names_module(module))
-        found = next(naming, None) or next((g for g in self.groups if g.has_all), None)
+        # Groups that say nothing of weights or inputs, as those of the cache, are beside others.
+        telling = [group for group in self.groups if group.scheme is not None or group.rounds]
+        naming = (group for group in telling if group.names_module(module))
+        found = next(naming, None) or next((g for g in telling if g.has_all), None)
         if found is None or not found.rounds:
             return None if found is None else found.scheme
         raise ValueError(f"config_groups rounds the inputs of {module}, but not its weights")
