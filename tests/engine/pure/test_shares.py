@@ -246,6 +246,28 @@ def test_priority_is_for_its_own_tenant() -> None:
     end(simulation)
 
 
+@pytest.mark.parametrize("priority", [0, -(2**31)])
+def test_priority_takes_no_memory_of_another_tenant_for_ever(priority: int) -> None:
+    small = BIG | {"num_blocks": 30, "max_model_len": 120, "lookahead_tokens": 0}
+    simulation = Simulation(make_limits(**small, policy="priority"))
+
+    def keep_two(first_key: int) -> None:
+        states = simulation.scheduler.states
+        for key in range(first_key, first_key + 2 - sum(s.lane == "a" for s in states)):
+            simulation.add(make_request(key, 4, 100, ends=False, tenant="a", priority=priority))
+
+    keep_two(0)
+    simulation.step()
+    simulation.add(make_request(5000, 4, 80, ends=False, tenant="b"))
+    for step in range(1, 300):
+        keep_two(10 * step)
+        simulation.step()
+        if 5000 in simulation.finished:
+            break
+    assert 5000 in simulation.finished
+    end(simulation)
+
+
 def test_a_tenant_may_be_allowed_to_go_before_all_others() -> None:
     limits = make_limits(**BIG, policy="priority", priority_tenants=("b",))
     simulation = Simulation(limits)
