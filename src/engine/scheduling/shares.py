@@ -89,6 +89,7 @@ class SharingPlanner:
         self._blocking = None
         if not len(self._waiting):
             return
+        self._waiting.bring_back()
         self._blocking = blocking = self._find_blocking()
         live = len(allocator.running) - coming_rows
         coming_rows += len(allocator.leaving)
