@@ -23,7 +23,7 @@ import os
 import queue
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from src.core.errors import (
     ShuttingDownError,
     UnavailableError,
 )
+from src.core.in_turns import InTurns
 from src.text.template_process import Answer, Kind, Request
 from src.text.template_renderer import EndedError, Renderer, not_started
 
@@ -85,34 +86,6 @@ class _Job(NamedTuple):
             self.future.set_result(result)
 
 
-class _Line:
-    """Jobs that wait: one of each owner in turn, an owner's own as they came."""
-
-    def __init__(self) -> None:
-        self._jobs: OrderedDict[str, deque[_Job]] = OrderedDict()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def count(self, owner: str) -> int:
-        """Return how many are of one owner."""
-        return len(self._jobs.get(owner, ()))
-
-    def push(self, job: _Job) -> None:
-        self._jobs.setdefault(job.owner, deque()).append(job)
-        self._count += 1
-
-    def pop(self) -> _Job:
-        owner, jobs = self._jobs.popitem(last=False)
-        job = jobs.popleft()
-        if jobs:
-            # Behind all others.
-            self._jobs[owner] = jobs
-        self._count -= 1
-        return job
-
-
 class _Worker:
     """A thread of the pool, and its process."""
 
@@ -140,8 +113,8 @@ class TemplatePool:
     def __init__(self, *, of_clients: bool = False) -> None:
         self._of_clients = of_clients
         self._lock = threading.Lock()
-        self._light = _Line()
-        self._others = _Line()
+        self._light: InTurns[_Job] = InTurns()
+        self._others: InTurns[_Job] = InTurns()
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._is_closed = False
@@ -196,7 +169,7 @@ class TemplatePool:
             if not self._workers or (is_light and len(self._workers) < _NUM_THREADS):
                 self._add_worker().inbox.put(job)
             else:
-                (self._light if is_light else self._others).push(job)
+                (self._light if is_light else self._others).push(owner, job)
         return job.future
 
     def _check_room(self, owner: str) -> None:

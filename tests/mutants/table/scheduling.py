@@ -344,6 +344,11 @@ MUTATIONS = (
             "return held[state.lane] > held[needy.lane]",
             "return False",
         ),
+        (
+            "the least priority of all tenants makes a request the first of all",
+            "return min(heads.values(), key=lambda state: (state.lane != URGENT, state.rank[1]))",
+            "return running[0]",
+        ),
     ),
     *mutations_of(
         "src/engine/scheduling/waiting.py",
@@ -352,6 +357,11 @@ MUTATIONS = (
             "one tenant can fill the queue",
             "            self._check_share(num_tokens, num_requests, lane)\n",
             "            pass\n",
+        ),
+        (
+            "slots of adapters go by rank whosever they are",
+            "return turns[state.lane], state.rank",
+            "return 0, state.rank",
         ),
         (
             "lanes of tenants that have gone are kept",
