@@ -119,9 +119,7 @@ async def _of_text(engine: AsyncEngine, request: TokenizeRequest) -> list[int]:
     return await engine.tokenize(request.prompt, chat=options)
 
 
-async def _of_messages(
-    engine: AsyncEngine, request: TokenizeRequest, tenant: str
-) -> list[int]:
+async def _of_messages(engine: AsyncEngine, request: TokenizeRequest, tenant: str) -> list[int]:
     if request.chat_template is not None:
         raise unsupported("chat_template")
     assert request.messages is not None

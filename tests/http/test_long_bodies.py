@@ -126,7 +126,8 @@ async def test_longer_bodies_hold_up_themselves_alone() -> None:
 
 @pytest.mark.parametrize("size", [SHORT, LONG])
 async def test_owners_take_turns(size: int) -> None:
-    go_on, order = threading.Event(), []
+    go_on = threading.Event()
+    order: list[str] = []
 
     async def work(owner: str) -> None:
         OWNER.set(owner)

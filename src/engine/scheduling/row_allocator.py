@@ -48,8 +48,8 @@ def victim_of_tenants(
     """The request to preempt for ``needy``, where requests of several lanes run.
 
     It is of the lane that holds most blocks for its weight, if that is more than ``needy``'s does,
-    or ranks behind ``needy`` in its own lane. The first of all (:func:`first_of_tenants`) is nobody's
-    victim and may take from everybody. So it always gets on, and something always ends.
+    or ranks behind ``needy`` in its own lane. The first of all (:func:`first_of_tenants`) is
+    nobody's victim and may take from everybody. So it always gets on, and something always ends.
     """
     first = first_of_tenants(running)
     held: dict[str, float] = {}

@@ -10,8 +10,8 @@ others'.
 - **Rows and memory**: who is below its share gets them from who is above, if need be by preemption.
   Who is preempted is still at its share afterwards, or just below by less than one row, so it
   cannot take the row back: nobody goes in circles.
-- **The oldest of the tenants' first running requests** is never preempted for another tenant, so one
-  request always gets on, and everything ends.
+- **The oldest of the tenants' first running requests** is never preempted for another tenant, so
+  one request always gets on, and everything ends.
 """
 
 from __future__ import annotations

@@ -440,8 +440,8 @@ MUTATIONS = (
         ),
         (
             "the newest of those who wait for an adapter is brought back",
-            "self._take_back(self._aside[key][0], key)",
-            "self._take_back(self._aside[key][-1], key)",
+            "(min(states, key=place) if len(lanes) > 1 else states[0], key)",
+            "(states[-1], key)",
         ),
     ),
     *mutations_of(

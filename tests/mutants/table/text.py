@@ -103,7 +103,7 @@ MUTATIONS = (
         ),
         (
             "any number of conversations may wait to be rendered",
-            "if len(self._light) + len(self._others) >= MAX_WAITING:",
+            "if waiting >= MAX_WAITING:",
             "if False:",
         ),
         (
@@ -128,7 +128,7 @@ MUTATIONS = (
         ),
         (
             "a client's template that was out of bounds is tried again and again",
-            "is_refused = self._refused.get(key, 0.0) > time.monotonic()",
+            "is_refused = self._refused.get((owner, key), 0.0) > time.monotonic()",
             "is_refused = False",
         ),
     ),
