@@ -320,7 +320,7 @@ async def test_what_changes_the_server_needs_the_admin_key_where_there_is_any_ke
     app = create_app(msgspec.structs.replace(config, http=http), owns_process=False)
     app.state.server.keys = check_access(http)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for path in ADMIN_WRITES:
             for key in (None, ALICE, ADMIN):
                 answer = await client.post(path, headers=bearer(key) if key else {})

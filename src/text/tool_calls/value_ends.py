@@ -148,7 +148,7 @@ class ValueEnd:
         source, tags = self._source, self._tags
         yield from source.expect(tags.closer)
         yield from source.run(SPACE, MAX_GAP)
-        expected = (tags.argument, tags.closers[1])
+        expected: tuple[str, ...] = (tags.argument, tags.closers[1])
         found = yield from source.starts_with_any(expected)
         for closer in tags.closers[2:] if found == tags.closers[1] else ():
             yield from source.run(SPACE, MAX_GAP)
