@@ -3,15 +3,20 @@
 Python runs one thread at a time, and one that waits for its turn gets it after milliseconds. So a
 thread for each body would hold up the event loop by all of them together. Here a body waits for
 those before it instead, and the work on it pauses, so that the event loop gets its turn at once.
+Owners of keys take turns, so that nobody waits for all that somebody else has sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, Final, ParamSpec, TypeVar
+
+from src.core.in_turns import InTurns
 
 # What is worked on between two pauses, in bytes. It takes a tenth of a millisecond.
 PIECE_BYTES: Final = 64 * 1024
@@ -19,12 +24,45 @@ _PAUSE: Final = 50e-6
 # Longer bodies, and compressed ones, which may be any length, wait among themselves.
 _LONG_BYTES: Final = 1024 * 1024
 
-# Of the process, like Python's lock. Their threads begin with the first work.
-_MIDDLING: Final = ThreadPoolExecutor(1, thread_name_prefix="slipstream-bodies")
-_LONG: Final = ThreadPoolExecutor(1, thread_name_prefix="slipstream-long-bodies")
+OWNER: Final[ContextVar[str]] = ContextVar("OWNER", default="")
+"""Whose request it is that a task serves; empty where no owners are told apart."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _Lane:
+    """A thread, and the work that waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._waiting: InTurns[tuple[Future[Any], Callable[[], Any]]] = InTurns()
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.push(owner, (future, work))
+        # As many turns as there is work, and each takes what is next then.
+        self._thread.submit(self._take_turn)
+        return future
+
+    def _take_turn(self) -> None:
+        with self._lock:
+            future, work = self._waiting.pop()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+# Of the process, like Python's lock. Their threads begin with the first work.
+_MIDDLING: Final = _Lane("slipstream-bodies")
+_LONG: Final = _Lane("slipstream-long-bodies")
 
 
 async def beside_the_loop(
@@ -35,8 +73,8 @@ async def beside_the_loop(
     Whoever is cancelled while waiting leaves nothing to be done.
     """
     lane = _LONG if size > _LONG_BYTES else _MIDDLING
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(lane, lambda: function(*args, **kwargs))
+    working = lane.submit(OWNER.get(), lambda: function(*args, **kwargs))
+    return await asyncio.wrap_future(working)
 
 
 # Where the size is not known yet.

@@ -98,7 +98,7 @@ async def prepare_chat(
     """
     refuse_unsupported(request)
     settings = call.server.config.chat
-    messages, options = await conversation(request, call.server.config)
+    messages, options = await conversation(request, call.server.config, call.tenant)
     offer = tool_offer(request)
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
     engine = await call.admitted_engine()

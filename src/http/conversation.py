@@ -17,9 +17,9 @@ from src.http.tools import shown_tool
 
 
 async def conversation(
-    request: ChatRequest, config: Config
+    request: ChatRequest, config: Config, tenant: str = ""
 ) -> tuple[list[dict[str, Any]], ChatOptions]:
-    """The messages as a template sees them, and what else it is told.
+    """The messages of ``tenant`` as a template sees them, and what else it is told.
 
     Raises
     ------
@@ -31,7 +31,7 @@ async def conversation(
     _check(request, replaces_media=config.chat.media_placeholders == "all")
     await _check_arguments(request, config.http)
     messages = [_message(index, message) for index, message in enumerate(request.messages)]
-    return messages, _chat_options(request)
+    return messages, _chat_options(request, tenant)
 
 
 def _check_templates(request: ChatRequest, settings: ChatSection) -> None:
@@ -125,7 +125,7 @@ def _message(index: int, message: ChatMessage) -> dict[str, Any]:
     return built
 
 
-def _chat_options(request: ChatRequest) -> ChatOptions:
+def _chat_options(request: ChatRequest, tenant: str) -> ChatOptions:
     template_kwargs = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
@@ -140,4 +140,5 @@ def _chat_options(request: ChatRequest) -> ChatOptions:
         template=request.chat_template,
         template_kwargs=template_kwargs,
         add_special_tokens=request.add_special_tokens,
+        tenant=tenant,
     )

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from src.core.config import HttpSection
 from src.core.errors import ConfigError, InvalidRequestError, NotReadyError, RequestError
 from src.http.body import header
+from src.http.body_work import OWNER
 from src.http.browsers import ALLOWED_HOST, ORIGIN, is_foreign_page, is_known_host
 from src.http.call import Call, refuse
 from src.http.errors import (
@@ -158,6 +159,7 @@ def _refusal(scope: Scope, server: Server) -> RequestError | None:
     if admitted is not None:
         scope[ADMITTED] = admitted
         scope[TENANT] = keys.tenant(admitted)
+        OWNER.set(scope[TENANT])
         return None
     if path in ADMIN_READS and keys.admin.admits(bearer(scope)):
         return None

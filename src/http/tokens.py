@@ -51,7 +51,7 @@ async def tokenize(call: Call) -> None:
     if request.messages is None:
         token_ids = await _of_text(engine, request)
     else:
-        token_ids = await _of_messages(engine, request)
+        token_ids = await _of_messages(engine, request, call.tenant)
     names = None
     if request.return_token_strs:
         names = await anyio.to_thread.run_sync(_names, engine, token_ids)
@@ -119,7 +119,7 @@ async def _of_text(engine: AsyncEngine, request: TokenizeRequest) -> list[int]:
     return await engine.tokenize(request.prompt, chat=options)
 
 
-async def _of_messages(engine: AsyncEngine, request: TokenizeRequest) -> list[int]:
+async def _of_messages(engine: AsyncEngine, request: TokenizeRequest, tenant: str) -> list[int]:
     if request.chat_template is not None:
         raise unsupported("chat_template")
     assert request.messages is not None
@@ -127,7 +127,7 @@ async def _of_messages(engine: AsyncEngine, request: TokenizeRequest) -> list[in
     chat = ChatRequest(
         messages=request.messages, add_special_tokens=request.add_special_tokens, **same
     )
-    messages, options = await conversation(chat, engine.config)
+    messages, options = await conversation(chat, engine.config, tenant)
     try:
         return await engine.tokenize(messages, chat=options)
     except RequestError as error:

@@ -105,6 +105,7 @@ class ChatTemplate:
     def submit(
         self,
         messages: Sequence[Message],
+        owner: str = "",
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -120,6 +121,8 @@ class ChatTemplate:
         messages
             Objects with ``role`` and usually ``content``; keys whose value is None are left out.
             They must not change before the text is there.
+        owner
+            Whose conversation it is: those who wait at the same time take turns.
         tools, documents, kwargs
             Given to the template under these names. An empty list of tools is no tools.
         add_generation_prompt
@@ -160,6 +163,7 @@ class ChatTemplate:
             functools.partial(self._render, variant, messages, continue_final_message, variables),
             is_short=_is_short(messages),
             source=variant.source,
+            owner=owner,
         )
 
     def prepare(self) -> str | None:

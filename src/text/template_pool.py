@@ -3,7 +3,8 @@
 A pool has two threads, each with a process of its own (`src.text.template_process`). A job is a
 function that runs on such a thread and renders there as often as it likes. What may be slow is one
 thread's alone, so that it does not keep what is fast waiting: conversations that are long, and
-templates of clients that have not been rendered before. Nothing of it needs an event loop, and no
+templates of clients that have not been rendered before. Among jobs that wait, owners take turns, so
+that nobody waits for all that somebody else has sent. Nothing of it needs an event loop, and no
 thread of a shared pool is taken, so that a template that hangs delays only chats.
 
 ::
@@ -22,7 +23,7 @@ import os
 import queue
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from src.core.errors import (
     ShuttingDownError,
     UnavailableError,
 )
+from src.core.in_turns import InTurns
 from src.text.template_process import Answer, Kind, Request
 from src.text.template_renderer import EndedError, Renderer, not_started
 
@@ -70,6 +72,7 @@ class Budget:
 class _Job(NamedTuple):
     run: Callable[[], Any]
     future: Future[Any]
+    owner: str = ""
 
     def do(self) -> None:
         """Run it, unless nobody waits any more."""
@@ -93,6 +96,8 @@ class _Worker:
         self.has_begun = False
         self.inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.renderer: Renderer | None = None
+        # Whose job it does.
+        self.owner = ""
 
 
 class TemplatePool:
@@ -101,22 +106,23 @@ class TemplatePool:
     Parameters
     ----------
     of_clients
-        Whether the templates are those of requests. One that was out of bounds is then refused for
-        a minute without being tried; one that is new is not a light job.
+        Whether the templates are those of requests. One that was out of bounds is then refused to
+        its owner for a minute without being tried; one that is new is not a light job.
     """
 
     def __init__(self, *, of_clients: bool = False) -> None:
         self._of_clients = of_clients
         self._lock = threading.Lock()
-        self._light: deque[_Job] = deque()
-        self._others: deque[_Job] = deque()
+        self._light: InTurns[_Job] = InTurns()
+        self._others: InTurns[_Job] = InTurns()
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._is_closed = False
         # The worker whose thread this is.
         self._here = threading.local()
-        # Key of a client's template -> until when it is refused, in seconds of the monotonic clock.
-        self._refused: OrderedDict[bytes, float] = OrderedDict()
+        # Owner and key of a client's template -> until when it is refused, in seconds of the
+        # monotonic clock. Others may have sent it less to render.
+        self._refused: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         # Keys of clients' templates that were quick.
         self._quick: OrderedDict[bytes, None] = OrderedDict()
 
@@ -127,7 +133,12 @@ class TemplatePool:
                 self._idle.append(self._add_worker())
 
     def submit(
-        self, run: Callable[[], Any], *, is_short: bool = True, source: str | None = None
+        self,
+        run: Callable[[], Any],
+        *,
+        is_short: bool = True,
+        source: str | None = None,
+        owner: str = "",
     ) -> Future[Any]:
         """Have ``run`` called on a thread of the pool, in which `render` is at its cheapest.
 
@@ -137,6 +148,8 @@ class TemplatePool:
             Whether it should be over soon.
         source
             The template, where it is a client's.
+        owner
+            Whose job it is, where owners are told apart.
 
         Raises
         ------
@@ -144,7 +157,7 @@ class TemplatePool:
             Too many wait already; the pool is closed.
         """
         is_light = is_short and (not self._of_clients or self._is_quick(source))
-        job = _Job(run, Future())
+        job = _Job(run, Future(), owner)
         with self._lock:
             self._check_open()
             for worker in self._idle:
@@ -152,15 +165,26 @@ class TemplatePool:
                     self._idle.remove(worker)
                     worker.inbox.put(job)
                     return job.future
-            if len(self._light) + len(self._others) >= MAX_WAITING:
-                raise QueueFullError(
-                    f"{MAX_WAITING} conversations wait to be rendered", code="queue_full"
-                )
+            self._check_room(owner)
             if not self._workers or (is_light and len(self._workers) < _NUM_THREADS):
                 self._add_worker().inbox.put(job)
             else:
-                (self._light if is_light else self._others).append(job)
+                (self._light if is_light else self._others).push(owner, job)
         return job.future
+
+    def _check_room(self, owner: str) -> None:
+        waiting = len(self._light) + len(self._others)
+        if waiting >= MAX_WAITING:
+            raise QueueFullError(
+                f"{MAX_WAITING} conversations wait to be rendered", code="queue_full"
+            )
+        own = self._light.count(owner) + self._others.count(owner)
+        # An owner leaves as much room to others as it takes, as in the engine's waiting queue.
+        if owner and own and waiting + own + 2 > MAX_WAITING:
+            raise QueueFullError(
+                f"{own} conversations of this key wait to be rendered, of {waiting} in all",
+                code="queue_full",
+            )
 
     def render(self, source: str, variables: dict[str, Any], budget: Budget | None = None) -> str:
         """Return the rendered text.
@@ -189,7 +213,7 @@ class TemplatePool:
             text: str = self.submit(ask, source=source).result()
             return text
         key = _key(source)
-        self._check_allowed(key)
+        self._check_allowed(worker.owner, key)
         budget = budget or Budget(MAX_SECONDS)
         try:
             answer = self._ask(worker, Request(key, source, budget.seconds, variables))
@@ -208,9 +232,7 @@ class TemplatePool:
         with self._lock:
             self._is_closed = True
             workers, self._workers = self._workers, []
-            waiting = [*self._light, *self._others]
-            self._light.clear()
-            self._others.clear()
+            waiting = [line.pop() for line in (self._light, self._others) for _ in range(len(line))]
             self._idle.clear()
             for worker in workers:
                 worker.inbox.put(None)
@@ -225,11 +247,12 @@ class TemplatePool:
     def _add_worker(self) -> _Worker:
         """Start a thread; the lock is held."""
         worker = _Worker(takes_all=not self._workers)
-        self._workers.append(worker)
         worker.thread = threading.Thread(
             target=self._work, args=(worker,), name="slipstream-templates", daemon=True
         )
+        # If it cannot start, there is no worker that jobs could wait for.
         worker.thread.start()
+        self._workers.append(worker)
         return worker
 
     def _work(self, worker: _Worker) -> None:
@@ -239,6 +262,7 @@ class TemplatePool:
             with contextlib.suppress(UnavailableError):
                 self._renderer_of(worker)
             while (job := self._next(worker)) is not None:
+                worker.owner = job.owner
                 job.do()
                 del job
         finally:
@@ -250,9 +274,9 @@ class TemplatePool:
             return worker.inbox.get()
         with self._lock:
             if worker.takes_all and self._others:
-                return self._others.popleft()
+                return self._others.pop()
             if self._light:
-                return self._light.popleft()
+                return self._light.pop()
             if not self._is_closed:
                 self._idle.append(worker)
         return worker.inbox.get()
@@ -288,11 +312,15 @@ class TemplatePool:
                 self._check_open()
                 if error.is_late:
                     raise self._out_of_bounds(
-                        request, f"takes more than {request.seconds:g} s of CPU time"
+                        worker.owner,
+                        request,
+                        f"takes more than {request.seconds:g} s of CPU time",
                     ) from None
                 # Something else may have ended it, the kernel for want of memory, say.
                 if is_last_try:
-                    raise self._out_of_bounds(request, "ends the process that renders it") from None
+                    raise self._out_of_bounds(
+                        worker.owner, request, "ends the process that renders it"
+                    ) from None
             except UnavailableError:
                 self._drop(worker)
                 self._check_open()
@@ -305,19 +333,19 @@ class TemplatePool:
                 return answer
         raise AssertionError("the last try raises")
 
-    def _out_of_bounds(self, request: Request, what: str) -> TemplateBoundsError:
+    def _out_of_bounds(self, owner: str, request: Request, what: str) -> TemplateBoundsError:
         logger.warning("a chat template %s", what)
         if self._of_clients:
             with self._lock:
                 self._quick.pop(request.key, None)
-                self._refused[request.key] = time.monotonic() + REFUSAL_SECONDS
+                self._refused[owner, request.key] = time.monotonic() + REFUSAL_SECONDS
                 while len(self._refused) > _MAX_REMEMBERED:
                     self._refused.popitem(last=False)
         return TemplateBoundsError(what)
 
-    def _check_allowed(self, key: bytes) -> None:
+    def _check_allowed(self, owner: str, key: bytes) -> None:
         with self._lock:
-            is_refused = self._refused.get(key, 0.0) > time.monotonic()
+            is_refused = self._refused.get((owner, key), 0.0) > time.monotonic()
         if is_refused:
             raise TemplateBoundsError(
                 f"was out of bounds less than {REFUSAL_SECONDS:g} s ago and is not tried again"

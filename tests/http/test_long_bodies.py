@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from src.core.errors import InvalidRequestError, RequestTooLargeError
 from src.http.body import MAX_FIELDS, check_fields
-from src.http.body_work import ANY_SIZE, PIECE_BYTES, Turns, beside_the_loop
+from src.http.body_work import ANY_SIZE, OWNER, PIECE_BYTES, Turns, beside_the_loop
 from src.http.codings import _decoded, decoded_body
 from tests.http.test_body import MOST
 
@@ -122,6 +122,25 @@ async def test_longer_bodies_hold_up_themselves_alone() -> None:
     finally:
         go_on.set()
     assert await long
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+async def test_owners_take_turns(size: int) -> None:
+    go_on = threading.Event()
+    order: list[str] = []
+
+    async def work(owner: str) -> None:
+        OWNER.set(owner)
+        await beside_the_loop(size, order.append, owner)
+
+    held = asyncio.create_task(beside_the_loop(size, go_on.wait, 30))
+    await asyncio.sleep(0)
+    owners = [*["loud"] * 50, "quiet", "quiet", "other"]
+    tasks = [asyncio.create_task(work(owner)) for owner in owners]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(held, *tasks)
+    assert order == ["loud", "quiet", "other", "loud", "quiet", *["loud"] * 48]
 
 
 async def test_who_has_gone_leaves_no_work_behind() -> None:

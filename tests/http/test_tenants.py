@@ -8,7 +8,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from starlette.applications import Starlette
 
 from src.core.config import Config, HttpSection, SchedulerSection, Secret
 from src.core.errors import ConfigError
-from src.http import create_app
+from src.http import body_work, create_app
 from src.http.guard import check_access
 from src.http.keys import check_owners, load_keys
 from src.http.responses.store import ResponseStore
+from src.text.template_pool import TemplatePool
 from tests.http.asking import client_of
 from tests.http.processes import ServerProcess
 from tests.http.test_response_store import response
@@ -64,6 +65,31 @@ async def cached(client: httpx.AsyncClient, key: str, **fields: object) -> int:
     assert answer.status_code == 200, answer.text
     tokens: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
+
+
+@pytest.mark.anyio
+async def test_what_is_done_for_a_request_is_its_owners(
+    keyed: tuple[Starlette, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def noting(kind: type, name: str, owner_of: Callable[..., str]) -> None:
+        original = getattr(kind, name)
+
+        def submit(self: object, *args: Any, **more: Any) -> Any:
+            seen.append((kind.__name__, owner_of(*args, **more)))
+            return original(self, *args, **more)
+
+        monkeypatch.setattr(kind, name, submit)
+
+    noting(body_work._Lane, "submit", lambda owner, _: owner)
+    noting(TemplatePool, "submit", lambda _, owner="", **more: owner)
+    messages = [{"role": "user", "content": "hello" + " " * 70_000}]
+    async with client_of(keyed[0]) as client:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            await client.post(path, json={"messages": messages}, headers=bearer("k-alice-too"))
+    assert {kind for kind, _ in seen} == {"_Lane", "TemplatePool"}
+    assert {owner for _, owner in seen} == {"alice"}
 
 
 @pytest.mark.anyio

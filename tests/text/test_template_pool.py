@@ -211,9 +211,9 @@ def test_long_is_what_has_much_text_or_many_messages(pool: TemplatePool) -> None
     seen: list[bool] = []
 
     class Pool(TemplatePool):
-        def submit(self, run: Any, *, is_short: bool = True, source: str | None = None) -> Any:
+        def submit(self, run: Any, *, is_short: bool = True, **more: Any) -> Any:
             seen.append(is_short)
-            return pool.submit(run, is_short=is_short, source=source)
+            return pool.submit(run, is_short=is_short, **more)
 
         def render(self, *arguments: Any) -> str:
             return pool.render(*arguments)
@@ -267,6 +267,79 @@ def test_a_clients_template_that_was_out_of_bounds_is_not_tried_again_at_once(
     later = time.monotonic() + 61
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert "takes more than 0.5 s" in refused()
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_owners_take_turns(pool: TemplatePool, is_short: bool) -> None:
+    order: list[str] = []
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def hold() -> None:
+        begun.release()
+        assert go_on.wait(60)
+
+    # Both threads are busy, or the one that takes what is long.
+    held = [pool.submit(hold, is_short=light) for light in (False, True)]
+    for _ in held:
+        assert begun.acquire(timeout=30)
+
+    def flood(owner: str, count: int) -> list[Any]:
+        return [
+            pool.submit(partial(order.append, owner), is_short=is_short, owner=owner)
+            for _ in range(count)
+        ]
+
+    waiting = [*flood("loud", 50), *flood("quiet", 2), *flood("other", 1), *flood("loud", 1)]
+    go_on.set()
+    for future in (*held, *waiting):
+        future.result(30)
+    # Two threads may swap what they begin at the same time.
+    assert order.index("quiet") <= 3
+    assert order.index("other") <= 4
+    assert len(order) - order[::-1].index("quiet") <= 7
+    assert order.count("loud") == 51
+
+
+def test_one_owner_leaves_room_to_others(
+    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_pool, "MAX_WAITING", 8)
+    go_on = threading.Event()
+    submit = partial(pool.submit, go_on.wait, is_short=False)
+    waiting = [submit()] + [submit(owner="loud") for _ in range(4)]
+    with pytest.raises(QueueFullError, match="4 conversations of this key wait"):
+        submit(owner="loud")
+    waiting += [submit(owner="quiet"), submit(owner="quiet")]
+    waiting.append(submit(owner="other"))
+    with pytest.raises(QueueFullError, match="1 conversations of this key wait"):
+        submit(owner="other")
+    go_on.set()
+    for future in waiting:
+        future.result(30)
+
+
+def test_what_one_owner_has_a_template_do_shuts_it_to_nobody_else(clients: TemplatePool) -> None:
+    source = "{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}fine"
+    template = ChatTemplate(source, pool=clients)
+    with pytest.raises(TemplateBoundsError, match="takes more than"):
+        template.submit([{**USER, "content": "x"}], "loud").result(30)
+    assert template.submit([USER], "quiet").result(30) == "fine"
+    with pytest.raises(TemplateBoundsError, match="is not tried again"):
+        template.submit([USER], "loud").result(30)
+
+
+def test_a_thread_that_cannot_start_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = TemplatePool()
+    with monkeypatch.context() as broken:
+
+        def start(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        broken.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            pool.submit(lambda: None)
+    assert pool.submit(lambda: "done").result(30) == "done"
+    pool.close()
 
 
 def test_a_conversation_that_is_too_much_does_not_shut_the_template(pool: TemplatePool) -> None:

@@ -98,7 +98,7 @@ class Preparation:
         # them the check below is soon enough; it also knows how many there are.
         if not _is_token_ids(prompt):
             queue.check_queue(self._params.n, self._params.n, tenant)
-        token_ids = await builder.tokenize(prompt, options.get("chat"))
+        token_ids = await builder.tokenize(prompt, options.get("chat"), tenant)
         self._prompt_token_ids, self.tokenized = token_ids, time.monotonic()
         builder.max_tokens(len(token_ids), self._params)
         # Checked again, because others may have filled the queue meanwhile, and compiling a grammar

@@ -46,6 +46,7 @@ class ChatOptions:
     ``template`` is the source of a template to use instead of the checkpoint's.
     ``add_special_tokens`` says whether the tokenizer adds bos and other special tokens, to messages
     and to plain text. ``None`` adds them to plain text only, because templates contain their own.
+    ``tenant`` says whose turn it is to be rendered; by default the request's.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -55,6 +56,7 @@ class ChatOptions:
     template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool | None = None
+    tenant: str = ""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -145,8 +147,10 @@ class RequestBuilder:
                 f"tenant must be up to {_MAX_TENANT_CHARS} printable characters", param="tenant"
             )
 
-    async def tokenize(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
-        """Token ids of a text, of token ids (checked), or of chat messages.
+    async def tokenize(
+        self, prompt: Prompt, chat: ChatOptions | None = None, tenant: str = ""
+    ) -> list[int]:
+        """Token ids of a text, of token ids (checked), or of chat messages of ``tenant``.
 
         Raises
         ------
@@ -163,7 +167,7 @@ class RequestBuilder:
         elif isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
             raise _wrong_prompt(prompt)
         elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            text = await self._render(prompt, options)
+            text = await self._render(prompt, options, options.tenant or tenant)
             ids = await self._encode(text, add_special_tokens=bool(adds))
         else:
             ids = self._checked(prompt)
@@ -294,7 +298,7 @@ class RequestBuilder:
             )
         return ids
 
-    async def _render(self, prompt: Sequence[Any], chat: ChatOptions) -> str:
+    async def _render(self, prompt: Sequence[Any], chat: ChatOptions, tenant: str) -> str:
         if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:
             raise InvalidRequestError(
                 f"chat_template_kwargs: {clash[0]!r} has a field of its own",
@@ -303,6 +307,7 @@ class RequestBuilder:
         # A template is a program that may be slow, so it runs in another process.
         rendering = self._template(chat).submit(
             prompt,
+            tenant,
             tools=chat.tools,
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,

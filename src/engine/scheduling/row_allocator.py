@@ -31,15 +31,27 @@ from src.engine.scheduling.snapshots import Snapshots
 _by_rank = attrgetter("rank")
 
 
+def first_of_tenants(running: Sequence[RequestState]) -> RequestState:
+    """The running request that gives way to nobody: the oldest of those that are first in a lane.
+
+    Not the first in rank of all, or whoever sends the least priority would be first for ever.
+    """
+    heads: dict[str, RequestState] = {}
+    for state in running:
+        heads.setdefault(state.lane, state)
+    return min(heads.values(), key=lambda state: (state.lane != URGENT, state.rank[1]))
+
+
 def victim_of_tenants(
     running: Sequence[RequestState], needy: RequestState, weights: Mapping[str, int]
 ) -> RequestState | None:
     """The request to preempt for ``needy``, where requests of several lanes run.
 
     It is of the lane that holds most blocks for its weight, if that is more than ``needy``'s does,
-    or ranks behind ``needy`` in its own lane. The first of all in rank is nobody's victim and may
-    take from everybody. So it always gets on, and something always ends.
+    or ranks behind ``needy`` in its own lane. The first of all (:func:`first_of_tenants`) is
+    nobody's victim and may take from everybody. So it always gets on, and something always ends.
     """
+    first = first_of_tenants(running)
     held: dict[str, float] = {}
     for state in running:
         num_blocks = sum(map(len, state.held_blocks())) / weights.get(state.lane, 1)
@@ -48,9 +60,9 @@ def victim_of_tenants(
         held[URGENT] = 0.0
 
     def gives_way(state: RequestState) -> bool:
-        if state is running[0] or state is needy:
+        if state is first or state is needy:
             return False
-        if needy is running[0]:
+        if needy is first:
             return True
         if state.lane == needy.lane:
             return state.rank > needy.rank

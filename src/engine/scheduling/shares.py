@@ -10,8 +10,8 @@ others'.
 - **Rows and memory**: who is below its share gets them from who is above, if need be by preemption.
   Who is preempted is still at its share afterwards, or just below by less than one row, so it
   cannot take the row back: nobody goes in circles.
-- **The first in rank of all running requests** is never preempted for another tenant, so one
-  request always gets on, and everything ends.
+- **The oldest of the tenants' first running requests** is never preempted for another tenant, so
+  one request always gets on, and everything ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from src.engine.scheduling.admission import URGENT, SchedulerLimits
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
 from src.engine.scheduling.planning import StepPlanner
 from src.engine.scheduling.request_state import Phase, RequestState
-from src.engine.scheduling.row_allocator import RowAllocator
+from src.engine.scheduling.row_allocator import RowAllocator, first_of_tenants
 from src.engine.scheduling.waiting import Lane, WaitingQueue
 
 # Admissions of other lanes that a lane without a row lets pass, as a multiple of `max_bypasses`,
@@ -89,6 +89,7 @@ class SharingPlanner:
         self._blocking = None
         if not len(self._waiting):
             return
+        self._waiting.bring_back()
         self._blocking = blocking = self._find_blocking()
         live = len(allocator.running) - coming_rows
         coming_rows += len(allocator.leaving)
@@ -185,11 +186,13 @@ class SharingPlanner:
         return found
 
     def _candidates(self, needy: Lane, is_above: Callable[[Lane], bool]) -> Iterable[RequestState]:
-        lanes = self._waiting.lanes
+        lanes, running = self._waiting.lanes, self._allocator.running
+        first = first_of_tenants(running) if running else None
         return (
             state
-            for state in self._allocator.running[1:]
+            for state in running
             if not state.is_exhausted
+            and state is not first
             and state.lane not in (needy.name, URGENT)
             and is_above(lanes[state.lane])
         )

@@ -10,7 +10,11 @@ from typing import Final
 
 from src.core.errors import InvalidRequestError, QueueFullError
 from src.engine.scheduling.adapter_slots import AdapterSlots
-from src.engine.scheduling.admission import MAX_MISFITS_PER_STEP, MAX_PREFIX_WAITS_PER_STEP
+from src.engine.scheduling.admission import (
+    MAX_MISFITS_PER_STEP,
+    MAX_PREFIX_WAITS_PER_STEP,
+    URGENT,
+)
 from src.engine.scheduling.request_state import Phase, Rank, RequestState
 
 # A heap is rebuilt when more than this number and more than half of its entries are dead.
@@ -262,7 +266,8 @@ class WaitingQueue:
         """Bring back requests that may be admitted now, since slots have changed.
 
         These are all of adapters that have a slot, and the first one of as many other adapters as
-        could get one, by rank. The others of such an adapter follow once it has its slot.
+        could get one, by their lanes' turns and then by rank. The others of such an adapter follow
+        once it has its slot.
         """
         slots = self._slots
         slots.close_for_the_patient()
@@ -272,14 +277,21 @@ class WaitingQueue:
         for key in [key for key in self._aside if slots.is_open(key)]:
             for state in self._aside[key][:]:
                 self._take_back(state, key)
+        lanes = sorted(self.lanes, key=lambda name: name != URGENT)
+        turns = {name: turn for turn, name in enumerate(lanes)}
+
+        def place(state: RequestState) -> tuple[int, Rank]:
+            return turns[state.lane], state.rank
+
         # Not those of a closed one: it has a slot, and may not use it.
         heads = [
-            (states[0].rank, key)
+            (min(states, key=place) if len(lanes) > 1 else states[0], key)
             for key, states in self._aside.items()
             if not slots.is_resident(key)
         ]
-        for _, key in heapq.nsmallest(slots.num_openings, heads):
-            self._take_back(self._aside[key][0], key)
+        firsts = heapq.nsmallest(slots.num_openings, heads, key=lambda head: place(head[0]))
+        for state, key in firsts:
+            self._take_back(state, key)
 
     def _take_back(self, state: RequestState, key: int) -> None:
         self._remove_aside(state, key)

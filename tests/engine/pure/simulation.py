@@ -8,6 +8,7 @@ from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.engine.scheduling.admission import URGENT
 from src.engine.scheduling.request_state import Phase
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.engine.pure.fake_worker import (
@@ -105,7 +106,10 @@ class Simulation:
         plan = scheduler.schedule()
         scheduler.check()
         if running:
-            assert running[0].phase is Phase.RUNNING, "the first in line was preempted"
+            heads = {state.lane: state for state in reversed(running)}
+            oldest = min(state.rank[1] for state in heads.values())
+            first = heads.get(URGENT) or next(s for s in heads.values() if s.rank[1] == oldest)
+            assert first.phase is Phase.RUNNING, "the first in line was preempted"
         if plan is None:
             assert self.worker.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None

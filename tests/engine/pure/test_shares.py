@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from src.core.adapter import Adapter
 from src.core.errors import InvalidRequestError, QueueFullError
 from src.core.plan import StepPlan
 from src.core.request import Request
@@ -246,6 +247,28 @@ def test_priority_is_for_its_own_tenant() -> None:
     end(simulation)
 
 
+@pytest.mark.parametrize("priority", [0, -(2**31)])
+def test_priority_takes_no_memory_of_another_tenant_for_ever(priority: int) -> None:
+    small = BIG | {"num_blocks": 30, "max_model_len": 120, "lookahead_tokens": 0}
+    simulation = Simulation(make_limits(**small, policy="priority"))
+
+    def keep_two(first_key: int) -> None:
+        states = simulation.scheduler.states
+        for key in range(first_key, first_key + 2 - sum(s.lane == "a" for s in states)):
+            simulation.add(make_request(key, 4, 100, ends=False, tenant="a", priority=priority))
+
+    keep_two(0)
+    simulation.step()
+    simulation.add(make_request(5000, 4, 80, ends=False, tenant="b"))
+    for step in range(1, 300):
+        keep_two(10 * step)
+        simulation.step()
+        if 5000 in simulation.finished:
+            break
+    assert 5000 in simulation.finished
+    end(simulation)
+
+
 def test_a_tenant_may_be_allowed_to_go_before_all_others() -> None:
     limits = make_limits(**BIG, policy="priority", priority_tenants=("b",))
     simulation = Simulation(limits)
@@ -279,6 +302,39 @@ def test_a_large_request_is_not_passed_for_ever() -> None:
             break
     assert simulation.outputs[500], "starved"
     end(simulation)
+
+
+@pytest.mark.parametrize("priority", [0, -(2**31)])
+def test_adapters_of_another_tenant_do_not_keep_the_slots(priority: int) -> None:
+    many = BIG | {"max_num_seqs": 16, "num_adapter_slots": 1, "max_bypasses": 4}
+    simulation = Simulation(make_limits(**many, policy="priority"))
+
+    def add(key: int, tenant: str, adapter: int, max_tokens: int, priority: int = 0) -> None:
+        request = make_request(key, 4, max_tokens, ends=False, tenant=tenant, priority=priority)
+        chosen = Adapter(adapter, f"adapter {adapter}", bytes([adapter]))
+        simulation.worker.requests[key] = msgspec.structs.replace(request, adapter=chosen)
+        simulation.scheduler.add(simulation.worker.requests[key])
+        simulation.outputs[key] = []
+
+    for key in range(60):
+        add(key, "a", key % 3, 5 + 7 * key % 23, priority)
+    for _ in range(5):
+        launch_and_commit(simulation)
+    add(60, "b", 9, 4)
+    admitted = simulation.scheduler.stats.admissions
+    while not simulation.outputs[60]:
+        launch_and_commit(simulation)
+    # Those that the slot's owner may still admit, and nobody behind them.
+    assert simulation.scheduler.stats.admissions - admitted <= 2 * 4
+    end(simulation)
+
+
+def launch_and_commit(simulation: Simulation) -> None:
+    """A step, where requests that wait for slots go aside and others past them."""
+    plan = simulation.scheduler.schedule()
+    assert plan is not None
+    simulation.worker.launch(plan)
+    simulation.commit()
 
 
 def test_lanes_come_and_go() -> None:

@@ -161,11 +161,17 @@ MUTATIONS = (
             f"{_BODIES}::test_one_body_is_worked_on_at_a_time",
             f"{_BODIES}::test_longer_bodies_hold_up_themselves_alone",
             f"{_BODIES}::test_others_have_a_turn_between_two_long_bodies",
+            f"{_BODIES}::test_owners_take_turns",
         ),
         (
             "long bodies are worked on side by side",
-            '_LONG: Final = ThreadPoolExecutor(1, thread_name_prefix="slipstream-long-bodies")',
-            '_LONG: Final = ThreadPoolExecutor(9, thread_name_prefix="slipstream-long-bodies")',
+            "ThreadPoolExecutor(1, thread_name_prefix=name)",
+            "ThreadPoolExecutor(9, thread_name_prefix=name)",
+        ),
+        (
+            "bodies of all owners stand in one line",
+            "self._waiting.push(owner, (future, work))",
+            'self._waiting.push("", (future, work))',
         ),
         (
             "bodies wait for longer ones",

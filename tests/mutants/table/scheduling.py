@@ -344,6 +344,11 @@ MUTATIONS = (
             "return held[state.lane] > held[needy.lane]",
             "return False",
         ),
+        (
+            "the least priority of all tenants makes a request the first of all",
+            "return min(heads.values(), key=lambda state: (state.lane != URGENT, state.rank[1]))",
+            "return running[0]",
+        ),
     ),
     *mutations_of(
         "src/engine/scheduling/waiting.py",
@@ -352,6 +357,11 @@ MUTATIONS = (
             "one tenant can fill the queue",
             "            self._check_share(num_tokens, num_requests, lane)\n",
             "            pass\n",
+        ),
+        (
+            "slots of adapters go by rank whosever they are",
+            "return turns[state.lane], state.rank",
+            "return 0, state.rank",
         ),
         (
             "lanes of tenants that have gone are kept",
@@ -430,8 +440,8 @@ MUTATIONS = (
         ),
         (
             "the newest of those who wait for an adapter is brought back",
-            "self._take_back(self._aside[key][0], key)",
-            "self._take_back(self._aside[key][-1], key)",
+            "(min(states, key=place) if len(lanes) > 1 else states[0], key)",
+            "(states[-1], key)",
         ),
     ),
     *mutations_of(

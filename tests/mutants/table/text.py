@@ -77,6 +77,24 @@ MUTATIONS = (
             f"{_POOL}::test_a_clients_template_that_was_out_of_bounds_is_not_tried_again_at_once",
             f"{_POOL}::test_new_templates_of_clients_do_not_keep_known_ones_waiting",
             f"{_POOL}::test_closing_ends_everything",
+            f"{_POOL}::test_owners_take_turns",
+            f"{_POOL}::test_one_owner_leaves_room_to_others",
+            f"{_POOL}::test_what_one_owner_has_a_template_do_shuts_it_to_nobody_else",
+        ),
+        (
+            "all owners stand in one line",
+            "(self._light if is_light else self._others).push(owner, job)",
+            '(self._light if is_light else self._others).push("", job)',
+        ),
+        (
+            "one owner fills the pool's line",
+            "if owner and own and waiting + own + 2 > MAX_WAITING:",
+            "if False:",
+        ),
+        (
+            "a template that one owner misused is shut to all",
+            "self._refused.get((owner, key), 0.0)",
+            "max((t for (_, k), t in self._refused.items() if k == key), default=0.0)",
         ),
         (
             "who waits no more is served",
@@ -85,7 +103,7 @@ MUTATIONS = (
         ),
         (
             "any number of conversations may wait to be rendered",
-            "if len(self._light) + len(self._others) >= MAX_WAITING:",
+            "if waiting >= MAX_WAITING:",
             "if False:",
         ),
         (
@@ -110,7 +128,7 @@ MUTATIONS = (
         ),
         (
             "a client's template that was out of bounds is tried again and again",
-            "is_refused = self._refused.get(key, 0.0) > time.monotonic()",
+            "is_refused = self._refused.get((owner, key), 0.0) > time.monotonic()",
             "is_refused = False",
         ),
     ),
