@@ -91,7 +91,7 @@ class KernelLibrary:
         """How a call of `paged_attention` with these arguments would be cut into items."""
         items, shares = 0, (ctypes.c_double * 2)()
 
-        def ask(call: abi.AttentionArgs) -> int:
+        def ask(call: Any) -> int:
             nonlocal items
             items = int(self._items(call, shares))
             return max(0, -items)
@@ -292,8 +292,8 @@ def _pack_masks(
     )
 
 
-def _bind_attention(function: Callable[[abi.AttentionArgs], int]) -> Callable[..., None]:
-    """The op as a Python function; `function` returns a status."""
+def _bind_attention(function: Callable[[Any], int]) -> Callable[..., None]:
+    """The op as a Python function; `function` takes AttentionArgs by pointer, returns a status."""
 
     def paged_attention(
         query: Tensor,
@@ -322,38 +322,38 @@ def _bind_attention(function: Callable[[abi.AttentionArgs], int]) -> Callable[..
         if sinks is not None and sinks.shape != (num_heads,):
             raise ValueError(f"expected sinks [{num_heads}], got {tuple(sinks.shape)}")
         spec = packed_specs([AttentionSpec.of(sinks, scalars)])
-        status = function(
-            abi.AttentionArgs(
-                query=query.data_ptr(),
-                key=key.data_ptr(),
-                value=value.data_ptr(),
-                key_cache=key_cache.data_ptr(),
-                value_cache=value_cache.data_ptr(),
-                block_tables=block_tables.data_ptr(),
-                query_start_loc=query_start_loc.data_ptr(),
-                seq_lens=seq_lens.data_ptr(),
-                slot_mapping=slot_mapping.data_ptr(),
-                out=out.data_ptr(),
-                spec=ctypes.addressof(spec),
-                query_stride=query.stride(0),
-                key_stride=key.stride(0),
-                value_stride=value.stride(0),
-                block_table_stride=block_tables.stride(0),
-                tokens=tokens,
-                rows=rows,
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_blocks=max_blocks,
-                dtype=DTYPES[query.dtype],
-                threads=kernel_threads(),
-                deterministic=deterministic,
-                cache_kind=CACHE_KINDS.get(key_cache.dtype, 0),
-                value_dim=0,  # keys and values are in caches of their own
-            )
+        call = abi.AttentionArgs(
+            query=query.data_ptr(),
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            key_cache=key_cache.data_ptr(),
+            value_cache=value_cache.data_ptr(),
+            block_tables=block_tables.data_ptr(),
+            query_start_loc=query_start_loc.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            slot_mapping=slot_mapping.data_ptr(),
+            out=out.data_ptr(),
+            spec=ctypes.addressof(spec),
+            query_stride=query.stride(0),
+            key_stride=key.stride(0),
+            value_stride=value.stride(0),
+            block_table_stride=block_tables.stride(0),
+            tokens=tokens,
+            rows=rows,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_blocks=max_blocks,
+            dtype=DTYPES[query.dtype],
+            threads=kernel_threads(),
+            deterministic=deterministic,
+            cache_kind=CACHE_KINDS.get(key_cache.dtype, 0),
+            value_dim=0,  # keys and values are in caches of their own
         )
+        # By reference: a function without declared arguments would take the struct itself.
+        status = function(ctypes.byref(call))
         if status:
             raise_status(status)
 
