@@ -241,10 +241,10 @@ async def test_a_queue_that_has_filled_up_refuses_before_a_grammar_is_compiled(
     never, real = Stage(monkeypatch, "compiling"), RequestBuilder.tokenize
     async with contextlib.AsyncExitStack() as stack:
 
-        async def filling(self: RequestBuilder, prompt: Any, chat: Any = None) -> Any:
+        async def filling(self: RequestBuilder, prompt: Any, *how: Any) -> Any:
             if prompt == "fox":
                 await stack.enter_async_context(full(engine))
-            return await real(self, prompt, chat)
+            return await real(self, prompt, *how)
 
         monkeypatch.setattr(RequestBuilder, "tokenize", filling)
         async with asyncio.timeout(10):
