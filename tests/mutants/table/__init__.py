@@ -1,44 +1,14 @@
-"""All mutations that `nox -s mutants` tries, by what they are of."""
+"""All mutations that `nox -s mutants` tries, by what they are of: those of every module here."""
+
+import importlib
+import pkgutil
 
 from tests.mutants.mutation import Mutation
-from tests.mutants.table import (
-    answers,
-    browsers,
-    calls,
-    files,
-    grammar,
-    http,
-    kernels,
-    loop,
-    models,
-    prefix_cache,
-    prompts,
-    sampling,
-    scheduling,
-    telemetry,
-    text,
-    weights,
-)
 
-TABLES = (
-    answers,
-    browsers,
-    calls,
-    files,
-    grammar,
-    http,
-    kernels,
-    loop,
-    models,
-    prefix_cache,
-    prompts,
-    sampling,
-    scheduling,
-    telemetry,
-    text,
-    weights,
-)
+_MODULES = sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 MUTATIONS: tuple[Mutation, ...] = tuple(
-    mutation for module in TABLES for mutation in module.MUTATIONS
+    mutation
+    for name in _MODULES
+    for mutation in importlib.import_module(f"{__name__}.{name}").MUTATIONS
 )
