@@ -15,23 +15,18 @@ from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
 from src.core.errors import RequestError
-from src.http.adapters import load_adapter, unload_adapter
-from src.http.call import Call, Endpoint, refuse
-from src.http.chat import create_chat_completion
-from src.http.completions import create_completion
-from src.http.debug import DEBUG_ENDPOINTS
-from src.http.direct import SERVER_SEND
-from src.http.errors import MethodNotAllowedError, RouteNotFoundError
-from src.http.guard import Guard
-from src.http.health import health, live, ready, version
-from src.http.lifespan import lifespan
-from src.http.load import get_load, is_sleeping, server_load
+from src.http.admin.adapters import load_adapter, unload_adapter
+from src.http.admin.debug import DEBUG_ENDPOINTS
+from src.http.admin.health import health, live, ready, version
+from src.http.admin.load import get_load, is_sleeping, server_load
+from src.http.admin.metrics import show_metrics
+from src.http.admin.models import list_models, show_model
+from src.http.chat.handlers import create_chat_completion
+from src.http.completions.handlers import create_completion
+from src.http.hypercorn.direct import SERVER_SEND
 from src.http.messages.handlers import count_tokens, create_message
-from src.http.metrics import show_metrics
-from src.http.models import list_models, show_model
 from src.http.openapi.handlers import show_docs, show_openapi
 from src.http.playground.handlers import show_page, show_page_file
-from src.http.render import render_chat, render_completion
 from src.http.responses.handlers import (
     cancel_response,
     count_input_tokens,
@@ -40,8 +35,13 @@ from src.http.responses.handlers import (
     list_input_items,
     show_response,
 )
-from src.http.server import Server
-from src.http.tokens import detokenize, tokenize, tokenizer_info
+from src.http.server.call import Call, Endpoint, refuse
+from src.http.server.errors import MethodNotAllowedError, RouteNotFoundError
+from src.http.server.guard import Guard
+from src.http.server.lifespan import lifespan
+from src.http.server.state import Server
+from src.http.tokens.handlers import detokenize, tokenize, tokenizer_info
+from src.http.tokens.render import render_chat, render_completion
 
 # Path, method, handler; docs/api.md describes each, and a test fails when it does not.
 ENDPOINTS: Final = (

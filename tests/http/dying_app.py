@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from src.http import app
-from src.http.server import Server
+from src.http.server.state import Server
 
 _wait_ready = Server.ready_engine
 

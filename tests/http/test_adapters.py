@@ -19,8 +19,8 @@ from src import AsyncEngine
 from src.core.config import Config, LoraSection, Secret
 from src.core.errors import InvalidRequestError
 from src.http import create_app
-from src.http.adapters import allowed_path
-from src.http.errors import PermissionDeniedError
+from src.http.admin.adapters import allowed_path
+from src.http.server.errors import PermissionDeniedError
 from tests.http.asking import client_of
 from tests.support.adapters import make_adapter, merged
 from tests.support.checkpoints import load_reference
@@ -118,10 +118,13 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
 # What is awaited between the name and the request, and bodies of the endpoints that go that way.
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 GOING: dict[str, tuple[str, dict[str, Any]]] = {
-    "/v1/completions": ("src.http.completions.token_ids_of", {"prompt": "Hi", "max_tokens": 4}),
-    "/v1/chat/completions": ("src.http.chat._plan", _CHAT),
-    "/v1/messages": ("src.http.chat._plan", _CHAT),
-    "/v1/responses": ("src.http.chat._plan", {"input": "Hi", "max_output_tokens": 16}),
+    "/v1/completions": (
+        "src.http.completions.handlers.token_ids_of",
+        {"prompt": "Hi", "max_tokens": 4},
+    ),
+    "/v1/chat/completions": ("src.http.chat.handlers._plan", _CHAT),
+    "/v1/messages": ("src.http.chat.handlers._plan", _CHAT),
+    "/v1/responses": ("src.http.chat.handlers._plan", {"input": "Hi", "max_output_tokens": 16}),
 }
 
 

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 
 from src.core.config import Config, HttpSection
 from src.core.errors import InvalidRequestError
-from src.http import body as body_module
-from src.http.body import MAX_DEPTH, check_structure
-from src.http.conversation import conversation
+from src.http.chat.conversation import conversation
 from src.http.protocol.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
+from src.http.server import body as body_module
+from src.http.server.body import MAX_DEPTH, check_structure
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

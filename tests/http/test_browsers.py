@@ -14,8 +14,8 @@ from src.cli.serve import with_own_names
 from src.core.config import Config, HttpSection, Secret
 from src.core.errors import ConfigError
 from src.http import create_app
-from src.http.browsers import is_foreign_page, is_known_host
-from src.http.guard import OPEN, check_access
+from src.http.server.browsers import is_foreign_page, is_known_host
+from src.http.server.guard import OPEN, check_access
 from tests.http.asking import client_of
 from tests.http.test_guard import ROUTES
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from src.core.errors import RequestTooLargeError
-from src.http.body import ClientDisconnectedError
-from src.http.call import Call, Endpoint, refuse
-from src.http.outbox import Outbox
+from src.http.hypercorn.outbox import Outbox
+from src.http.server.body import ClientDisconnectedError
+from src.http.server.call import Call, Endpoint, refuse
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -22,7 +22,7 @@ from src.core.views import PoolView, RequestsView, TimelineView
 from src.engine.client import AsyncEngine
 from src.http import create_app
 from src.http.application import ENDPOINTS
-from src.http.keys import admin_key, load_keys
+from src.http.server.keys import admin_key, load_keys
 from tests.http.waiting import until
 from tests.support.compiling import compile_settings
 

@@ -14,8 +14,8 @@ from hypercorn.asyncio.run import worker_serve
 from hypercorn.config import Config
 from hypercorn.utils import wrap_app
 
-from src.http.direct import SERVER_SEND, DirectWriter, abort_connection, direct_writer
-from src.http.outbox import Outbox
+from src.http.hypercorn.direct import SERVER_SEND, DirectWriter, abort_connection, direct_writer
+from src.http.hypercorn.outbox import Outbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from src.engine.client import AsyncEngine
-from src.http.server import Server
+from src.http.server.state import Server
 from src.observability.metrics import EngineMetrics
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

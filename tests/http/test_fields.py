@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from src.cli.bench.result_options import write_json
-from src.http.line_breaks import unbroken
+from src.http.server.line_breaks import unbroken
 from tests.http.strict import events_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

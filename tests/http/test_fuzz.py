@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from src.core.errors import InvalidRequestError
 from src.engine.client import AsyncEngine
-from src.http.body import decode
-from src.http.keys import credentials
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.messages import MessageRequest
 from src.http.protocol.responses import ResponseRequest
+from src.http.server.body import decode
+from src.http.server.keys import credentials
 from tests.http.refusals import GOOD
 from tests.http.waiting import until
 

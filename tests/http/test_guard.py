@@ -22,9 +22,9 @@ from src.core.config import Config, HttpSection, Secret
 from src.core.errors import ConfigError
 from src.core.settings import load_config
 from src.http import create_app
-from src.http.guard import ADMIN_WRITES, DEBUG, METRICS, OPEN, check_access, route_path
-from src.http.keys import KeyRing, credentials, load_keys
-from src.http.spelling import ANTHROPIC
+from src.http.server.error_spelling import ANTHROPIC
+from src.http.server.guard import ADMIN_WRITES, DEBUG, METRICS, OPEN, check_access, route_path
+from src.http.server.keys import KeyRing, credentials, load_keys
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -410,7 +410,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         compared.append((len(left), len(right)))
         return left == right
 
-    monkeypatch.setattr("src.http.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("src.http.server.keys.hmac.compare_digest", compare)
     ring = KeyRing(hashlib.sha256(key).digest() for key in (b"a", b"b", b"c"))
     for given_keys in ([b"a"], [b"c"], [b"none"]):
         compared.clear()

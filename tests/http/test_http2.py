@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from src.http import http2
-from src.http.http2 import OTHERS, READ_MARKS, RESETS, Allowance, FrameBudget
+from src.http.hypercorn import http2
+from src.http.hypercorn.http2 import OTHERS, READ_MARKS, RESETS, Allowance, FrameBudget
 from tests.http.processes import ServerProcess
 
 pytestmark = pytest.mark.timeout(120)

@@ -20,8 +20,8 @@ import pytest
 import typing_extensions
 
 from src.core.errors import InvalidRequestError
+from src.http.chat.placeholders import placeholder
 from src.http.messages.translation import translate as translate_messages
-from src.http.placeholders import placeholder
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.messages import MessageRequest
 from src.http.protocol.responses import ResponseRequest

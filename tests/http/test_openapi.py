@@ -14,11 +14,11 @@ import jsonschema
 import pytest
 
 from src.http.application import ENDPOINTS
-from src.http.guard import ADMIN_WRITES, DEBUG, METRICS, OPEN
 from src.http.openapi.bounds import BOUNDS
 from src.http.openapi.document import openapi_document
 from src.http.openapi.operations import OPERATIONS
 from src.http.openapi.wording import describe_fields
+from src.http.server.guard import ADMIN_WRITES, DEBUG, METRICS, OPEN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

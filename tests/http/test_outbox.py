@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from src.http.outbox import MIN_CHUNKS, Lane, Outbox, SendAll
+from src.http.hypercorn.outbox import MIN_CHUNKS, Lane, Outbox, SendAll
 from src.ops.cpu.build import ensure_built, kernel_library
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -297,7 +297,7 @@ async def test_where_it_cannot_be_done_the_transport_does_it(
     if fault == "no descriptor is left":
         monkeypatch.setattr(os, "dup", dup)
     elif fault == "few descriptors are left":
-        monkeypatch.setattr("src.http.outbox._max_descriptor", lambda: 0)
+        monkeypatch.setattr("src.http.hypercorn.outbox._max_descriptor", lambda: 0)
     elif fault == "there is no thread":
         monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
     outbox = Outbox(lambda: send_all)

@@ -28,15 +28,15 @@ from src.core.outputs import (
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.requests.submission import Submission
-from src.http import logprobs as logprobs_module
-from src.http.call import _PIECE, _parcels
-from src.http.completion_shape import CompletionShape
-from src.http.generation import Job, forward, submitted
-from src.http.logprobs import check_number
-from src.http.pieces import SLICE, apart, gathered, in_pieces, listed, sliced
-from src.http.portions import portions
-from src.http.prompts import Echo
+from src.http.completions.encoder import CompletionShape
+from src.http.generation import logprobs as logprobs_module
+from src.http.generation.generation import Job, forward, submitted
+from src.http.generation.json_chunks import SLICE, apart, gathered, in_pieces, listed, sliced
+from src.http.generation.logprobs import check_number
+from src.http.generation.prompts import Echo
+from src.http.generation.split_delta import portions
 from src.http.protocol.completions import CompletionRequest
+from src.http.server.call import _PIECE, _parcels
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from tests.http.waiting import until
 

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 
 from src.core.config import ChatSection, Config
 from src.http import create_app
+from src.http.chat.placeholders import placeholder
 from src.http.messages.translation import translate
-from src.http.placeholders import placeholder
 from src.http.protocol.messages import MessageRequest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

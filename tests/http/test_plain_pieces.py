@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.http.completion_shape import plain_piece
+from src.http.completions.encoder import plain_piece
 from src.http.protocol.completions import CompletionChoice
 
 

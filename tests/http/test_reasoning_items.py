@@ -13,14 +13,14 @@ from src.core.errors import RequestAbortedError
 from src.core.outputs import Completion, Delta, FinishReason, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.http.blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader
-from src.http.chat import PreparedChat
-from src.http.generation import EventShape, Job
-from src.http.messages.shape import MessageShape
+from src.http.chat.handlers import PreparedChat
+from src.http.generation.content_blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader
+from src.http.generation.generation import EventShape, Job
+from src.http.generation.reasoning_tokens import ReasoningTokens
+from src.http.messages.encoder import MessageShape
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.responses import ResponseRequest
-from src.http.reasoning_tokens import ReasoningTokens
-from src.http.responses.shape import ResponseShape
+from src.http.responses.encoder import ResponseShape
 from src.http.responses.translation import Translation
 from src.text.answer import (
     ContentDelta,
@@ -186,7 +186,7 @@ async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: PreparedCh
 
 
 async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) -> None:
-    from src.http.messages.shape import _arguments
+    from src.http.messages.encoder import _arguments
 
     for text in ("", "{", '{"a": 1', "[1]", "5", '{"a":' * 5000):
         assert _arguments(text) == {}

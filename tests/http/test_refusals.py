@@ -252,7 +252,7 @@ async def test_500_tells_the_log_and_not_the_client(
     async def broken(*_: object) -> None:
         raise ValueError("a secret path: /etc/slipstream and the prompt hello")
 
-    monkeypatch.setattr("src.http.completions.run", broken)
+    monkeypatch.setattr("src.http.completions.handlers.run", broken)
     answer = await client.post(COMPLETIONS, json=GOOD[COMPLETIONS])
     error = error_of(answer, 500)
     assert (error["message"], error["code"]) == ("internal error", "internal_error")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.core.errors import InvalidRequestError
-from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage, ContentPart, FunctionCall, ToolCall
 from src.http.protocol.responses import OutputMessage, ResponseBody
 from src.http.responses.store import ResponseStore, StoredResponse, said, said_more
+from src.http.server.errors import RouteNotFoundError
 
 BOUNDS = {"max_entries": 6, "max_bytes": 100}
 OWNERS = (b"alice", b"bob", b"carol")

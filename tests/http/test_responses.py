@@ -22,12 +22,12 @@ from src.core.errors import EngineDeadError, InvalidRequestError
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions, RequestBuilder
 from src.engine.requests.submission import Submission
-from src.http.body import ClientDisconnectedError
-from src.http.call import Call
 from src.http.protocol.logprobs import ChatLogprob
 from src.http.protocol.responses import OutputMessage, OutputText, ResponseRequest
 from src.http.responses.store import ResponseStore
 from src.http.responses.translation import translate
+from src.http.server.body import ClientDisconnectedError
+from src.http.server.call import Call
 from tests.http.asking import client_of
 from tests.http.strict import events_of, strictly
 from tests.http.waiting import until

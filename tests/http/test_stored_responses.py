@@ -20,8 +20,8 @@ from starlette.applications import Starlette
 from src.core.config import Config
 from src.engine.client import AsyncEngine
 from src.http import create_app
+from src.http.responses.encoder import ResponseShape
 from src.http.responses.event_log import EventLog
-from src.http.responses.shape import ResponseShape
 from src.http.responses.store import ResponseStore
 from tests.http.strict import events_of, strictly
 from tests.http.waiting import until

@@ -13,10 +13,10 @@ import pytest
 from src.core.config import Config
 from src.core.errors import InvalidRequestError
 from src.core.structured_output import StructuredOutput
+from src.http.generation.structured import structured_output
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.structured import StructuredOutputs
-from src.http.structured import structured_output
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -189,7 +189,7 @@ async def test_a_form_is_read_once_for_all_prompts(
         forms.append(form)
         return form
 
-    monkeypatch.setattr("src.http.completions.structured_output", counting)
+    monkeypatch.setattr("src.http.completions.handlers.structured_output", counting)
     body = {"prompt": ["a", "b", "c"], "guided_choice": ["x"], "max_tokens": 4}
     done = await client.post("/v1/completions", json=body)
     assert [choice["text"] for choice in done.json()["choices"]] == ["x"] * 3

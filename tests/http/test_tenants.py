@@ -19,10 +19,11 @@ from starlette.applications import Starlette
 
 from src.core.config import Config, HttpSection, SchedulerSection, Secret
 from src.core.errors import ConfigError
-from src.http import body_work, create_app
-from src.http.guard import check_access
-from src.http.keys import check_owners, load_keys
+from src.http import create_app
 from src.http.responses.store import ResponseStore
+from src.http.server import body_work
+from src.http.server.guard import check_access
+from src.http.server.keys import check_owners, load_keys
 from src.text.template_pool import TemplatePool
 from tests.http.asking import client_of
 from tests.http.processes import ServerProcess

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from src.core.config import ChatSection, Config
 from src.engine.client import AsyncEngine
 from src.http import create_app
-from src.http.thinking import thinking_behind
+from src.http.generation.thinking import thinking_behind
 from src.text import Tokenizer
 from tests.http.asking import client_of
 from tests.http.strict import events_of, strictly

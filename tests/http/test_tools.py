@@ -17,7 +17,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 from starlette.applications import Starlette
 
 from src.core.config import Config, ModelSection, StructuredOutputSection
-from src.http import chat, create_app
+from src.http import create_app
+from src.http.chat import handlers as chat
 from src.text.answer_plan import AnswerPlan, plan_answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]

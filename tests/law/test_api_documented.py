@@ -7,8 +7,6 @@ import pytest
 
 from src.core.settings import CHECKOUT
 from src.http.application import ENDPOINTS
-from src.http.body import MAX_DEPTH
-from src.http.errors import _FAULTS, _KINDS
 from src.http.openapi.bounds import accepted_fields, refused_fields
 from src.http.openapi.operations import OPERATIONS
 from src.http.protocol import chat
@@ -19,6 +17,8 @@ from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.messages import CountTokensRequest, MessageRequest
 from src.http.protocol.responses import ResponseRequest
 from src.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from src.http.server.body import MAX_DEPTH
+from src.http.server.errors import _FAULTS, _KINDS
 from src.observability.metrics import EngineMetrics
 
 PAGE = (CHECKOUT / "docs" / "api.md").read_text()

@@ -12,12 +12,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from src.core.version import VERSION
-from src.http.call import Handler
 from src.http.openapi.bounds import bound, describe_use
 from src.http.openapi.operations import JSON, OPERATIONS, Operation
 from src.http.openapi.wording import describe_fields, markdown
 from src.http.protocol.errors import ErrorBody
-from src.http.spelling import AnthropicErrorBody
+from src.http.server.call import Handler
+from src.http.server.error_spelling import AnthropicErrorBody
 
 Endpoint: TypeAlias = tuple[str, str, Handler]
 Schema: TypeAlias = dict[str, Any]

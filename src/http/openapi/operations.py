@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from src.http.health import HealthBody
+from src.http.admin.health import HealthBody
 from src.http.protocol.adapters import (
     AdapterBody,
     LoadAdapterRequest,
@@ -39,7 +39,7 @@ from src.http.protocol.tokens import (
     TokenizerInfo,
 )
 from src.http.responses.inputs import MAX_PAGE
-from src.http.spelling import AnthropicErrorBody
+from src.http.server.error_spelling import AnthropicErrorBody
 from src.observability.logs import LEVELS
 
 JSON: Final = "application/json"

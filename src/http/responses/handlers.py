@@ -17,21 +17,18 @@ import msgspec
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import FinishReason
 from src.engine.requests.submission import Submission
-from src.http.body import ClientDisconnectedError
-from src.http.call import Call
-from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.errors import answer_to
-from src.http.fields import RequestDecoder
-from src.http.generation import (
+from src.http.chat.handlers import PreparedChat, chat_names, prepare_chat, spelt
+from src.http.generation.field_names import respell
+from src.http.generation.generation import (
     check_end,
     describe_trace,
     forward,
     submitted,
     write_in_turns,
 )
-from src.http.keys import ADMITTED, credentials
-from src.http.pieces import in_pieces
-from src.http.portions import portions
+from src.http.generation.json_chunks import in_pieces
+from src.http.generation.sampling import check_neutral
+from src.http.generation.split_delta import portions
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
@@ -39,13 +36,16 @@ from src.http.protocol.responses import (
     InputTokens,
     ResponseRequest,
 )
-from src.http.respelling import respell
+from src.http.responses.encoder import Event, ResponseShape
 from src.http.responses.event_log import EventLog
 from src.http.responses.inputs import kept_items, page_of
-from src.http.responses.shape import Event, ResponseShape
 from src.http.responses.store import StoredResponse, said, said_more
 from src.http.responses.translation import FIELD_NAMES, Translation, translate
-from src.http.sampling import check_neutral
+from src.http.server.body import ClientDisconnectedError
+from src.http.server.call import Call
+from src.http.server.errors import answer_to
+from src.http.server.fields import RequestDecoder
+from src.http.server.keys import ADMITTED, credentials
 
 _decode: Final = RequestDecoder(ResponseRequest)
 _encode: Final = msgspec.json.Encoder().encode

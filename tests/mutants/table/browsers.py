@@ -16,7 +16,7 @@ _LOGS = ("tests/observability/test_logs.py",)
 
 MUTATIONS = (
     *mutations_of(
-        "src/http/browsers.py",
+        "src/http/server/browsers.py",
         _WHO,
         (
             "pages may delete",
@@ -90,7 +90,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         (_PAGES,),
         (
             "pages of other origins may use all there is",
@@ -119,7 +119,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/body.py",
+        "src/http/server/body.py",
         (_PAGES, f"{_BODIES}::test_a_long_body_has_a_bounded_number_of_fields"),
         (
             "a page's body without a type is JSON",
@@ -138,7 +138,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/health.py",
+        "src/http/admin/health.py",
         (f"{_PAGES}::test_a_probe_says_less_to_another_name",),
         (
             "a probe says under any name where memory went",
@@ -156,7 +156,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/body_work.py",
+        "src/http/server/body_work.py",
         (
             f"{_BODIES}::test_one_body_is_worked_on_at_a_time",
             f"{_BODIES}::test_longer_bodies_hold_up_themselves_alone",
@@ -185,7 +185,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/codings.py",
+        "src/http/server/codings.py",
         (
             f"{_BODIES}::test_members_are_joined_wherever_they_end",
             f"{_BODIES}::test_a_body_is_read_piece_by_piece",

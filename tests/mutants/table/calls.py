@@ -177,7 +177,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/foreign.py",
+        "src/http/chat/foreign.py",
         ("tests/http/test_input_types.py",),
         (
             "an image in a block of a new type is left out unsaid",

@@ -15,7 +15,7 @@ _KEY_TESTS = (
 
 MUTATIONS = (
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         _TESTS,
         (
             "a path that begins like the root loses its beginning",
@@ -80,7 +80,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         ("tests/http/test_body.py", "tests/http/test_guard.py"),
         (
             "a body may say its length in two ways",
@@ -89,7 +89,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         _TESTS,
         (
             "nobody learns which key was admitted",
@@ -98,7 +98,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/keys.py",
+        "src/http/server/keys.py",
         _TESTS,
         (
             "a header that is there twice counts",
@@ -112,7 +112,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/keys.py",
+        "src/http/server/keys.py",
         _KEY_TESTS,
         (
             "the last credential is the one that was admitted",
@@ -161,7 +161,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/keys.py",
+        "src/http/server/keys.py",
         ("tests/http/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
         (
             "an admin key of white space is one",
@@ -170,7 +170,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         (f"{_TESTS[0]}::test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key",),
         (
             "without an admin key an API key may load adapters",
