@@ -2,7 +2,7 @@
 
 from tests.mutants.mutation import mutations_of
 
-_PAGES = "tests/http/test_browsers.py"
+_PAGES = "tests/http/server/test_browsers.py"
 # Those that need no engine come first.
 _WHO = (
     f"{_PAGES}::test_who_asks",
@@ -11,7 +11,7 @@ _WHO = (
     f"{_PAGES}::test_a_program_may_say_no_name_and_none_says_two",
     f"{_PAGES}::test_what_is_no_name_is_refused_at_start",
 )
-_BODIES = "tests/http/test_long_bodies.py"
+_BODIES = "tests/http/server/test_long_bodies.py"
 _LOGS = ("tests/observability/test_logs.py",)
 
 MUTATIONS = (
@@ -238,7 +238,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/grammar/compiler.py",
-        ("tests/http/test_client_log_lines.py",),
+        ("tests/http/server/test_client_log_lines.py",),
         (
             "the log has the names of properties",
             "                len(verdict.dropped),\n",

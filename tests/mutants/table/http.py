@@ -2,7 +2,7 @@
 
 from tests.mutants.mutation import mutations_of
 
-_TESTS = ("tests/http/test_guard.py",)
+_TESTS = ("tests/http/server/test_guard.py",)
 # The last two need an engine.
 _KEY_TESTS = (
     f"{_TESTS[0]}::test_the_longest_key_is_one_and_nothing_longer_is_looked_at",
@@ -81,7 +81,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/server/guard.py",
-        ("tests/http/test_body.py", "tests/http/test_guard.py"),
+        ("tests/http/server/test_body.py", "tests/http/server/test_guard.py"),
         (
             "a body may say its length in two ways",
             'return b"content-length" in names and b"transfer-encoding" in names',
@@ -162,7 +162,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/server/keys.py",
-        ("tests/http/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
+        ("tests/http/admin/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
         (
             "an admin key of white space is one",
             "    if not key.strip():\n",
@@ -185,7 +185,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/responses/store.py",
-        ("tests/http/test_response_store.py",),
+        ("tests/http/responses/test_store.py",),
         (
             "items of forgotten responses stay in the index",
             "            self._items.pop(item.id, None)\n",

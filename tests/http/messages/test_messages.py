@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from src.engine.client import AsyncEngine
 from tests.http.asking import client_of
-from tests.http.refusals import (
+from tests.http.server.refusals import (
     ENDLESS,
     HUGE,
     TOO_LARGE_FLOAT,

@@ -14,9 +14,9 @@ import httpx
 from playwright.sync_api import Browser, Page
 
 from src.core.settings import CHECKOUT
-from tests.http.browsing import answered, ask, demo_server, open_browser
+from tests.http.playground.browsing import answered, ask, demo_server, open_browser
+from tests.http.playground.terminal_pictures import draw_commands
 from tests.http.processes import ServerProcess
-from tests.http.terminal_pictures import draw_commands
 
 PICTURES = CHECKOUT / "docs" / "pictures"
 ADMIN = "sk-of-the-pictures"

@@ -27,7 +27,7 @@ from src.http.server.keys import check_owners, load_keys
 from src.text.template_pool import TemplatePool
 from tests.http.asking import client_of
 from tests.http.processes import ServerProcess
-from tests.http.test_response_store import response
+from tests.http.responses.test_store import response
 from tests.http.waiting import until
 
 pytestmark = pytest.mark.timeout(240)

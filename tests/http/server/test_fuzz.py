@@ -22,7 +22,7 @@ from src.http.protocol.messages import MessageRequest
 from src.http.protocol.responses import ResponseRequest
 from src.http.server.body import decode
 from src.http.server.keys import credentials
-from tests.http.refusals import GOOD
+from tests.http.server.refusals import GOOD
 from tests.http.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(3600)]

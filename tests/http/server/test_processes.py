@@ -114,7 +114,7 @@ def test_a_bad_setting_ends_the_process_before_the_port_opens(
 def test_a_dead_engine_ends_the_process_with_a_code_of_its_own(
     environment: dict[str, str],
 ) -> None:
-    with ServerProcess.hypercorn(environment, app="tests.http.dying_app:app") as server:
+    with ServerProcess.hypercorn(environment, app="tests.http.server.dying_app:app") as server:
         server.wait_ready()
         answer = complete(server)
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_dead")
@@ -223,7 +223,7 @@ def test_sigterm_ends_a_server_that_is_loading(environment: dict[str, str]) -> N
 
 def test_importing_the_application_brings_neither_torch_nor_a_model() -> None:
     code = "import sys, src.http; assert not {'torch', 'transformers'} & set(sys.modules)"
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=120)
 
 

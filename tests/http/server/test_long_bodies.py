@@ -21,7 +21,7 @@ from src.core.errors import InvalidRequestError, RequestTooLargeError
 from src.http.server.body import MAX_FIELDS, check_fields
 from src.http.server.body_work import ANY_SIZE, OWNER, PIECE_BYTES, Turns, beside_the_loop
 from src.http.server.codings import _decoded, decoded_body
-from tests.http.test_body import MOST
+from tests.http.server.test_body import MOST
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

@@ -15,7 +15,7 @@ from tests.http.strict import events_of
 
 pytestmark = pytest.mark.anyio
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
 
 
 async def test_special_tokens_are_added_as_asked_for(config: Config) -> None:

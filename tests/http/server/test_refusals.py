@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from src.core.config import Config
 from src.engine.client import AsyncEngine
 from src.http import create_app
-from tests.http.refusals import CHAT, COMPLETIONS, GOOD, REFUSALS, Refusal
+from tests.http.server.refusals import CHAT, COMPLETIONS, GOOD, REFUSALS, Refusal
 from tests.http.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

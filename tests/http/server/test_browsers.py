@@ -17,7 +17,7 @@ from src.http import create_app
 from src.http.server.browsers import is_foreign_page, is_known_host
 from src.http.server.guard import OPEN, check_access
 from tests.http.asking import client_of
-from tests.http.test_guard import ROUTES
+from tests.http.server.test_guard import ROUTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

@@ -17,14 +17,14 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.browsing import answered, ask, demo_server, open_browser
+from tests.http.playground.browsing import answered, ask, demo_server, open_browser
 from tests.http.processes import ServerProcess
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference
 
 pytestmark = pytest.mark.timeout(240)
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
 # The browser finds these on this machine, as an attacker's name server would have it.
 EVIL, PROXY = "evil.example", "chat.example"
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}

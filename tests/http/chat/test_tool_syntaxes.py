@@ -19,7 +19,7 @@ from tests.http.asking import client_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
 PARAMETERS = {
     "type": "object",
     "properties": {

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.browsing import answered, ask, demo_server, open_browser
+from tests.http.playground.browsing import answered, ask, demo_server, open_browser
 from tests.http.processes import ServerProcess
 
 pytestmark = pytest.mark.timeout(240)

@@ -23,7 +23,7 @@ from src.text.answer_plan import AnswerPlan, plan_answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
 
 
 def function(name: str, description: str, **types: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.http.asking import client_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json")
 HELLO = [{"role": "user", "content": "What is 5 + 29?"}]
 WEATHER = {
