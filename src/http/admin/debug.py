@@ -117,19 +117,6 @@ async def _answer_log_level(call: Call) -> None:
     await call.answer(_encode({"level": current_level()}), headers=_NO_STORE)
 
 
-DEBUG_ENDPOINTS: Final = (
-    ("/debug/timeline", "GET", show_timeline),
-    ("/debug/requests", "GET", show_requests),
-    ("/debug/pool", "GET", show_pool),
-    ("/debug/plan", "GET", show_plan),
-    ("/debug/profile", "POST", start_profile),
-    ("/debug/profile", "GET", show_profile),
-    ("/debug/reset_prefix_cache", "POST", reset_prefix_cache),
-    ("/debug/log_level", "GET", show_log_level),
-    ("/debug/log_level", "POST", change_log_level),
-)
-
-
 def _engine(call: Call) -> AsyncEngine:
     engine = call.server.engine
     if engine is None:

@@ -282,7 +282,7 @@ async def refuse(
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
 
-class Endpoint:
+class EndpointApp:
     """An ASGI application that answers with ``handler``, whatever happens in it."""
 
     def __init__(self, handler: Handler) -> None:

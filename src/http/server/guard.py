@@ -1,13 +1,14 @@
 """The guard in front of all routes: who has no key gets no further, whatever the route.
 
-It refuses by default: only the paths of :data:`OPEN` and the files of the page at ``/`` are let
-through, so a route that is added tomorrow is closed, and so is a path without a route. It reads the
-path where the router reads it, in the ASGI scope, and never from a URL, which would be rebuilt from
-the ``Host`` header.
+It refuses by default: only the paths that it is given as open and the files of the page at ``/``
+are let through, so a route that is added tomorrow is closed, and so is a path without a route. It
+reads the path where the router reads it, in the ASGI scope, and never from a URL, which would be
+rebuilt from the ``Host`` header.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -15,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from src.core.config import HttpSection
 from src.core.errors import ConfigError, InvalidRequestError, NotReadyError, RequestError
-from src.http.playground.files import is_page_request
 from src.http.server.body import header
 from src.http.server.body_work import OWNER
 from src.http.server.browsers import ALLOWED_HOST, ORIGIN, is_foreign_page, is_known_host
@@ -30,12 +30,8 @@ from src.http.server.errors import (
 from src.http.server.keys import ADMITTED, TENANT, Keys, bearer, credentials, load_keys
 from src.http.server.state import Server
 
-# What probes ask, who have no keys. They say how the server is, and nothing of what it does.
-OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"})
 METRICS: Final = "/metrics"
 DEBUG: Final = "/debug"
-# What changes what is served: not for those who only use it.
-ADMIN_WRITES: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 # What tools of the debug endpoints read beside them, with the same key.
 ADMIN_READS: Final = frozenset({METRICS, "/v1/models"})
 
@@ -45,11 +41,32 @@ _EXPOSED: Final = ("retry-after", "traceresponse", "x-request-id")
 
 
 class Guard:
-    """An ASGI application around another one, which lets through who may pass."""
+    """An ASGI application around another one, which lets through who may pass.
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    Parameters
+    ----------
+    open_paths
+        What probes ask, who have no keys. It says how the server is, and nothing of what it does.
+    admin_paths
+        What changes what is served, or shows what others do: not for those who only use it.
+    is_page
+        Whether a request of a path, as the router sees it, reads the page or one of its files.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        server: Server,
+        *,
+        open_paths: Set[str],
+        admin_paths: Set[str],
+        is_page: Callable[[Scope, str], bool],
+    ) -> None:
         self._app = app
         self._server = server
+        self._open_paths = open_paths
+        self._admin_paths = admin_paths
+        self._is_page = is_page
         self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._guarded)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,13 +100,46 @@ class Guard:
         return self._cors[1]
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = _refusal(scope, self._server)
+        refusal = self._refusal(scope)
         if refusal is None:
             await self._app(scope, receive, send)
             return
         unknown = isinstance(refusal, UnauthorizedError)
         headers = CHALLENGE if unknown else ()
         await refuse(Call(self._server, scope, send), receive, refusal, headers=headers)
+
+    def _refusal(self, scope: Scope) -> RequestError | None:
+        """Why this request may not pass; ``None`` for one that may."""
+        path = route_path(scope)
+        http = self._server.config.http
+        if is_foreign_page(scope, http.cors_origins):
+            return ForeignPageError()
+        if path in self._open_paths:
+            return None
+        keys = self._server.keys
+        if keys is None:
+            return NotReadyError("the server is starting")
+        if not len(keys.api) and not is_known_host(scope, http.allowed_hosts):
+            return MisdirectedRequestError(header(scope, b"host") or "")
+        if http.playground and self._is_page(scope, path):
+            return None
+        if path.startswith(DEBUG):
+            return _debug_refusal(scope, keys)
+        if path in self._admin_paths and (len(keys.api) or len(keys.admin)):
+            return _admin_refusal(scope, keys)
+        if not len(keys.api) or (path == METRICS and http.public_metrics):
+            return None
+        given = credentials(scope)
+        admitted = keys.api.admitted(given)
+        if admitted is not None:
+            scope[ADMITTED] = admitted
+            scope[TENANT] = keys.tenant(admitted)
+            OWNER.set(scope[TENANT])
+            return None
+        if path in ADMIN_READS and keys.admin.admits(bearer(scope)):
+            return None
+        what = "this is no API key" if given else "an API key is needed"
+        return UnauthorizedError(f"{what}: Authorization: Bearer KEY, or x-api-key: KEY")
 
 
 def _has_two_lengths(scope: Scope) -> bool:
@@ -131,40 +181,6 @@ def route_path(scope: Scope) -> str:
     if root and path.startswith(root) and (path == root or path[len(root)] == "/"):
         return path[len(root) :]
     return path
-
-
-def _refusal(scope: Scope, server: Server) -> RequestError | None:
-    """Why this request may not pass; ``None`` for one that may."""
-    path = route_path(scope)
-    http = server.config.http
-    if is_foreign_page(scope, http.cors_origins):
-        return ForeignPageError()
-    if path in OPEN:
-        return None
-    keys = server.keys
-    if keys is None:
-        return NotReadyError("the server is starting")
-    if not len(keys.api) and not is_known_host(scope, http.allowed_hosts):
-        return MisdirectedRequestError(header(scope, b"host") or "")
-    if http.playground and is_page_request(scope, path):
-        return None
-    if path.startswith(DEBUG):
-        return _debug_refusal(scope, keys)
-    if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):
-        return _admin_refusal(scope, keys)
-    if not len(keys.api) or (path == METRICS and http.public_metrics):
-        return None
-    given = credentials(scope)
-    admitted = keys.api.admitted(given)
-    if admitted is not None:
-        scope[ADMITTED] = admitted
-        scope[TENANT] = keys.tenant(admitted)
-        OWNER.set(scope[TENANT])
-        return None
-    if path in ADMIN_READS and keys.admin.admits(bearer(scope)):
-        return None
-    what = "this is no API key" if given else "an API key is needed"
-    return UnauthorizedError(f"{what}: Authorization: Bearer KEY, or x-api-key: KEY")
 
 
 def _debug_refusal(scope: Scope, keys: Keys) -> RequestError | None:

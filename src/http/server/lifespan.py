@@ -69,7 +69,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         await engine.drain(config.http.shutdown_timeout)
         await engine.close()
-        await server.responses.close()
+        await server.close()
         server.outbox.close()
         if server.owns_process and (loading or is_compiling()):
             # Such a thread cannot be cancelled: an orderly exit would wait for a load, and crash in

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 from src.core.config import Config
 from src.core.errors import ModelNotFoundError, NotReadyError
 from src.core.status import EngineStatus, Stall
 from src.engine.client import AsyncEngine
 from src.http.hypercorn.outbox import Outbox, SendAll
-from src.http.responses.store import ResponseStore
 from src.http.server.body_work import Turns
 from src.http.server.keys import Keys
 from src.observability.metrics import EngineMetrics
 
 # The most adapters that an error lists.
 _MAX_NAMES: Final = 20
+
+
+class Kept(Protocol):
+    """What an endpoint keeps from one request to the next."""
+
+    async def close(self) -> None:
+        """Let go of everything, when the application ends."""
+
+
+KeptT = TypeVar("KeptT", bound=Kept)
 
 
 class Server:
@@ -28,9 +38,9 @@ class Server:
         self.owns_process = owns_process
         # Set when the configuration is known; until then nothing is open but the probes.
         self.keys: Keys | None = None
-        self.responses = ResponseStore()
         self.outbox = Outbox(compiled_send)
         self.turns = Turns()
+        self._kept: dict[Callable[[], Any], Any] = {}
         self._engine: AsyncEngine | None = None
         # Only until there is an engine with metrics of its own.
         self._metrics = EngineMetrics("")
@@ -39,6 +49,18 @@ class Server:
         """Serve with this engine from now on."""
         self._engine = engine
         self.config = engine.config
+
+    def keep(self, kind: Callable[[], KeptT]) -> KeptT:
+        """The one ``kind`` of this application, which is made when it is first asked for."""
+        kept: KeptT | None = self._kept.get(kind)
+        if kept is None:
+            kept = self._kept[kind] = kind()
+        return kept
+
+    async def close(self) -> None:
+        """Close whatever endpoints keep."""
+        for kept in self._kept.values():
+            await kept.close()
 
     @property
     def metrics(self) -> EngineMetrics:

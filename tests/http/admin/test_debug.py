@@ -21,7 +21,7 @@ from src.core.settings import known_settings, load_config
 from src.core.views import PoolView, RequestsView, TimelineView
 from src.engine.client import AsyncEngine
 from src.http import create_app
-from src.http.application import ENDPOINTS
+from src.http.endpoints import ENDPOINTS
 from src.http.server.keys import admin_key, load_keys
 from tests.http.waiting import until
 from tests.support.compiling import compile_settings
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 KEY = "correct-horse-battery-staple"
 ADMIN = {"authorization": f"Bearer {KEY}"}
-DEBUG = [(path, method) for path, method, _ in ENDPOINTS if path.startswith("/debug")]
+DEBUG = [(entry.path, entry.method) for entry in ENDPOINTS if entry.path.startswith("/debug")]
 
 
 @pytest.fixture(scope="module")

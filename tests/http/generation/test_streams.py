@@ -1,4 +1,4 @@
-"""Kinds of faults that users of other servers have reported: streams, usage, scores, stop strings.
+"""Streams, and that they say what a whole answer says: usage, stop strings, scores, seeds.
 
 The reports are listed by kind in docs/clients.md, "Tried from public reports".
 """

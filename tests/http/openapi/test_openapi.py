@@ -13,17 +13,17 @@ import httpx
 import jsonschema
 import pytest
 
-from src.http.application import ENDPOINTS
+from src.http.endpoints import ENDPOINTS
 from src.http.openapi.bounds import BOUNDS
 from src.http.openapi.document import openapi_document
-from src.http.openapi.operations import OPERATIONS
 from src.http.openapi.wording import describe_fields
-from src.http.server.guard import ADMIN_WRITES, DEBUG, METRICS, OPEN
+from src.http.server.guard import DEBUG, METRICS
+from tests.http.server.test_guard import ADMIN_WRITES, OPEN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 DOCUMENT = openapi_document(ENDPOINTS, keys=True, admin=True, public_metrics=False)
-NO_PAGE = OPERATIONS["/version", "GET"]
+PAGES = {entry.path for entry in ENDPOINTS if entry.access == "page"}
 VERBS = ("get", "post", "delete")
 
 
@@ -48,9 +48,8 @@ def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
 
 
 def test_every_endpoint_is_described_and_nothing_else() -> None:
-    assert {entry[:2] for entry in ENDPOINTS} == set(OPERATIONS)
     described = {(path, method.upper()) for path, method, _ in operations()}
-    assert described == {(path.replace(":path", ""), method) for path, method, _ in ENDPOINTS}
+    assert described == {(e.path.replace(":path", ""), e.method) for e in ENDPOINTS}
 
 
 def test_every_reference_leads_somewhere() -> None:
@@ -75,7 +74,7 @@ def test_security_is_what_the_guard_demands() -> None:
         if path.startswith(DEBUG) or path in ADMIN_WRITES:
             assert schemes == {"admin"}
         else:
-            is_open = path in OPEN or OPERATIONS.get((path, "GET"), NO_PAGE).closed == "page"
+            is_open = path in OPEN or path in PAGES
             assert schemes == (set() if is_open else {"bearer", "header"})
     bare = openapi_document(ENDPOINTS, keys=False, admin=False, public_metrics=False)
     assert not any(path.startswith(DEBUG) for path in bare["paths"])
@@ -87,7 +86,7 @@ def test_security_is_what_the_guard_demands() -> None:
 def test_bounds_are_of_fields_that_exist() -> None:
     names = {
         name
-        for operation in OPERATIONS.values()
+        for operation in ENDPOINTS
         if operation.request is not None
         for name in operation.request.__struct_fields__
     }

@@ -36,7 +36,7 @@ BACKGROUND = {"background": True, "stream": True}
 
 @pytest.fixture
 def store(app: Starlette) -> ResponseStore:
-    store: ResponseStore = app.state.server.responses
+    store: ResponseStore = app.state.server.keep(ResponseStore)
     return store
 
 
@@ -453,7 +453,7 @@ async def test_what_goes_on_in_the_background_ends_with_the_server(config: Confi
                 await begun(client, **LONG, request_id=f"ends{index}", input="One " * 50)
                 for index in range(3)
             ]
-        store = app.state.server.responses
+        store = app.state.server.keep(ResponseStore)
         running = list(store._tasks)
     assert all(task.done() for task in running)
     assert store.num_running == 0

@@ -15,9 +15,9 @@ from src.core.config import Config, HttpSection, Secret
 from src.core.errors import ConfigError
 from src.http import create_app
 from src.http.server.browsers import is_foreign_page, is_known_host
-from src.http.server.guard import OPEN, check_access
+from src.http.server.guard import check_access
 from tests.http.asking import client_of
-from tests.http.server.test_guard import ROUTES
+from tests.http.server.test_guard import OPEN, ROUTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

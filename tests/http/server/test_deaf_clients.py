@@ -11,7 +11,7 @@ import pytest
 from src.core.errors import RequestTooLargeError
 from src.http.hypercorn.outbox import Outbox
 from src.http.server.body import ClientDisconnectedError
-from src.http.server.call import Call, Endpoint, refuse
+from src.http.server.call import Call, EndpointApp, refuse
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -88,6 +88,6 @@ async def test_a_handler_that_fails(taken: int) -> None:
         raise RequestTooLargeError("too large")
 
     client = Connection(taken)
-    serving: Any = Endpoint(handler)
+    serving: Any = EndpointApp(handler)
     await asyncio.wait_for(serving(client.scope, client.receive, client.send), 10)
     assert client.gone == 1

@@ -35,7 +35,7 @@ HOLLOW = {
 @pytest.fixture
 def store(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> ResponseStore:
     store = ResponseStore()
-    monkeypatch.setattr(app.state.server, "responses", store)
+    monkeypatch.setitem(app.state.server._kept, ResponseStore, store)
     return store
 
 
@@ -199,6 +199,6 @@ async def test_a_request_is_let_go_of_before_it_is_answered(
     finally:
         for client in clients:
             await client.leave()
-        for task in list(app.state.server.responses._tasks):
+        for task in list(app.state.server.keep(ResponseStore)._tasks):
             task.cancel()
         await until(lambda: engine.stats.num_running == 0)

@@ -142,7 +142,7 @@ async def test_one_owner_cannot_take_all_background_responses(
             await client.post(
                 f"/v1/responses/{answer.json()['id']}/cancel", headers=bearer("k-alice")
             )
-        await app.state.server.responses.close()
+        await app.state.server.close()
         await until(lambda: engine.stats.num_running == 0)
 
 

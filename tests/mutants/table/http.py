@@ -29,8 +29,8 @@ MUTATIONS = (
         ),
         (
             "what begins like a probe is open",
-            "    if path in OPEN:\n",
-            "    if path.startswith(tuple(OPEN)):\n",
+            "    if path in self._open_paths:\n",
+            "    if path.startswith(tuple(self._open_paths)):\n",
         ),
         (
             "before the keys are read all may pass",
@@ -174,13 +174,13 @@ MUTATIONS = (
         (f"{_TESTS[0]}::test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key",),
         (
             "without an admin key an API key may load adapters",
-            "if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):",
-            "if path in ADMIN_WRITES and len(keys.admin):",
+            "if path in self._admin_paths and (len(keys.api) or len(keys.admin)):",
+            "if path in self._admin_paths and len(keys.admin):",
         ),
         (
             "without API keys anybody may load adapters, whatever the admin key",
-            "if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):",
-            "if path in ADMIN_WRITES and len(keys.api):",
+            "if path in self._admin_paths and (len(keys.api) or len(keys.admin)):",
+            "if path in self._admin_paths and len(keys.api):",
         ),
     ),
     *mutations_of(
