@@ -321,7 +321,7 @@ async def test_others_do_not_see_it(client: httpx.AsyncClient) -> None:
 def store(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> ResponseStore:
     """An empty one, instead of what other tests have filled."""
     store = ResponseStore()
-    monkeypatch.setattr(app.state.server, "responses", store)
+    monkeypatch.setitem(app.state.server._kept, ResponseStore, store)
     return store
 
 
@@ -372,7 +372,7 @@ async def test_responses_that_are_too_large_or_too_many_are_not_kept(
         error = await refused(client, input="One " * 20, background=True)
         assert error["param"] == "background"
         monkeypatch.undo()
-        monkeypatch.setattr(app.state.server, "responses", store)
+        monkeypatch.setitem(app.state.server._kept, ResponseStore, store)
 
 
 async def test_responses_that_are_being_generated_count(

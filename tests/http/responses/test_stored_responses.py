@@ -213,7 +213,7 @@ async def test_events_that_there_is_no_room_for_are_let_go_of(
 ) -> None:
     server = app.state.server
     store = ResponseStore()
-    monkeypatch.setattr(server, "responses", store)
+    monkeypatch.setitem(server._kept, ResponseStore, store)
     few = msgspec.structs.replace(
         server.config,
         http=msgspec.structs.replace(server.config.http, max_stored_response_bytes=limit),

@@ -93,7 +93,7 @@ MUTATIONS = (
         _TESTS,
         (
             "nobody learns which key was admitted",
-            "        scope[ADMITTED] = admitted\n",
+            "            scope[ADMITTED] = admitted\n",
             "",
         ),
     ),
