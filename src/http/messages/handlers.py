@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 
 from src.core.errors import PromptTooLongError, RequestError
-from src.http.call import Call
-from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.fields import RequestDecoder
-from src.http.generation import Delivery, collected, describe_trace, forward, submitted
-from src.http.messages.shape import MessageShape
+from src.http.chat.handlers import PreparedChat, chat_names, prepare_chat, spelt
+from src.http.generation.field_names import respell
+from src.http.generation.generation import Delivery, collected, describe_trace, forward, submitted
+from src.http.generation.sampling import FieldNames, check_neutral
+from src.http.messages.encoder import MessageShape
 from src.http.messages.translation import FIELD_NAMES, translate
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.messages import (
@@ -21,8 +21,8 @@ from src.http.protocol.messages import (
     MessageRequest,
     TokenCount,
 )
-from src.http.respelling import respell
-from src.http.sampling import FieldNames, check_neutral
+from src.http.server.call import Call
+from src.http.server.fields import RequestDecoder
 
 _decode: Final = RequestDecoder(MessageRequest)
 _decode_count: Final = RequestDecoder(CountTokensRequest)

@@ -17,21 +17,18 @@ import msgspec
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import FinishReason
 from src.engine.requests.submission import Submission
-from src.http.body import ClientDisconnectedError
-from src.http.call import Call
-from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.errors import answer_to
-from src.http.fields import RequestDecoder
-from src.http.generation import (
+from src.http.chat.handlers import PreparedChat, chat_names, prepare_chat, spelt
+from src.http.generation.field_names import respell
+from src.http.generation.generation import (
     check_end,
     describe_trace,
     forward,
     submitted,
     write_in_turns,
 )
-from src.http.keys import ADMITTED, credentials
-from src.http.pieces import in_pieces
-from src.http.portions import portions
+from src.http.generation.json_chunks import in_pieces
+from src.http.generation.sampling import check_neutral
+from src.http.generation.split_delta import portions
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
@@ -39,13 +36,16 @@ from src.http.protocol.responses import (
     InputTokens,
     ResponseRequest,
 )
-from src.http.respelling import respell
+from src.http.responses.encoder import Event, ResponseShape
 from src.http.responses.event_log import EventLog
 from src.http.responses.inputs import kept_items, page_of
-from src.http.responses.shape import Event, ResponseShape
-from src.http.responses.store import StoredResponse, said, said_more
+from src.http.responses.store import ResponseStore, StoredResponse, said, said_more
 from src.http.responses.translation import FIELD_NAMES, Translation, translate
-from src.http.sampling import check_neutral
+from src.http.server.body import ClientDisconnectedError
+from src.http.server.call import Call
+from src.http.server.errors import answer_to
+from src.http.server.fields import RequestDecoder
+from src.http.server.keys import ADMITTED, credentials
 
 _decode: Final = RequestDecoder(ResponseRequest)
 _encode: Final = msgspec.json.Encoder().encode
@@ -135,7 +135,7 @@ async def count_input_tokens(call: Call) -> None:
 
 
 def _translated(call: Call, request: ResponseRequest, owner: bytes) -> Translation:
-    store = call.server.responses
+    store = _store_of(call)
     history: Sequence[ChatMessage] = ()
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
@@ -150,7 +150,7 @@ def _translated(call: Call, request: ResponseRequest, owner: bytes) -> Translati
 
 
 def _entry(call: Call) -> StoredResponse:
-    return call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
+    return _store_of(call).get(call.scope["path_params"]["response_id"], _owner(call))
 
 
 def _query(call: Call) -> dict[str, list[str]]:
@@ -160,7 +160,7 @@ def _query(call: Call) -> dict[str, list[str]]:
 async def delete_response(call: Call) -> None:
     """Forget a response."""
     response_id = call.scope["path_params"]["response_id"]
-    call.server.responses.delete(response_id, _owner(call))
+    _store_of(call).delete(response_id, _owner(call))
     await call.answer(_encode(DeletedResponse(id=response_id)))
 
 
@@ -185,8 +185,12 @@ def _check(request: ResponseRequest) -> None:
         )
 
 
+def _store_of(call: Call) -> ResponseStore:
+    return call.server.keep(ResponseStore)
+
+
 def _owner(call: Call) -> bytes:
-    """Tells those apart who have different keys: by the one that was admitted, and by no other.
+    """The owner of a stored response: the API key that the guard admitted, hashed.
 
     Otherwise one client would be as many owners as it can make up second keys. Where no key is
     needed nobody is told apart in earnest; the first one that is sent keeps honest clients apart.
@@ -223,7 +227,7 @@ class _Work:
         self._entry = StoredResponse(body=self._shape.response, owner=owner)
         self._log: EventLog | None = None
         if self._stored:
-            find_item = partial(call.server.responses.item, owner=owner)
+            find_item = partial(_store_of(call).item, owner=owner)
             self._entry.input = kept_items(request, find_item)
             if request.background and request.stream:
                 self._log = self._entry.events = EventLog()
@@ -288,7 +292,7 @@ class _Work:
         """Answer as soon as it is queued, and go on."""
         server = self._call.server
         most = server.config.scheduler.max_waiting_requests
-        if server.responses.num_running >= most:
+        if _store_of(self._call).num_running >= most:
             raise QueueFullError(
                 f"{most} responses are being generated in the background already", retry_after=1.0
             )
@@ -299,7 +303,7 @@ class _Work:
         self._store(self._size)
         queued = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(queued), name="slipstream-response")
-        server.responses.keep_running(task)
+        _store_of(self._call).keep_running(task)
         self._entry.abort = partial(self._cancel_task, task)
         # And not at the end of its coroutine, which never begins if it is cancelled at once.
         task.add_done_callback(lambda _: self._end())
@@ -309,7 +313,7 @@ class _Work:
             await queued
         except BaseException:
             task.cancel()
-            server.responses.forget(self._entry)
+            _store_of(self._call).forget(self._entry)
             raise
         if self._log is not None:
             await _follow(self._call, self._log)
@@ -322,12 +326,12 @@ class _Work:
             return
         server = self._call.server
         most = server.config.http.max_background_per_owner
-        if server.responses.num_held(self._entry.owner) >= most:
+        if _store_of(self._call).num_held(self._entry.owner) >= most:
             raise QueueFullError(
                 f"{most} responses of this key are being generated in the background already",
                 retry_after=1.0,
             )
-        if not server.responses.leaves_room(self._entry.owner, self._size, **self._bounds):
+        if not _store_of(self._call).leaves_room(self._entry.owner, self._size, **self._bounds):
             raise QueueFullError(
                 "responses of this key that are being generated in the background take more room "
                 "than they leave to other keys",
@@ -335,7 +339,7 @@ class _Work:
             )
 
     def _check_room(self) -> None:
-        store, bounds = self._call.server.responses, self._bounds
+        store, bounds = _store_of(self._call), self._bounds
         if not bounds["max_entries"] or self._size > bounds["max_bytes"]:
             raise InvalidRequestError(
                 "background: the response cannot be stored, for it would be over "
@@ -395,7 +399,7 @@ class _Work:
         if log is None:
             return
         log.add(events)
-        store = self._call.server.responses
+        store = _store_of(self._call)
         if self._entry.events is None or not store.has(self._entry):
             # Nobody can begin to read it any more.
             log.let_go()
@@ -424,7 +428,7 @@ class _Work:
 
     def _store(self, size: int) -> None:
         if self._stored:
-            self._call.server.responses.put(self._entry, size, **self._bounds)
+            _store_of(self._call).put(self._entry, size, **self._bounds)
 
     def _end(self) -> None:
         """It goes on no further: from here on it may be gone on from."""
@@ -439,7 +443,7 @@ class _Work:
             if shape.response.status in ("failed", "cancelled"):
                 self._log.add(shape.end_early())
             self._log.close()
-        if not self._call.server.responses.has(entry):
+        if not _store_of(self._call).has(entry):
             return
         if shape.response.status in ("completed", "incomplete"):
             entry.messages = said_more(self._turn, shape.message)
@@ -447,7 +451,7 @@ class _Work:
         size += sum(map(len, in_pieces(entry.body)))
         if entry.events is not None:
             with_events = size + entry.events.size
-            if self._call.server.responses.has_room(with_events, **self._bounds):
+            if _store_of(self._call).has_room(with_events, **self._bounds):
                 size = with_events
             else:
                 # Rather than the response itself.

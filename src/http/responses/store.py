@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from src.core.errors import InvalidRequestError
-from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage, ContentPart, ToolCall
 from src.http.protocol.responses import OutputItem, ResponseBody
 from src.http.responses.event_log import EventLog
+from src.http.server.errors import RouteNotFoundError
 
 # Names are the clients' to choose, so those of one owner tell nothing of another's.
 Key: TypeAlias = tuple[bytes, str]

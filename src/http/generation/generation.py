@@ -1,0 +1,337 @@
+"""What completions and chats have in common: submit, then answer whole or as a stream of events."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple, Protocol
+
+import anyio
+import msgspec
+
+from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestError
+from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
+from src.core.sampling_params import SamplingParams
+from src.engine.client import AsyncEngine
+from src.engine.requests.admissions import Admission
+from src.engine.requests.prompts import ChatOptions, Prompt
+from src.engine.requests.submission import Submission
+from src.http.generation.json_chunks import Turn, gathered
+from src.http.generation.logprobs import check_number
+from src.http.generation.sampling import num_logprobs
+from src.http.generation.split_delta import portions
+from src.http.protocol.generation import GenerationRequest, StreamOptions
+from src.http.protocol.usage import CompletionTokensDetails, PromptTokensDetails, UsageBody
+from src.http.server.call import Call
+from src.http.server.errors import GenerationFailedError
+from src.http.server.line_breaks import unbroken
+from src.observability.tracing import RequestTrace
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """One HTTP request as the engine sees it; each prompt comes with its parameters.
+
+    ``num_prompt_logprobs`` is how many the answer is to hold of its prompts. The prompts, and
+    ``chat``, are there until they have been submitted, and ``admission`` is released then.
+    """
+
+    prompts: Sequence[tuple[Prompt, SamplingParams]]
+    num_prompt_logprobs: int = 0
+    chat: ChatOptions | None = None
+    priority: int = 0
+    timeout: float | None = None
+    cache_salt: str = ""
+    tenant: str = ""
+    lora: str | None = None
+    admission: Admission | None = None
+
+
+class Delivery(NamedTuple):
+    """How an answer is to come: what is left of its request, which may be large, meanwhile.
+
+    ``scores_prompts`` is the field that asks for log-probabilities of prompts.
+    """
+
+    model: str | None
+    streams: bool
+    with_usage: bool
+    scores_prompts: str
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> Delivery:
+        """What a request says of it."""
+        options = request.stream_options
+        return cls(
+            request.model,
+            bool(request.stream),
+            options is not None and bool(options.include_usage),
+            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+        )
+
+
+def counts_always(options: StreamOptions | None) -> bool:
+    """Whether every event of a stream has the usage so far: only where the stream has any."""
+    return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+
+class EventShape(Protocol):
+    """How an endpoint spells what the engine says bit by bit."""
+
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """Server-sent events for the next delta of a prompt; empty when there is nothing new.
+
+        ``prompt`` is the index of one.
+
+        Raises
+        ------
+        RequestError
+            The answer cannot go on. The delta is untouched.
+        """
+
+
+class Shape(EventShape, Protocol):
+    """How an endpoint spells all that the engine says. ``id`` is what the answer is called."""
+
+    id: str
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event after the last one, with the usage of the whole request."""
+
+    def body(self, results: Sequence[GenerationResult], usage: Usage) -> Iterator[bytes]:
+        """The whole answer, in pieces."""
+
+
+def job_timeout(request: GenerationRequest, call: Call) -> float | None:
+    """Seconds until the deadline: the client's, but never later than the configured one."""
+    return call.timeout(request.timeout, call.server.config.http.request_timeout)
+
+
+async def run(call: Call, engine: AsyncEngine, delivery: Delivery, job: Job, shape: Shape) -> None:
+    """Submit all prompts of a job and answer the call.
+
+    Whoever calls this lets go of the request first: an answer may take long, and there may be many.
+
+    Raises
+    ------
+    InvalidRequestError
+        The answer would hold too many log-probabilities.
+    SlipstreamError
+        Whatever the engine refuses a prompt for; all others are then aborted.
+    """
+    describe_trace(call, shape.id, delivery.model, stream=delivery.streams)
+    most = call.server.config.http.max_logprobs_per_answer
+    check_number(job.num_prompt_logprobs, most, delivery.scores_prompts)
+    of_token = num_logprobs(job.prompts[0][1].logprobs)
+    async with submitted(engine, job, call.id, call.trace) as submissions:
+        if delivery.streams:
+            await _stream(call, submissions, shape, with_usage=delivery.with_usage)
+        else:
+            made = functools.partial(_num_made, job.num_prompt_logprobs, of_token, submissions)
+            results = []
+            for submission in submissions:
+                # Refused as soon as it is too long, rather than for what it could have become.
+                await submission.wait_end((lambda: made() > most) if of_token else lambda: False)
+                check_number(made() if of_token else 0, most, "logprobs")
+                results.append(await collected(submission))
+            await call.answer(*await gathered(shape.body(results, _total(submissions))))
+
+
+def _num_made(of_prompts: int, of_token: int, submissions: Sequence[Submission]) -> int:
+    """How many log-probabilities an answer would have by now."""
+    # Those of prompts whose turn to be collected is yet to come wait in memory too.
+    return of_prompts + _total(submissions).completion_tokens * of_token
+
+
+def describe_trace(call: Call, response_id: str, model: str | None, *, stream: bool) -> None:
+    """Say in the call's trace, where there is one, what was asked for."""
+    if call.trace is not None:
+        call.trace.response_id = response_id
+        call.trace.attributes["gen_ai.request.stream"] = stream
+        if model is not None:
+            call.trace.model = model
+
+
+def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> UsageBody:
+    """Usage as OpenAI spells it, with how many of the tokens were reasoning where there may be."""
+    body = UsageBody(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        PromptTokensDetails(usage.cached_tokens),
+    )
+    if reasoning_tokens is not None:
+        body.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+    return body
+
+
+def finish_reason(delta_reason: FinishReason | None) -> str | None:
+    """A finish reason as OpenAI spells it; a deadline cuts the output short as a limit does."""
+    if delta_reason is None:
+        return None
+    if delta_reason is FinishReason.DEADLINE:
+        return FinishReason.LENGTH.value
+    value: str = delta_reason.value
+    return value
+
+
+def stop_reason(reason: FinishReason | None, stopped_by: str | int | None) -> str | int | None:
+    """What ended it, in vLLM's field; ``deadline`` tells that from a limit of tokens."""
+    return FinishReason.DEADLINE.value if reason is FinishReason.DEADLINE else stopped_by
+
+
+def is_cut_short(end: Delta | Completion) -> bool:
+    """Whether the model would have written more: it was not the one that ended this text."""
+    return end.finish_reason is not FinishReason.STOP or isinstance(end.stop_reason, str)
+
+
+@asynccontextmanager
+async def submitted(
+    engine: AsyncEngine, job: Job, request_id: str, trace: RequestTrace | None
+) -> AsyncIterator[list[Submission]]:
+    """All prompts of the job, or none; leaving the block aborts what is unfinished."""
+    async with AsyncExitStack() as stack:
+        submissions = await _submit(stack, engine, job, request_id, trace)
+        job.prompts, job.chat = (), None
+        if job.admission is not None:
+            job.admission.release()
+        yield submissions
+
+
+async def _submit(
+    stack: AsyncExitStack,
+    engine: AsyncEngine,
+    job: Job,
+    request_id: str,
+    trace: RequestTrace | None,
+) -> list[Submission]:
+    submissions = []
+    for prompt, params in job.prompts:
+        submission = engine.submit(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=job.priority,
+            timeout=job.timeout,
+            cache_salt=job.cache_salt,
+            tenant=job.tenant,
+            lora=job.lora,
+            chat=job.chat,
+            trace=trace,
+            admission=job.admission,
+        )
+        submissions.append(await stack.enter_async_context(submission))
+        # Others get the event loop between two prompts, which may be long.
+        await anyio.lowlevel.checkpoint()
+    return submissions
+
+
+async def collected(submission: Submission) -> GenerationResult:
+    """All that a submission generates.
+
+    Raises
+    ------
+    SlipstreamError
+        It ended with something that is no answer.
+    """
+    result = await submission.result()
+    for completion in result.completions:
+        check_end(completion.finish_reason, has_output=bool(completion.token_ids))
+    return result
+
+
+async def _stream(
+    call: Call, submissions: Sequence[Submission], shape: Shape, *, with_usage: bool
+) -> None:
+    if len(submissions) == 1:
+        await forward(call, 0, submissions[0], shape)
+    else:
+        await _forward_all(call, submissions, shape)
+    last = shape.usage_event(_total(submissions)) if with_usage else b""
+    await call.end(last + DONE)
+
+
+async def forward(call: Call, prompt: int, submission: Submission, shape: EventShape) -> None:
+    """Write a prompt's deltas: one write for all that has come since the last one."""
+
+    def write_at_once(delta: Delta) -> bool:
+        direct = call.direct
+        if direct is None or not direct.is_ready:
+            return False
+        try:
+            events = shape.events(prompt, delta)
+        # The reader gets the delta, and with it the error: here it would be one of the engine's.
+        except RequestError:
+            return False
+        if events:
+            direct.write(unbroken(events))
+        return True
+
+    while deltas := await submission.take():
+        for delta in deltas:
+            check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
+        await write_in_turns(
+            call, (shape.events(prompt, part) for delta in deltas for part in portions(delta))
+        )
+        if call.direct is not None and call.direct.is_ready:
+            submission.divert(write_at_once)
+
+
+async def write_in_turns(call: Call, pieces: Iterable[bytes]) -> None:
+    """Write pieces of events in one go, unless making them takes so long that others must wait."""
+    turn = Turn()
+    waiting = []
+    for piece in pieces:
+        waiting.append(piece)
+        if turn.is_over:
+            if made := b"".join(waiting):
+                await call.write(made)
+            waiting.clear()
+            await turn.pass_on()
+    if made := b"".join(waiting):
+        await call.write(made)
+
+
+async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Shape) -> None:
+    failures: list[Exception] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def forward_one(prompt: int, submission: Submission) -> None:
+            try:
+                await forward(call, prompt, submission, shape)
+            # Kept for the caller as it is: a task group would wrap it into a group.
+            except Exception as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+
+        for prompt, submission in enumerate(submissions):
+            tasks.start_soon(forward_one, prompt, submission)
+    if failures:
+        raise failures[0]
+
+
+def check_end(reason: FinishReason | None, *, has_output: bool) -> None:
+    """Raise for an end that is not an answer.
+
+    Raises
+    ------
+    RequestAbortedError, GenerationFailedError, DeadlineExceededError
+        What it was.
+    """
+    if reason is FinishReason.ABORT:
+        raise RequestAbortedError("the request was aborted by the server")
+    if reason is FinishReason.ERROR:
+        raise GenerationFailedError("the engine failed while it served this request")
+    if reason is FinishReason.DEADLINE and not has_output:
+        raise DeadlineExceededError("the request's deadline passed before its first token")
+
+
+def _total(submissions: Sequence[Submission]) -> Usage:
+    usages = [submission.usage for submission in submissions]
+    return Usage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )
