@@ -263,6 +263,10 @@ class ExpertsConfig:
     )
 
 
+# What may be in attention's place.
+MixingConfig: TypeAlias = AttentionConfig | LatentAttentionConfig | RecurrenceConfig
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """One layer: attention and an MLP with optional norms, each added to the residual stream.
@@ -277,7 +281,7 @@ class LayerConfig:
         ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
-    attention: AttentionConfig | LatentAttentionConfig | RecurrenceConfig
+    attention: MixingConfig
     mlp: MLPConfig | ExpertsConfig
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None

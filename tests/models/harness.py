@@ -161,7 +161,8 @@ class PagedSequence:
         def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
             out = given[0].new_empty(len(tokens), *mixer.writes.shape)
             computes = self.mixers[mixer.layer]
-            computes.mix(inputs, given, computes.view_of(out, given))
+            metadata = computes.prepare(inputs, None)
+            computes.mix(inputs, metadata, given, computes.view_of(out, given))
             return out
 
         model = self.model

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from src.core.errors import SlipstreamError
 from src.engine.execution.inputs import StepInputs
 from src.engine.execution.kv_cache import KVCache
-from src.engine.execution.mixers import MIXERS
+from src.engine.execution.mixers import MIXERS, LayerMixer
 from src.models import Mixer, ServedModel
 from src.models.program import Function, Mix
 from src.ops.cpu.step import CompiledStep
@@ -73,13 +73,25 @@ class ForwardPass:
         self.model = model
         self.attention = attention
         self.kv_cache = kv_cache
-        self._mixers = {
+        self._mixers: dict[int, LayerMixer[Any]] = {
             mixer.layer: MIXERS[mixer.kind](
                 mixer, model.mixer_weights[mixer.layer], kv_cache, attention
             )
             for mixer in model.mixers
         }
         self._last = len(self._mixers) - 1
+        # Per layer: which of the step's metadata is its own. Per metadata: a mixer that makes it.
+        self._metadata_of: list[int] = []
+        self._preparing: list[LayerMixer[Any]] = []
+        numbers: dict[Hashable, int] = {}
+        for layer in range(len(self._mixers)):
+            mixer = self._mixers[layer]
+            number = numbers.setdefault((type(mixer), mixer.shares), len(numbers))
+            if number == len(self._preparing):
+                self._preparing.append(mixer)
+            self._metadata_of.append(number)
+        # Whether the last layer shares its metadata with no other.
+        self._is_last_alone = self._metadata_of.count(len(numbers) - 1) == 1
         self._stopped = False
 
     def stop(self) -> None:
@@ -94,6 +106,7 @@ class ForwardPass:
         WorkerClosedError
             After :meth:`stop`.
         """
+        metadata = self.prepare(inputs)
 
         def mix(mixer: Mixer, given: Sequence[Tensor]) -> Tensor:
             if inputs.last is not None and mixer.layer == self._last:
@@ -101,7 +114,7 @@ class ForwardPass:
                 return self._mixers[mixer.layer].mix_sampled(inputs, inputs.last, given)
             # Not empty_like, because for one token that would keep the stride of a slice.
             out = given[0].new_empty(len(given[0]), *mixer.writes.shape)
-            self.mix(inputs, mixer, given, self.view_of(mixer, out, given))
+            self.mix(inputs, metadata, mixer, given, self.view_of(mixer, out, given))
             return out
 
         kept = None if inputs.last is None else inputs.sample_index_s
@@ -120,12 +133,29 @@ class ForwardPass:
         """Hidden states, with ``mix`` as the mixers; arguments as of `Model.forward`."""
         return self.model.forward(functions, input_ids, positions, mix, kept, adapter_slots)
 
+    def prepare(self, inputs: StepInputs) -> list[Any]:
+        """The metadata that the step's mixers share, as `mix` takes it."""
+        preparing = self._preparing
+        if inputs.last is not None and self._is_last_alone:
+            # Only the last layer would need them, and it makes its own.
+            preparing = preparing[:-1]
+        return [mixer.prepare(inputs, inputs.lengths_b) for mixer in preparing]
+
     def view_of(self, mixer: Mixer, out: Tensor, given: Sequence[Tensor]) -> Tensor:
         """View a mixer's output buffer [T, *mixer.writes.shape] in the shape that `mix` takes."""
         return self._mixers[mixer.layer].view_of(out, given)
 
-    def mix(self, inputs: StepInputs, mixer: Mixer, given: Sequence[Tensor], out: Tensor) -> None:
+    def mix(
+        self,
+        inputs: StepInputs,
+        metadata: Sequence[Any],
+        mixer: Mixer,
+        given: Sequence[Tensor],
+        out: Tensor,
+    ) -> None:
         """Compute a mixer into ``out``, see `view_of`. The tensors ``given`` may be overwritten.
+
+        ``metadata`` are those of `prepare`.
 
         Raises
         ------
@@ -133,7 +163,8 @@ class ForwardPass:
             After :meth:`stop`.
         """
         self._check()
-        self._mixers[mixer.layer].mix(inputs, given, out)
+        own = metadata[self._metadata_of[mixer.layer]]
+        self._mixers[mixer.layer].mix(inputs, own, given, out)
 
     def _check(self) -> None:
         if self._stopped:

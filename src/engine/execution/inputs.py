@@ -6,7 +6,7 @@ samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from src.core.plan import StepPlan
 from src.engine.devices.transfer import upload
 from src.engine.execution.row_state import POISON, RowState
 from src.engine.sampling import SampleBatch
-from src.ops.latent_expansion import LatentShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +35,6 @@ class AttentionRows:
         Per group of layers [B, max blocks of these rows] int32.
     max_query_len, max_seq_len
         Upper bounds known on the host, so that no kernel launch waits for a device value.
-    lengths_b
-        On the host: query lengths and context lengths of the rows, [2, B]; ``None``: no row has
-        more than one query token.
-    decode_schedules
-        Group of layers and shape of attention -> decode schedule, filled by the first layer that
-        asks; see `src.ops.decode_schedule`.
-    expansions
-        Shape of latent attention -> the plan and number of expanded keys, filled in the same way;
-        see `src.ops.latent_expansion`.
     """
 
     slot_mappings_t: tuple[Tensor, ...]
@@ -53,9 +43,6 @@ class AttentionRows:
     block_tables_b: tuple[Tensor, ...]
     max_query_len: int
     max_seq_len: int
-    lengths_b: np.ndarray | None = None
-    decode_schedules: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict)
-    expansions: dict[LatentShape, tuple[Tensor | None, int]] = field(default_factory=dict)
 
     def without_rows(self) -> AttentionRows:
         """The same tokens without rows: their KV is written, and no attention is computed."""
@@ -85,6 +72,9 @@ class StepInputs(AttentionRows):
         [S] int64: their rows, and the positions of the tokens to be sampled.
     rows_b
         [B] int64: the rows of the plan, which are also the slots of their recurrent states.
+    lengths_b
+        On the host: query lengths and context lengths of the rows, [2, B]; ``None``: no row has
+        more than one query token.
     adapter_slots_t
         [T] int64: the slot of each token's adapter, -1 for none; ``None`` if no row has one.
     last
@@ -99,6 +89,7 @@ class StepInputs(AttentionRows):
     sampled_rows_s: Tensor
     sampled_positions_s: Tensor
     rows_b: Tensor
+    lengths_b: np.ndarray | None = None
     adapter_slots_t: Tensor | None = None
     last: AttentionRows | None = None
 
