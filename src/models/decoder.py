@@ -11,27 +11,58 @@ from src.models.config import ModelConfig
 from src.models.layers import embedding as ends
 from src.models.layers.norms import NormSpec
 from src.models.parts import RESIDUAL, WRITERS, LayerWriter
-from src.models.program import HIDDEN, INPUT_IDS, LOGITS, StepTensor
+from src.models.program import (
+    EMBEDDINGS,
+    HIDDEN,
+    INPUT_IDS,
+    IS_EMBEDDED,
+    LOGITS,
+    StepInput,
+    StepTensor,
+)
 from src.models.weights.parameters import Placement
 
 
 def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     """Write the program and the parameters of a decoder."""
-    residual = builder.step_tensor(RESIDUAL, config.hidden_size)
+    embedding = write_embedding(builder, config)
+    for layer in range(len(config.layers)):
+        write_layer(builder, config, layer)
+    write_end(builder, config, embedding)
+
+
+def write_embedding(builder: ProgramBuilder, config: ModelConfig) -> Name:
+    """Write what makes the residual stream; returns the name of the embedding."""
     rows = (config.vocab_size, config.hidden_size)
     stored = (Placement(f"{config.embedding_name}.weight"),)
     embedding = builder.parameter("embedding", rows, "embedding", stored)
     # The reference multiplies by a tensor of the model's dtype, so the factor is rounded to it.
     multiplier = float(torch.tensor(config.embedding_multiplier, dtype=builder.dtype))
+    given = _given_embeddings(builder, config) if config.takes_embeddings else ()
     builder.segment(
-        ends.embed,
+        ends.embed_or_take if given else ends.embed,
         ends.EmbeddingSpec(multiplier),
         ends.EmbeddingWeights(embedding),
-        (INPUT_IDS,),
-        (residual,),
+        (INPUT_IDS, *given),
+        (builder.step_tensor(RESIDUAL, config.hidden_size),),
     )
-    for layer in range(len(config.layers)):
-        _write_layer(LayerWriter(builder, config, layer))
+    return embedding
+
+
+def write_layer(builder: ProgramBuilder, config: ModelConfig, number: int) -> None:
+    """Write one layer, which adds to the residual stream."""
+    layer, parts = LayerWriter(builder, config, number), config.layers[number]
+    write_mixing, write_mlp = WRITERS[type(parts.attention)], WRITERS[type(parts.mlp)]
+    if parts.parallel:
+        # The MLP adds to the residual stream after attention has read it.
+        write_mixing(layer, parts.attention, between=partial(write_mlp, layer, parts.mlp))
+    else:
+        write_mixing(layer, parts.attention)
+        write_mlp(layer, parts.mlp)
+
+
+def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> None:
+    """Write the final norm and the head, which may be the embedding."""
     norm = _norm(builder, "final_norm", config.hidden_size, config.final_norm_name, config.norm)
     builder.segment(
         ends.final_norm,
@@ -43,6 +74,7 @@ def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     if config.tie_word_embeddings:
         head = builder.alias("head", of=embedding)
     else:
+        rows = (config.vocab_size, config.hidden_size)
         head = builder.parameter("head", rows, "head", (Placement(f"{config.head_name}.weight"),))
     builder.head(
         ends.head,
@@ -53,16 +85,13 @@ def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     )
 
 
+def _given_embeddings(builder: ProgramBuilder, config: ModelConfig) -> tuple[str, ...]:
+    """Declare the step inputs by which requests bring embeddings."""
+    embeddings = builder.step_tensor(EMBEDDINGS, config.hidden_size)
+    is_embedded = StepTensor(IS_EMBEDDED, (), torch.int64)
+    inputs = (StepInput(embeddings), StepInput(is_embedded, below=2))
+    return tuple(builder.step_input(each).name for each in inputs)
+
+
 def _norm(builder: ProgramBuilder, name: str, size: int, tensor: str, spec: NormSpec) -> Name:
     return builder.vector(name, size, f"{tensor}.weight", fill=spec.neutral)
-
-
-def _write_layer(layer: LayerWriter) -> None:
-    config = layer.config
-    write_mixing, write_mlp = WRITERS[type(config.attention)], WRITERS[type(config.mlp)]
-    if config.parallel:
-        # The MLP adds to the residual stream after attention has read it.
-        write_mixing(layer, config.attention, between=partial(write_mlp, layer, config.mlp))
-    else:
-        write_mixing(layer, config.attention)
-        write_mlp(layer, config.mlp)

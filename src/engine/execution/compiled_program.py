@@ -22,7 +22,8 @@ def compiled_program(
     All mixers write into one buffer, so each output has to be read before the next mixer.
     """
     program, bound = variant.program, variant.bound
-    if not _is_known(program):
+    # The interpreter gathers token ids, positions and adapters alone.
+    if program.own_inputs or not _is_known(program):
         return None
     mixers = [
         MIXERS[mixer.kind].lower(mixer, weights, cache)

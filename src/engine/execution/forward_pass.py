@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -98,8 +99,15 @@ class ForwardPass:
         """Make every forward pass, in any thread, fail at its next mixer."""
         self._stopped = True
 
-    def __call__(self, inputs: StepInputs, functions: Sequence[Function]) -> Tensor:
+    def __call__(
+        self,
+        inputs: StepInputs,
+        functions: Sequence[Function],
+        outputs: dict[str, Tensor] | None = None,
+    ) -> Tensor:
         """Hidden states [T, hidden_size], or [S, hidden_size] with ``inputs.last``.
+
+        ``outputs`` gets the program's outputs, see `run_program`.
 
         Raises
         ------
@@ -119,7 +127,7 @@ class ForwardPass:
 
         kept = None if inputs.last is None else inputs.sample_index_s
         given = (inputs.input_ids_t, inputs.positions_t)
-        return self.run(functions, *given, mix, kept, inputs.adapter_slots_t)
+        return self.run(functions, *given, mix, kept, inputs.adapter_slots_t, inputs.own_t, outputs)
 
     def run(
         self,
@@ -129,9 +137,13 @@ class ForwardPass:
         mix: Mix,
         kept: Tensor | None = None,
         adapter_slots: Tensor | None = None,
+        own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
+        outputs: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states, with ``mix`` as the mixers; arguments as of `Model.forward`."""
-        return self.model.forward(functions, input_ids, positions, mix, kept, adapter_slots)
+        return self.model.forward(
+            functions, input_ids, positions, mix, kept, adapter_slots, own_inputs, outputs
+        )
 
     def prepare(self, inputs: StepInputs) -> list[Any]:
         """The metadata that the step's mixers share, as `mix` takes it."""

@@ -6,7 +6,8 @@ samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -75,6 +76,8 @@ class StepInputs(AttentionRows):
     lengths_b
         On the host: query lengths and context lengths of the rows, [2, B]; ``None``: no row has
         more than one query token.
+    own_t
+        The model's own step inputs by name, [T, ...].
     adapter_slots_t
         [T] int64: the slot of each token's adapter, -1 for none; ``None`` if no row has one.
     last
@@ -90,6 +93,7 @@ class StepInputs(AttentionRows):
     sampled_positions_s: Tensor
     rows_b: Tensor
     lengths_b: np.ndarray | None = None
+    own_t: Mapping[str, Tensor] = field(default_factory=dict)
     adapter_slots_t: Tensor | None = None
     last: AttentionRows | None = None
 
@@ -153,6 +157,7 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         sampled_rows_s=device_sampled_rows_s,
         sampled_positions_s=device_sampled_positions_s,
         rows_b=device_rows_b,
+        own_t=state.own_inputs.gather(plan, num_padded, state.device),
         adapter_slots_t=state.adapters_of(device_rows_t) if state.uses_adapters(plan) else None,
         max_query_len=int(counts_b.max()),
         max_seq_len=max_seq_len,
@@ -205,6 +210,7 @@ def padding_inputs(num_tokens: int, state: RowState, *, adapts: bool = False) ->
         sampled_positions_s=none,
         # A row without tokens touches no state.
         rows_b=zeros_t.new_zeros(1),
+        own_t=state.own_inputs.padding(num_tokens, device),
         adapter_slots_t=zeros_t - 1 if adapts else None,
         max_query_len=2,
         max_seq_len=1,

@@ -21,12 +21,14 @@ from src.models.layers.attention import (
     scale_attended,
 )
 from src.models.parts.layer import RESIDUAL, LayerWriter
-from src.models.program import POSITIONS
+from src.models.program import POSITIONS, ROPE_POSITIONS, StepInput, StepTensor
 from src.models.weights.parameters import Placement, rows_of
 from src.models.weights.transforms import InHalves, PartByPart
 
 QUERY, KEY, VALUE, ATTENDED = "query", "key", "value", "attended"
 OUTPUT_GATE = "output_gate"
+# Time, height and width.
+ROPE_AXES = 3
 
 
 def write_attention(
@@ -43,6 +45,7 @@ def write_attention(
         and rotary_dim == dim
         and not config.rotated_norm
         and config.temperature is None
+        and not config.sections
         and (config.qk_norm is None or (config.qk_norm == "head" and norm.is_plain))
     )
     norms = _qk_norms(layer, config, heads, kv_heads, rotary_dim)
@@ -60,6 +63,7 @@ def write_attention(
         leaves_rotation=leaves_rotation,
         has_gate=config.has_gate,
         deterministic=builder.deterministic,
+        sections=config.sections,
     )
     left = rotation if leaves_rotation else (None, None, None)
     _attention_in(layer, config, spec, (None, None, None) if leaves_rotation else rotation)
@@ -91,6 +95,17 @@ def write_attention(
         attended = builder.step_tensor(ATTENDED, heads * dim)
         builder.segment(scale_attended, None, (), (ATTENDED, OUTPUT_GATE), (attended,))
     write_attention_out(layer, config, heads * dim)
+
+
+def _positions(layer: LayerWriter) -> str:
+    """The step input of positions with axes, which all layers share."""
+    return layer.builder.step_input(
+        StepInput(
+            StepTensor(ROPE_POSITIONS, (ROPE_AXES,), torch.int64),
+            beyond="onwards",
+            below=layer.builder.max_positions,
+        )
+    ).name
 
 
 def _sinks(layer: LayerWriter, config: AttentionConfig, heads: int) -> Name:
@@ -175,7 +190,7 @@ def _attention_in(
             k_norm=k_norm,
             rope_table=rope_table,
         ),
-        (RESIDUAL, POSITIONS),
+        (RESIDUAL, _positions(layer) if config.sections else POSITIONS),
         [
             *(
                 layer.builder.step_tensor(name, count, spec.head_dim)

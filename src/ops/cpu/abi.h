@@ -82,7 +82,8 @@ typedef int32_t CompiledFunction(void* container, Handle* inputs, size_t num_inp
 struct Bound;  // a compiled function and its weights
 struct Step;   // a running step (step.h)
 struct Instruction;
-// What an instruction runs; returns a Status.
+// What an instruction runs; returns a Status. Python finds the functions by their names,
+// slipstream_step_<kind>.
 typedef int StepFunction(const Instruction*, Step*);
 
 #include "abi_records.h"
@@ -109,11 +110,6 @@ SLIPSTREAM_EXPORT void slipstream_delete_gate(MaskGate*);
 // MaskArgs), or any token if that is negative. The masks must not change until the step has sampled.
 SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate*, const uint32_t* masks, int64_t words,
                                            const int64_t* rows, int64_t count);
-// A compiled function as an instruction, and the kinds of mixers (step_mixers.cpp).
-SLIPSTREAM_EXPORT StepFunction slipstream_step_call;
-SLIPSTREAM_EXPORT StepFunction slipstream_step_attention;
-SLIPSTREAM_EXPORT StepFunction slipstream_step_latent_attention;
-SLIPSTREAM_EXPORT StepFunction slipstream_step_recurrence;
 // A whole step: gathers the rows' tokens, runs the model, and samples the next token [S] of each sampling
 // row by temperature and seed, into `token_ids` and into the rows. `padding` tokens without a row are
 // appended. Null arguments: no `gate` means no masks; no `token_ids` means no sampling; no `hidden` or

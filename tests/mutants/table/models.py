@@ -59,7 +59,7 @@ MUTATIONS = (
         _SPELLINGS,
         (
             "an MLP beside attention reads what attention has written",
-            "    if config.parallel:\n        # The MLP",
+            "    if parts.parallel:\n        # The MLP",
             "    if False:\n        # The MLP",
         ),
     ),

@@ -54,6 +54,9 @@ def plan_graphs(
     if not all(MIXERS[mixer.kind].is_captured for mixer in model.mixers):
         logger.info("steps are not captured: a layer has a recurrent state")
         return None
+    if model.own_inputs:
+        logger.info("steps are not captured: the model has step inputs of its own")
+        return None
     ladder = PaddingLadder(
         config.scheduler.max_num_seqs,
         config.compile.cuda_graph_max_tokens,
