@@ -75,7 +75,11 @@ def test_layers_of_a_group_share_a_decode_schedule_only_if_it_is_the_same(
         sampled_positions_s=none,
         rows_b=none,
     )
-    model: Any = SimpleNamespace(mixers=layers, mixer_weights=[AttentionMixerWeights()] * 5)
+    model: Any = SimpleNamespace(
+        mixers=layers,
+        mixer_weights=[AttentionMixerWeights()] * 5,
+        spec=SimpleNamespace(device=torch.device("cpu")),
+    )
     forward = ForwardPass(model, cache)
     metadata = forward.prepare(inputs)
     # The schedule of the first serves the fourth, which has as many query heads for a key head.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from src.core.errors import SlipstreamError
+from src.engine.execution.group_attention import find_backends
 from src.engine.execution.inputs import StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers import MIXERS, LayerMixer
@@ -66,6 +67,13 @@ class ForwardPass:
     attention
         The attention backend on a GPU; ``None`` for the device's own kernels. A reference is kept,
         because attention calls refer to it by its handle only.
+
+    Attributes
+    ----------
+    owners
+        Group of layers -> the backend that computes all of its attention, see `group_attention`.
+    passed_over
+        Why other backends own no group.
     """
 
     def __init__(
@@ -74,11 +82,21 @@ class ForwardPass:
         self.model = model
         self.attention = attention
         self.kv_cache = kv_cache
+        layers = [
+            (MIXERS[mixer.kind], mixer, weights)
+            for mixer, weights in zip(model.mixers, model.mixer_weights, strict=True)
+        ]
+        shapes = {
+            mixer.layer: shape
+            for kind, mixer, weights in layers
+            if (shape := kind.layer_shape(mixer, weights, kv_cache)) is not None
+        }
+        groups = kv_cache.layout.groups
+        self.owners, self.passed_over = find_backends(shapes, groups, model.spec.device.type)
+        owner_of = {layer: owner for owner in self.owners.values() for layer in owner.group.layers}
         self._mixers: dict[int, LayerMixer[Any]] = {
-            mixer.layer: MIXERS[mixer.kind](
-                mixer, model.mixer_weights[mixer.layer], kv_cache, attention
-            )
-            for mixer in model.mixers
+            mixer.layer: kind(mixer, weights, kv_cache, attention, owner_of.get(mixer.layer))
+            for kind, mixer, weights in layers
         }
         self._last = len(self._mixers) - 1
         # Per layer: which of the step's metadata is its own. Per metadata: a mixer that makes it.

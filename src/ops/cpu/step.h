@@ -16,7 +16,7 @@ struct alignas(64) Line {
   char bytes[64];
 };
 
-size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
+inline size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
 
 // The rows of a step, or of its sampled tokens, with several tokens each.
 struct Batch {

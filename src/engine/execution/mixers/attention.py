@@ -8,6 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from src.engine.execution.group_attention import (
+    AttentionCall,
+    GroupAttention,
+    LayerShape,
+    Rotation,
+)
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers.mixer import LayerMixer
@@ -29,9 +35,12 @@ class PagedMetadata(NamedTuple):
     ----------
     schedule
         See `src.ops.decode_schedule`; ``None`` on the CPU.
+    own
+        What the backend that owns the group has prepared.
     """
 
     schedule: Tensor | None
+    own: Any = None
 
 
 class PagedAttention(LayerMixer[PagedMetadata]):
@@ -42,8 +51,14 @@ class PagedAttention(LayerMixer[PagedMetadata]):
     """
 
     def __init__(
-        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+        self,
+        mixer: Mixer,
+        weights: Any,
+        kv_cache: KVCache,
+        backend: Backend | None,
+        owner: GroupAttention | None = None,
     ) -> None:
+        self._owner = owner
         # The layer's group, which selects its block tables.
         self._group = kv_cache.layout.group_of[mixer.layer]
         self._backend = backend
@@ -51,6 +66,9 @@ class PagedAttention(LayerMixer[PagedMetadata]):
         self._spec: AttentionMixerSpec = mixer.spec
         self._weights: AttentionMixerWeights = weights
         self._keys, self._values = kv_cache.layers[mixer.layer].values()
+        # An owner rotates itself, because it writes the cache.
+        self._rotates_first = self._spec.rotates is not None and owner is None
+        self._pages = None if owner is None else owner.pages((self._keys, self._values))
         # All that the decode schedule depends on, beside the rows.
         block_size, kv_heads = self._keys.shape[1:3]
         self.shares = (
@@ -77,6 +95,25 @@ class PagedAttention(LayerMixer[PagedMetadata]):
             block_size=block_size,
             dtype=spec.dtype,
             features=features,
+        )
+
+    @classmethod
+    def layer_shape(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> LayerShape | None:
+        """See `LayerMixer`."""
+        spec: AttentionMixerSpec = mixer.spec
+        keys, _ = kv_cache.layers[mixer.layer].values()
+        return LayerShape(
+            is_latent=False,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            value_dim=spec.head_dim,
+            block_size=keys.shape[1],
+            dtype=spec.dtype,
+            cache_dtype=keys.dtype,
+            features=spec.attention(weights).features,
+            rotates=spec.rotates is not None,
+            deterministic=spec.deterministic,
         )
 
     @classmethod
@@ -116,6 +153,8 @@ class PagedAttention(LayerMixer[PagedMetadata]):
 
     def prepare(self, rows: AttentionRows, lengths_b: np.ndarray | None) -> PagedMetadata:
         """See `LayerMixer`."""
+        if self._owner is not None:
+            return PagedMetadata(None, self._owner.prepare(rows, lengths_b))
         return PagedMetadata(
             step_schedule(
                 self._keys,
@@ -136,11 +175,11 @@ class PagedAttention(LayerMixer[PagedMetadata]):
     ) -> None:
         """See `LayerMixer`."""
         query, key, value = given
-        if self._spec.rotates is not None:
+        if self._rotates_first:
             self._rotate_and_cache(inputs, query, key, value, out)
             self._attend(inputs, metadata, query, None, None, out)
         else:
-            self._attend(inputs, metadata, query, key, value, out)
+            self._attend(inputs, metadata, query, key, value, out, inputs.positions_t)
 
     def mix_sampled(
         self, inputs: StepInputs, rows: AttentionRows, given: Sequence[Tensor]
@@ -149,15 +188,16 @@ class PagedAttention(LayerMixer[PagedMetadata]):
         (query, key, value), kept = given, inputs.sample_index_s
         written: tuple[Tensor | None, Tensor | None] = (None, None)
         out = query.new_empty(query.shape)
-        if self._spec.rotates is not None:
+        positions = inputs.positions_t
+        if self._rotates_first:
             self._rotate_and_cache(inputs, query, key, value, out)
         else:
             nobody = inputs.without_rows()
-            self._attend(nobody, self.prepare(nobody, None), query, key, value, out)
+            self._attend(nobody, self.prepare(nobody, None), query, key, value, out, positions)
             written = (key[kept], value[kept])
         if len(kept):
             metadata = self.prepare(rows, None)
-            self._attend(rows, metadata, query[kept], *written, out[: len(kept)])
+            self._attend(rows, metadata, query[kept], *written, out[: len(kept)], positions[kept])
         return out[: len(kept)].flatten(1)
 
     def _attend(
@@ -168,8 +208,24 @@ class PagedAttention(LayerMixer[PagedMetadata]):
         key: Tensor | None,
         value: Tensor | None,
         out: Tensor,
+        positions: Tensor | None = None,
     ) -> None:
-        spec = self._spec
+        if self._owner is not None:
+            self._owner.attend(
+                AttentionCall(
+                    query=query,
+                    key=key,
+                    value=value,
+                    pages=self._pages,
+                    rows=rows,
+                    metadata=metadata.own,
+                    out=out,
+                    spec=self._attention,
+                    rotation=self._rotation(positions),
+                    deterministic=self._spec.deterministic,
+                )
+            )
+            return
         paged_attention(
             query,
             key,
@@ -184,9 +240,24 @@ class PagedAttention(LayerMixer[PagedMetadata]):
             self._attention,
             rows.max_query_len,
             rows.max_seq_len,
-            spec.deterministic,
+            self._spec.deterministic,
             metadata.schedule,
             0 if self._backend is None else self._backend.handle,
+        )
+
+    def _rotation(self, positions: Tensor | None) -> Rotation | None:
+        """What the owner of the group has to do to queries and keys first."""
+        spec, weights = self._spec, self._weights
+        if spec.rotates is None:
+            return None
+        assert positions is not None
+        assert weights.rope_table is not None
+        return Rotation(
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=spec.rotates.eps,
+            table=weights.rope_table,
+            positions=positions,
         )
 
     def _rotate_and_cache(

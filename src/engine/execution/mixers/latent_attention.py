@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from src.engine.devices.transfer import upload
+from src.engine.execution.group_attention import AttentionCall, GroupAttention, LayerShape
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers.mixer import LayerMixer
@@ -32,10 +33,13 @@ class LatentMetadata(NamedTuple):
         See `src.ops.latent_expansion`; ``None``: every row is absorbed, or the kernel decides.
     keys
         Number of expanded keys.
+    own
+        What the backend that owns the group has prepared.
     """
 
     plan: Tensor | None
     keys: int
+    own: Any = None
 
 
 class LatentAttention(LayerMixer[LatentMetadata]):
@@ -45,15 +49,41 @@ class LatentAttention(LayerMixer[LatentMetadata]):
     """
 
     def __init__(
-        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+        self,
+        mixer: Mixer,
+        weights: Any,
+        kv_cache: KVCache,
+        backend: Backend | None,
+        owner: GroupAttention | None = None,
     ) -> None:
+        self._owner = owner
         # The layer's group, which selects its block tables.
         self._group = kv_cache.layout.group_of[mixer.layer]
         self._spec: LatentMixerSpec = mixer.spec
         self._weights: LatentMixerWeights = weights
         (self._cache,) = kv_cache.layers[mixer.layer].values()
-        self._shape = self.shares = LatentShape.of(
-            weights.up, self._cache.shape[2], mixer.spec.value_dim
+        self._pages = None if owner is None else owner.pages((self._cache,))
+        self._shape = LatentShape.of(weights.up, self._cache.shape[2], mixer.spec.value_dim)
+        # An owner prepares for its group; the plan of rows to expand is of all groups.
+        self.shares = (self._shape, None if owner is None else self._group)
+
+    @classmethod
+    def layer_shape(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> LayerShape | None:
+        """See `LayerMixer`."""
+        spec: LatentMixerSpec = mixer.spec
+        (cache,) = kv_cache.layers[mixer.layer].values()
+        return LayerShape(
+            is_latent=True,
+            num_heads=spec.num_heads,
+            num_kv_heads=1,
+            head_dim=weights.up.shape[1] - spec.value_dim + spec.rope_dim,
+            value_dim=spec.value_dim,
+            block_size=cache.shape[1],
+            dtype=spec.dtype,
+            cache_dtype=cache.dtype,
+            features=frozenset(),
+            rotates=False,
+            deterministic=spec.deterministic,
         )
 
     @classmethod
@@ -92,6 +122,8 @@ class LatentAttention(LayerMixer[LatentMetadata]):
 
     def prepare(self, rows: AttentionRows, lengths_b: np.ndarray | None) -> LatentMetadata:
         """See `LayerMixer`: the rows to expand, for a GPU."""
+        if self._owner is not None:
+            return LatentMetadata(None, 0, self._owner.prepare(rows, lengths_b))
         device = self._cache.device
         if device.type != "cuda" or lengths_b is None or self._spec.deterministic:
             return LatentMetadata(None, 0)
@@ -133,6 +165,22 @@ class LatentAttention(LayerMixer[LatentMetadata]):
         latent: Tensor,
         out: Tensor,
     ) -> None:
+        if self._owner is not None:
+            self._owner.attend_latent(
+                AttentionCall(
+                    query=query,
+                    key=latent,
+                    value=None,
+                    pages=self._pages,
+                    rows=rows,
+                    metadata=metadata.own,
+                    out=out,
+                    spec=AttentionSpec(self._spec.scale),
+                    up=self._weights.up,
+                    deterministic=self._spec.deterministic,
+                )
+            )
+            return
         latent_attention(
             query,
             latent,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from torch import Tensor
 
+from src.engine.execution.group_attention import GroupAttention, LayerShape
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
@@ -35,9 +36,28 @@ class LayerMixer(Generic[Metadata]):
     shares: Hashable = None
 
     def __init__(
-        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+        self,
+        mixer: Mixer,
+        weights: Any,
+        kv_cache: KVCache,
+        backend: Backend | None,
+        owner: GroupAttention | None = None,
     ) -> None:
+        """Build the mixer of a layer.
+
+        Parameters
+        ----------
+        backend
+            Kernels of the ops, see `ForwardPass`.
+        owner
+            What computes attention of the layer's group in place of the ops.
+        """
         raise NotImplementedError
+
+    @classmethod
+    def layer_shape(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> LayerShape | None:
+        """What the layer asks of attention; None if it is no attention."""
+        return None
 
     @classmethod
     def shape_for_libraries(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.engine.execution.group_attention import GroupAttention
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers.mixer import LayerMixer
@@ -32,7 +33,12 @@ class Recurrence(LayerMixer[None]):
     is_captured = False
 
     def __init__(
-        self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
+        self,
+        mixer: Mixer,
+        weights: Any,
+        kv_cache: KVCache,
+        backend: Backend | None,
+        owner: GroupAttention | None = None,
     ) -> None:
         self._spec: RecurrenceMixerSpec = mixer.spec
         self._weights: RecurrenceMixerWeights = weights
