@@ -110,7 +110,7 @@ class ForwardPass:
                 self._preparing.append(mixer)
             self._metadata_of.append(number)
         # Whether the last layer shares its metadata with no other.
-        self._is_last_alone = self._metadata_of.count(len(numbers) - 1) == 1
+        self._is_last_alone = self._metadata_of.count(self._metadata_of[-1]) == 1
         self._stopped = False
 
     def stop(self) -> None:

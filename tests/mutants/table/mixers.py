@@ -36,6 +36,15 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/engine/execution/forward_pass.py",
+        (_ONE_CALL[0] + "[chunk-granite_moehybrid]",),
+        (
+            "what a layer before the last needs is not prepared",
+            "self._metadata_of.count(self._metadata_of[-1]) == 1",
+            "self._metadata_of.count(len(numbers) - 1) == 1",
+        ),
+    ),
+    *mutations_of(
         "src/engine/execution/group_attention.py",
         _OWNERS,
         (
