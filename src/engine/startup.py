@@ -21,7 +21,7 @@ from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
 from src.core.start_timeline import StartTimeline
-from src.core.status import STARTUP_PHASES, ModelInfo, served_names
+from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
@@ -384,6 +384,7 @@ def _build_runner(
             block_size=memory.kv.block_size,
             device=device,
             page_blocks=kv_cache.layout.page_blocks,
+            own_inputs=model.own_inputs,
         ),
         Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device)),
         num_threads=config.device.num_threads or usable_cpus(),
@@ -480,6 +481,12 @@ def _model_info(
         created=int(time.time()),
         default_sampling=_default_sampling(model),
         default_max_tokens=model.generation.max_new_tokens,
+        step_inputs=tuple(
+            StepInputShape(
+                each.tensor.name, each.tensor.shape, each.is_integer, each.beyond, each.below
+            )
+            for each in model.own_inputs
+        ),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from src.models.program import (
     Mix,
     Mixer,
     Program,
+    StepInput,
     run_chain,
     run_head,
     run_program,
@@ -197,6 +199,11 @@ class Model:
         return self.program.mixers
 
     @property
+    def own_inputs(self) -> tuple[StepInput, ...]:
+        """The step inputs that its family declared."""
+        return self.program.own_inputs
+
+    @property
     def functions(self) -> tuple[Function, ...]:
         """The functions that run the program's calls uncompiled."""
         return (run_chain,) * len(self.program.calls)
@@ -246,6 +253,8 @@ class Model:
         mix: Mix,
         kept: Tensor | None = None,
         adapter_slots: Tensor | None = None,
+        own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
+        outputs: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H] in the model's dtype.
 
@@ -258,13 +267,16 @@ class Model:
             kept: int64 [K], indices of the tokens whose hidden states are wanted. None: all.
             adapter_slots: int64 [T], the slot of each token's adapter, -1 for none. None: no token
                 has one, and nothing is computed for adapters.
+            own_inputs: [T, ...], the program's own inputs by name.
+            outputs: gets the program's outputs, see `program.run_program`.
         """
-        given = {INPUT_IDS: input_ids, POSITIONS: positions}
-        if adapter_slots is None:
-            return run_program(self.program, functions, self.bound, given, mix, kept)
-        assert self.adapted is not None, "it has no slots"
-        given[ADAPTER_SLOTS] = adapter_slots
-        return run_program(self.adapted.program, functions, self.adapted.bound, given, mix, kept)
+        given = {INPUT_IDS: input_ids, POSITIONS: positions, **own_inputs}
+        variant = self._variants[0]
+        if adapter_slots is not None:
+            assert self.adapted is not None, "it has no slots"
+            variant = self.adapted
+            given[ADAPTER_SLOTS] = adapter_slots
+        return run_program(variant.program, functions, variant.bound, given, mix, kept, outputs)
 
     def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
         """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
@@ -275,14 +287,14 @@ class Model:
     ) -> tuple[Any, ...]:
         """Arguments of a call of a variant, by default of `program`; its device may be meta.
 
-        Token ids, positions and slots are 0, because they must be valid; other inputs are
+        Integers (token ids, positions, slots) are 0, because they must be valid; other inputs are
         uninitialized.
         """
         bound = self.bound if variant is None else variant.bound
         device = self.spec.device
         tensors = [
             torch.zeros((num_tokens, *tensor.shape), dtype=tensor.dtype, device=device)
-            if tensor.name in (INPUT_IDS, POSITIONS, ADAPTER_SLOTS)
+            if not tensor.dtype.is_floating_point
             else allocate((num_tokens, *tensor.shape), tensor.dtype, device)
             for tensor in call.inputs
         ]

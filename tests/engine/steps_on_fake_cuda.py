@@ -17,11 +17,11 @@ from src.core.config import Config
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
-from src.engine.execution import mixers
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.memory_profile import compute_largest_step
+from src.engine.execution.mixers import latent_attention as latent_mixer
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks
@@ -147,7 +147,7 @@ class Plans:
     def __init__(self) -> None:
         self.made: list[Expansion | None] = []
         latent_expansion.FEWEST_ON_GPU = PROMPT // 4
-        mixers.plan_expansion = self._plan  # type: ignore[assignment]
+        latent_mixer.plan_expansion = self._plan  # type: ignore[assignment]
 
     def _plan(self, *given: Any) -> Expansion | None:
         plan = latent_expansion.plan_expansion(*given)

@@ -219,10 +219,8 @@ async def test_every_family_in_compiled_code(name: str, tmp_path: Path) -> None:
     async with AsyncEngine.open(small_config(directory, **COMPILED)) as engine:
         assert engine.stats.compiled
         assert engine._parts is not None
-        # All of a step in one call, where the kernel library knows whatever is in its program.
-        computer = engine._parts.worker._computer
-        kinds = {mixer.kind for mixer in computer._model.mixers}
-        assert (computer.code.step is not None) == (kinds <= {"attention", "latent_attention"})
+        # All of a step in one call, whatever is in its program.
+        assert engine._parts.worker._computer.code.step is not None
         for count in (1, 6):
             results = await asyncio.gather(
                 *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])

@@ -52,6 +52,17 @@ def embed(spec: EmbeddingSpec, weights: EmbeddingWeights, input_ids: Tensor) -> 
     return residual if spec.multiplier == 1.0 else residual * spec.multiplier
 
 
+def embed_or_take(
+    spec: EmbeddingSpec,
+    weights: EmbeddingWeights,
+    input_ids: Tensor,
+    embeddings: Tensor,
+    is_embedded: Tensor,
+) -> Tensor:
+    """Embeddings [T, H] of the token ids [T], or those that are given, where `is_embedded` [T]."""
+    return torch.where(is_embedded[:, None] != 0, embeddings, embed(spec, weights, input_ids))
+
+
 def final_norm(spec: NormSpec, weights: NormWeights, residual: Tensor) -> Tensor:
     """The residual stream [T, H] to hidden states [T, H]."""
     return rms_norm(residual, weights.norm, spec)

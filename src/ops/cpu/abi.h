@@ -80,6 +80,11 @@ typedef int32_t CompiledFunction(void* container, Handle* inputs, size_t num_inp
                                  Handle* outputs, size_t num_outputs, void* stream, void* proxy);
 
 struct Bound;  // a compiled function and its weights
+struct Step;   // a running step (step.h)
+struct Instruction;
+// What an instruction runs; returns a Status. Python finds the functions by their names,
+// slipstream_step_<kind>.
+typedef int StepFunction(const Instruction*, Step*);
 
 #include "abi_records.h"
 

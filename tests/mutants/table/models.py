@@ -59,8 +59,8 @@ MUTATIONS = (
         _SPELLINGS,
         (
             "an MLP beside attention reads what attention has written",
-            "        elif self._layer.parallel:\n            # The MLP",
-            "        elif False:\n            # The MLP",
+            "    if parts.parallel:\n        # The MLP",
+            "    if False:\n        # The MLP",
         ),
     ),
     *mutations_of(
