@@ -32,7 +32,7 @@ from src import AsyncEngine, Config, SamplingParams
 from src.core.settings import CHECKOUT, known_settings, load_config
 from src.models import Model, load_model, outline_model
 from src.models.gguf.configuration import read_configuration
-from src.models.weights.methods import QuantizedWeight
+from src.ops.projection import Projection
 from src.text.gguf_tokenizer import read_gguf_tokenizer
 
 PAGE: Final = CHECKOUT / "docs" / "quantization.md"
@@ -139,7 +139,7 @@ def _tensors(model: Model) -> list[tuple[str, torch.Tensor]]:
         if parameter.kind == "head" and model.config.tie_word_embeddings:
             continue
         weight: Any = model.weights[name]
-        values = weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
+        values = weight.dequantized() if isinstance(weight, Projection) else weight
         for placement in parameter.placements:
             part = values[placement.index] if placement.index else values
             found.append((placement.tensor, part.contiguous().clone()))

@@ -50,7 +50,6 @@ from src.models import (
 )
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
-from src.models.weights.methods import QuantizedWeight
 from src.ops.cpu.build import (
     ensure_built,
     is_compiling,
@@ -60,6 +59,8 @@ from src.ops.cpu.build import (
 )
 from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
+from src.ops.matrix import Tiling
+from src.ops.projection import Projection
 from src.text import Tokenizer
 from src.text.template_pool import TemplatePools
 
@@ -283,11 +284,11 @@ def _load_model(
         compilation.wait_just_in_time()
     if config.model.quantization is not None and isinstance(model, Model):
         experts = [model.weights[name] for name in model.names_of("experts")]
-        matrices = [w.values for w in model.weights.values() if isinstance(w, QuantizedWeight)]
+        matrices = [w.matrix for w in model.weights.values() if isinstance(w, Projection)]
         logger.info(
             "weights rounded to %s, inputs to 8 bits in %d of %d projections",
             config.model.quantization,
-            sum(values.dim() == 3 for values in matrices),
+            sum(matrix.tiling is Tiling.TILES for matrix in matrices),
             len(matrices),
         )
         if left := sum(each.nbytes for each in experts if isinstance(each, torch.Tensor)):

@@ -32,9 +32,17 @@ from src.models.program import (
     run_program,
 )
 from src.models.weights.cache_scales import CacheScales
-from src.models.weights.methods import ByKind, Formats, Kept, LinearMethod
-from src.models.weights.parameters import Kind, Parameter, allocate, allocate_unset
-from src.ops.linear import fits_strips, to_strips
+from src.models.weights.methods import ByKind, Formats
+from src.models.weights.parameters import (
+    Kind,
+    Method,
+    Parameter,
+    Value,
+    allocate,
+    allocate_unset,
+)
+from src.ops.matrix import Matrix, Tiling, fits_strips, to_strips
+from src.ops.projection import Projection
 
 __all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelSpec"]
 
@@ -78,7 +86,7 @@ class Model:
         group: the ranks that hold it.
         spec: shape, numerics and placement.
         formats: what chooses how parameters are held.
-        methods: parameter -> the linear method that holds it; others are plain tensors.
+        methods: parameter -> what makes its value; others are plain tensors.
         aliases: parameter -> the parameter whose values it shares.
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
@@ -125,7 +133,7 @@ class Model:
         )
         self.formats = formats or ByKind()
         self.program: Program = builder.program()
-        self.methods: dict[str, LinearMethod] = {}
+        self.methods: dict[str, Method] = {}
         self.kv_scales: dict[int, CacheScales] = {}
         self.table: dict[str, Parameter] = {
             name: self._held(parameter) for name, parameter in builder.parameters.items()
@@ -139,7 +147,7 @@ class Model:
                 # It has a format of its own, so it is a separate parameter with equal values.
                 self.table[name] = head
         before_allocating(self)
-        self.weights: dict[str, Kept] = {
+        self.weights: dict[str, Value] = {
             name: _on(device, make) if outlines_tables else make().to(device)
             for name, make in builder.buffers.items()
         }
@@ -201,7 +209,7 @@ class Model:
         """The functions that run the program's calls uncompiled."""
         return (run_chain,) * len(self.program.calls)
 
-    def replace(self, name: str, weight: Kept) -> None:
+    def replace(self, name: str, weight: Value) -> None:
         """Replace a parameter's weight. Not while a call runs.
 
         A mixer's weights must be replaced before the engine builds its mixers, which keep them.
@@ -235,7 +243,8 @@ class Model:
             if parameter.kind == "matrix" or (parameter.kind == "head" and includes_head):
                 weight = self.weights[name]
                 if isinstance(weight, Tensor) and fits_strips(weight):
-                    self.replace(name, lay_out(weight))
+                    tiles = Matrix.plain(lay_out(weight), Tiling.TILES)
+                    self.replace(name, Projection(tiles))
                 yield
 
     def forward(
@@ -295,7 +304,7 @@ class Model:
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.
 
-        The tensors of a quantized parameter are named ``<parameter>.<field>``.
+        The tensors of a matrix with an encoding of its own are named ``<parameter>.<field>``.
         """
         tensors: dict[str, Tensor] = {}
         for name, weight in self.weights.items():
@@ -304,8 +313,7 @@ class Model:
             if isinstance(weight, Tensor):
                 tensors[name] = weight
             else:
-                parts = weight._asdict().items()
-                tensors |= {f"{name}.{field}": part for field, part in parts if part is not None}
+                tensors |= {f"{name}.{part}": own for part, own in weight.tensors().items()}
         return tensors
 
     def names_of(self, kind: Kind) -> list[str]:
@@ -320,14 +328,14 @@ class Model:
     def _held(self, parameter: Parameter) -> Parameter:
         """The parameter as the formats hold it; its method, if it has one, is put down."""
         try:
-            held, method = self.formats.hold(parameter, self.group.size)
+            held = self.formats.hold(parameter, self.group.size)
         except ValueError as error:
             raise ModelLoadError(f"{self.formats.name}: {parameter.name}: {error}") from None
-        if method is not None:
-            self.methods[parameter.name] = method
+        if held.method is not None:
+            self.methods[parameter.name] = held.method
         return held
 
-    def _room_for(self, parameter: Parameter) -> Kept:
+    def _room_for(self, parameter: Parameter) -> Value:
         method, device = self.methods.get(parameter.name), self.spec.device
         if method is None:
             return allocate(parameter.shape, parameter.dtype, device)
@@ -336,10 +344,11 @@ class Model:
             outline = method.make(method.staging(parameter.shape, parameter.dtype, meta))
         except ValueError as error:
             raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
-        if isinstance(outline, Tensor):
-            return allocate_unset(outline.shape, outline.dtype, device)
-        parts = (p if p is None else allocate_unset(p.shape, p.dtype, device) for p in outline)
-        return type(outline)(*parts)
+
+        def room(part: Tensor) -> Tensor:
+            return allocate_unset(part.shape, part.dtype, device)
+
+        return room(outline) if isinstance(outline, Tensor) else outline.map(room)
 
     def _resolve(self, weights: Any) -> Any:
         """Replace names by weights in nested tuples of names (or None)."""

@@ -15,10 +15,10 @@ from src import AsyncEngine, SamplingParams
 from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
-from src.models.weights.methods import QuantizedWeight
 from src.ops.cpu import build
 from src.ops.cpu.build import ensure_built
 from src.ops.cpu.levels import LEVELS
+from src.ops.projection import Projection
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
 
@@ -46,7 +46,7 @@ def dims(model: Model) -> list[int]:
     names = [name for name, each in model.table.items() if each.kind == "matrix"]
     assert len(names) == 4 * SIZES["num_hidden_layers"]
     weights = [model.weights[name] for name in [*names, "head"]]
-    return [w.values.dim() if isinstance(w, QuantizedWeight) else w.dim() for w in weights]
+    return [w.matrix.values.dim() if isinstance(w, Projection) else 2 for w in weights]
 
 
 @pytest.mark.parametrize(

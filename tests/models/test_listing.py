@@ -51,9 +51,6 @@ def test_every_family_names_each_parameter_and_mixer(family: str, tmp_path: Path
 
 def test_encodings_are_named() -> None:
     lines = listed(CHECKOUT / "configs" / "demo", quantization="int8")
-    assert any(
-        line.startswith("    layers.0.qkv_weight [512, 192] QuantizedWeight(")
-        and "[512, 192] int8, scales [512] float32" in line
-        for line in lines
-    )
+    parts = "(values [512, 192] int8, scales [512] float32)"
+    assert f"    layers.0.qkv_weight [512, 192] int8 per row {parts}" in lines
     assert "    layers.0.input_norm [192] float32" in lines

@@ -19,7 +19,7 @@ from src.distributed import Group
 from src.models import Model, load_config, load_model
 from src.models.weights.checkpoint import open_checkpoint
 from src.models.weights.loader import outline_model
-from src.models.weights.stacks import StackedWeight
+from src.ops.matrix import Matrix
 from tests.models.harness import dense_logits
 from tests.models.test_placements import loaded
 from tests.models.test_quantized_checkpoints import (
@@ -110,10 +110,10 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def stacks(model: Model) -> list[StackedWeight]:
+def stacks(model: Model) -> list[Matrix]:
     found = [model.weights[name] for name in model.names_of("experts")]
     assert found
-    stacked = [each for each in found if isinstance(each, StackedWeight)]
+    stacked = [each for each in found if isinstance(each, Matrix)]
     assert len(stacked) == len(found)
     return stacked
 
@@ -135,7 +135,9 @@ def test_experts_stay_as_they_are_stored(
         model = load_model(directory)
     assert "decoded" not in caplog.text
     first, *_ = stacks(model)
+    assert first.is_stack
     assert first.values.dtype == dtype
+    assert first.scales is not None
     assert (first.scales.shape[2] if first.scales.dim() == 3 else 0) == groups
     assert (first.offsets is not None) == has_offsets
     check(model, reference)
@@ -197,8 +199,8 @@ def test_orders_of_gates_and_ups_may_differ_in_any_expert(
     )
     model = load_model(directory)
     gate_up, down = (model.weights[name] for name in model.names_of("experts"))
-    assert isinstance(gate_up, StackedWeight if apart is None else Tensor)
-    assert isinstance(down, StackedWeight)
+    assert isinstance(gate_up, Matrix if apart is None else Tensor)
+    assert isinstance(down, Matrix)
     assert down.order is not None
     # Every expert has an order of its own.
     assert len({tuple(order.tolist()) for order in down.order}) == len(down.order)

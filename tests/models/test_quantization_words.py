@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
-from src.models.weights.methods import QuantizedWeight
 from tests.models.test_quantized_checkpoints import (
     GPTQ,
     PER_GROUP,
@@ -60,7 +59,7 @@ WORDS: dict[str, dict[str, Any]] = {
 def test_words_without_effect_are_passed_over(name: str, field: str, tmp_path: Path) -> None:
     directory, reference = made(tmp_path, WORDS[name], packed(), field=field)
     model = load_model(directory)
-    assert held(model, "down_weight") == {QuantizedWeight}
+    assert held(model, "down_weight") == {"levels"}
     check(model, reference)
 
 
@@ -136,7 +135,7 @@ RULES: dict[str, dict[str, Any]] = {
 def test_rules_of_gptq_that_change_nothing_are_served(name: str, tmp_path: Path) -> None:
     directory, reference = made(tmp_path, GPTQ | {"dynamic": RULES[name]}, gptq())
     model = load_model(directory)
-    assert held(model, "down_weight") == {QuantizedWeight}
+    assert held(model, "down_weight") == {"levels"}
     check(model, reference)
 
 
@@ -151,7 +150,7 @@ def test_rules_of_gptq_may_have_other_bits_and_groups(tmp_path: Path) -> None:
     directory, reference = made(tmp_path, GPTQ | {"dynamic": rules}, pack, by_name=True)
     model = load_model(directory)
     for name in ("down_weight", "output_weight", "qkv_weight"):
-        assert held(model, name) == {QuantizedWeight}
+        assert held(model, name) == {"levels"}
     check(model, reference)
 
 

@@ -27,19 +27,9 @@ from src.distributed import Group
 from src.engine.sizing.planning import Question, plan_model
 from src.models import Model, load_config, load_model
 from src.models.weights.loader import outline_model
-from src.models.weights.methods import QuantizedWeight
-from src.models.weights.schemes import float8
-from src.models.weights.schemes.float8 import (
-    Float8BlockWeight,
-    Float8StaticWeight,
-    Float8TokenWeight,
-    Float8Weight,
-)
-from src.models.weights.schemes.integers import (
-    Int8StaticWeight,
-    Int8TokenWeight,
-    PermutedWeight,
-)
+from src.ops import projection
+from src.ops.matrix import Encoding, Matrix
+from src.ops.projection import InputRounding, Projection
 from tests.models.harness import PagedSequence, dense_logits
 from tests.models.test_oracle import (
     FLOAT32_TOLERANCE,
@@ -55,6 +45,7 @@ from tests.support.quantized import (
     awq,
     change_config,
     change_tensors,
+    form_of,
     fp8,
     gptq,
     int8,
@@ -86,54 +77,54 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 PER_GROUP = weights(strategy="group", group_size=32)
 UNEVEN = PER_GROUP | {"symmetric": False}
 TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
-WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Packer, type]] = {
-    "awq": (AWQ, awq(32), QuantizedWeight),
-    "awq-rows": (AWQ | {"group_size": -1}, awq(-1), QuantizedWeight),
-    "gptq": (GPTQ, gptq(), QuantizedWeight),
-    "gptq-lies": (GPTQ, gptq(lies=True), QuantizedWeight),
-    "gptq-zeros": (GPTQ | {"sym": False}, gptq(symmetric=False), QuantizedWeight),
+WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Packer, str]] = {
+    "awq": (AWQ, awq(32), "levels"),
+    "awq-rows": (AWQ | {"group_size": -1}, awq(-1), "levels"),
+    "gptq": (GPTQ, gptq(), "levels"),
+    "gptq-lies": (GPTQ, gptq(lies=True), "levels"),
+    "gptq-zeros": (GPTQ | {"sym": False}, gptq(symmetric=False), "levels"),
     "gptq-v2-8-bits-by-16": (
         GPTQ | {"sym": False, "checkpoint_format": "gptq_v2", "bits": 8, "group_size": 16},
         gptq(8, 16, symmetric=False, version=2),
-        QuantizedWeight,
+        "levels",
     ),
-    "gptq-order": (GPTQ | {"desc_act": True}, gptq(shuffled=True), PermutedWeight),
+    "gptq-order": (GPTQ | {"desc_act": True}, gptq(shuffled=True), "levels in order"),
     "gptq-order-zeros": (
         GPTQ | {"desc_act": True, "sym": False},
         gptq(shuffled=True, symmetric=False),
-        PermutedWeight,
+        "levels in order",
     ),
-    "packed": (compressed("pack-quantized", PER_GROUP), packed(), QuantizedWeight),
-    "packed-rows": (compressed("pack-quantized", weights()), packed(group=-1), QuantizedWeight),
+    "packed": (compressed("pack-quantized", PER_GROUP), packed(), "levels"),
+    "packed-rows": (compressed("pack-quantized", weights()), packed(group=-1), "levels"),
     "packed-8-bits": (
-        compressed("pack-quantized", weights(bits=8)), packed(8, -1), QuantizedWeight,
+        compressed("pack-quantized", weights(bits=8)), packed(8, -1), "levels",
     ),
     "packed-zeros": (
-        compressed("pack-quantized", UNEVEN), packed(symmetric=False), QuantizedWeight,
+        compressed("pack-quantized", UNEVEN), packed(symmetric=False), "levels",
     ),
     "packed-order": (
         compressed("pack-quantized", PER_GROUP | {"actorder": "group"}),
         packed(shuffled=True),
-        PermutedWeight,
+        "levels in order",
     ),
-    "int8": (compressed("int-quantized", weights(bits=8)), int8(), QuantizedWeight),
+    "int8": (compressed("int-quantized", weights(bits=8)), int8(), "levels"),
     "int8-zeros": (
         compressed("int-quantized", weights(bits=8, symmetric=False)),
         int8(symmetric=False),
-        QuantizedWeight,
+        "levels",
     ),
     "fp8": (
-        compressed("float-quantized", weights("float", 8, strategy="tensor")), fp8(), Float8Weight,
+        compressed("float-quantized", weights("float", 8, strategy="tensor")), fp8(), "e4m3",
     ),
     "fp8-rows": (
-        compressed("naive-quantized", weights("float", 8)), fp8(per_row=True), Float8Weight,
+        compressed("naive-quantized", weights("float", 8)), fp8(per_row=True), "e4m3",
     ),
     "fp8-blocks": (
         compressed(
             "float-quantized", weights("float", 8, strategy="block", block_structure=[32, 32])
         ),
         fp8(32),
-        Float8Weight,
+        "e4m3",
     ),
 }  # fmt: skip
 
@@ -156,10 +147,10 @@ def made(tmp_path: Path, section: Any, pack: Any, family: str = "llama", **more:
     return directory, load_reference(plain)
 
 
-def held(model: Model, ending: str = "_weight") -> set[type]:
+def held(model: Model, ending: str = "_weight") -> set[str]:
     kinds = ("matrix", "head")
     return {
-        type(model.weights[name])
+        form_of(model.weights[name])
         for name, parameter in model.table.items()
         if parameter.kind in kinds and name.endswith(ending)
     }
@@ -198,42 +189,42 @@ def int8_by_token(x: Tensor) -> Tensor:
     return int8_rounded(x, x.abs().amax(-1, keepdim=True) / 127.5)
 
 
-ROUNDED: dict[str, tuple[dict[str, Any], Packer, type, Callable[[Tensor], Tensor]]] = {
-    "fp8": (FP8, fp8(), Float8TokenWeight, float8_by_token),
+ROUNDED: dict[str, tuple[dict[str, Any], Packer, str, Callable[[Tensor], Tensor]]] = {
+    "fp8": (FP8, fp8(), "e4m3 by token", float8_by_token),
     "fp8-static": (
         FP8 | {"activation_scheme": "static"},
         fp8(static="input_scale"),
-        Float8StaticWeight,
+        "e4m3 by static",
         lambda x: float8_rounded(x, torch.tensor(0.02)),
     ),
     "fp8-static-by-its-other-name": (
         FP8 | {"activation_scheme": "static", "weight_block_size": None},
         fp8(name="weight_scale_inv", static="activation_scale"),
-        Float8StaticWeight,
+        "e4m3 by static",
         lambda x: float8_rounded(x, torch.tensor(0.02)),
     ),
     "fp8-blocks": (
         FP8 | {"weight_block_size": [32, 32]},
         fp8(32, name="weight_scale_inv"),
-        Float8BlockWeight,
+        "e4m3 by block",
         float8_by_block,
     ),
     "fbgemm": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1.5},
         fp8(per_row=True),
-        Float8TokenWeight,
+        "e4m3 by token",
         lambda x: float8_rounded(x, x.abs().amax(-1, keepdim=True).clamp(max=1.5) / 448),
     ),
     "w8a8-fp8": (
         compressed("float-quantized", weights("float", 8), TOKEN | {"type": "float"}),
         fp8(per_row=True),
-        Float8TokenWeight,
+        "e4m3 by token",
         float8_by_token,
     ),
     "w8a8-int8": (
         compressed("int-quantized", weights(bits=8), TOKEN | {"type": "int"}),
         int8(),
-        Int8TokenWeight,
+        "levels by token",
         int8_by_token,
     ),
     "w8a8-int8-static": (
@@ -243,7 +234,7 @@ ROUNDED: dict[str, tuple[dict[str, Any], Packer, type, Callable[[Tensor], Tensor
             {"num_bits": 8, "dynamic": False, "strategy": "tensor", "type": "int"},
         ),
         int8(static=True),
-        Int8StaticWeight,
+        "levels by static",
         lambda x: int8_rounded(x, 0.04),
     ),
 }
@@ -277,7 +268,7 @@ def test_latents_are_decoded(tmp_path: Path) -> None:
     directory, reference = made(tmp_path, section, pack, "deepseekv3", kv_lora_rank=32)
     # No row of so small a model has whole blocks, so nothing rounds its inputs.
     model = load_model(directory)
-    assert held(model) == {Tensor}
+    assert held(model) == {"plain"}
     check(model, reference)
 
 
@@ -298,10 +289,10 @@ def test_what_is_ignored_is_left_and_parts_may_disagree(tmp_path: Path) -> None:
         by_name=True,
     )
     for model in (load_model(directory), outline_model(directory)):
-        kinds = {name: type(weight) for name, weight in model.weights.items()}
-        assert kinds["layers.0.qkv_weight"] == kinds["layers.1.gate_up_weight"] == Tensor
-        assert kinds["layers.0.output_weight"] == kinds["layers.1.qkv_weight"] == QuantizedWeight
-        assert kinds["layers.2.down_weight"] == Tensor
+        kinds = {name: form_of(weight) for name, weight in model.weights.items()}
+        assert kinds["layers.0.qkv_weight"] == kinds["layers.1.gate_up_weight"] == "plain"
+        assert kinds["layers.0.output_weight"] == kinds["layers.1.qkv_weight"] == "levels"
+        assert kinds["layers.2.down_weight"] == "plain"
     check(load_model(directory), reference)
 
 
@@ -328,8 +319,8 @@ def test_groups_of_modules_have_formats_of_their_own(tmp_path: Path) -> None:
         tmp_path, section, lambda name: fp8() if "down" in name else packed(), by_name=True
     )
     model = load_model(directory)
-    assert held(model, "down_weight") == {Float8Weight}
-    assert held(model, "qkv_weight") == {QuantizedWeight}
+    assert held(model, "down_weight") == {"e4m3"}
+    assert held(model, "qkv_weight") == {"levels"}
     check(model, reference)
 
 
@@ -339,8 +330,8 @@ def test_orders_that_differ_within_a_parameter_are_decoded(tmp_path: Path) -> No
     pack = gptq(shuffled=True, symmetric=False, seed=lambda: next(seeds))
     directory, reference = made(tmp_path, section, pack)
     model = load_model(directory)
-    assert held(model, "qkv_weight") == {Tensor}
-    assert held(model, "down_weight") == {PermutedWeight}
+    assert held(model, "qkv_weight") == {"plain"}
+    assert held(model, "down_weight") == {"levels in order"}
     check(model, reference)
 
 
@@ -367,7 +358,7 @@ def test_interleaved_rows_are_reordered_with_their_scales(tmp_path: Path) -> Non
     """Cohere's queries and keys are reordered at load: of each part, rows go along."""
     directory, reference = made(tmp_path, AWQ, awq(32), "cohere")
     model = load_model(directory)
-    assert held(model, "qkv_weight") == {QuantizedWeight}
+    assert held(model, "qkv_weight") == {"levels"}
     check(model, reference)
 
 
@@ -538,7 +529,7 @@ def test_ranks_hold_parts_of_what_is_stored(tmp_path: Path, name: str) -> None:
         ("output_weight", 1, None), ("down_weight", 1, None),
     ):  # fmt: skip
         held = [model.weights[f"layers.0.{weight}"] for model in (whole, *parts)]
-        assert {type(one) for one in held} == {kind}
+        assert {form_of(one) for one in held} == {kind}
         want, *halves = (one.dequantized() for one in held)
         if dim == 1:
             got = torch.cat(halves, 1)
@@ -562,14 +553,16 @@ def test_products_of_the_device_are_those_of_the_reference(
     """The call that a GPU gets, which torch has for the CPU as well."""
     torch.manual_seed(0)
     x, matrix = torch.randn(5, 64).bfloat16(), torch.randn(48, 64)
-    scales = float8.float8_scales(matrix)
-    weight = Float8TokenWeight(float8.to_float8(matrix, scales), scales.squeeze(1))
+    scales = InputRounding("token", "e4m3").scales(matrix)
+    values = projection.to_float8(matrix, scales)
+    held = Matrix(values, Encoding("e4m3", None, torch.float32), scales.squeeze(1))
+    weight = Projection(held, InputRounding("token", "e4m3"))
     bias = torch.randn(48).bfloat16()
     want = weight.multiply(x, bias)
-    monkeypatch.setattr(float8, "_multiplies_float8", lambda *given: True)
+    monkeypatch.setattr(projection, "_multiplies_float8", lambda *given: True)
     got = weight.multiply(x, bias)
     assert relative_error(got.float(), want.float()).max() < 0.01
-    static = Float8StaticWeight(*weight[:2], torch.full((1, 1), 0.01))
+    static = Projection(held, InputRounding("static", "e4m3", torch.full((1, 1), 0.01)))
     got = static.multiply(x, bias)
     monkeypatch.undo()
     assert relative_error(got.float(), static.multiply(x, bias).float()).max() < 0.01

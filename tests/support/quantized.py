@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from src.ops.projection import Projection
+
 Packed = tuple[dict[str, Tensor], Tensor]
 Packer = Callable[[Tensor], Packed]
 
@@ -249,3 +251,18 @@ def change_tensors(directory: Path, **changes: Callable[[Tensor], Tensor | None]
         if changed is not None:
             tensors[name] = changed.contiguous()
     save_file(tensors, file, {"format": "pt"})
+
+
+def form_of(weight: Any) -> str:
+    """How a model holds a parameter: its number, whether columns have an order, rounded inputs."""
+    if isinstance(weight, Tensor):
+        return "plain"
+    matrix = weight.matrix if isinstance(weight, Projection) else weight
+    number = "levels" if matrix.encoding.number in ("int4", "int8") else matrix.encoding.number
+    order = " in order" * (matrix.order is not None)
+    stack = "stack of " * matrix.is_stack
+    rounding = weight.rounding if isinstance(weight, Projection) else None
+    if rounding is None:
+        return f"{stack}{number}{order}"
+    assert rounding.number == ("int8" if number == "levels" else number)
+    return f"{stack}{number}{order} by {rounding.scaled}"

@@ -23,9 +23,9 @@ from src.models.generic.trial import try_out
 from src.models.model import ModelSpec
 from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
 from src.models.weights.loader import LoadFormat, Progress
-from src.models.weights.methods import Method
 from src.models.weights.parameters import allocate
 from src.models.weights.quantization_config import method_of, section_of
+from src.ops.rounding import Method
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from src.models.weights.checkpoint import (
 )
 from src.models.weights.dummy import fill_dummy
 from src.models.weights.filling import check_tensors, fill, stored_names
-from src.models.weights.methods import Formats, Method, formats_of
+from src.models.weights.methods import Formats, formats_of
+from src.ops.rounding import Method
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from src.ops.linear import FLOAT8, INT4_RUN, is_e2m1, reference
+from src.ops.matrix import FLOAT8, INT4_RUN, Matrix, Tiling
 
 
 class Tile(NamedTuple):
@@ -120,27 +121,39 @@ def run(
     weight: Tensor,
     scales: Tensor | None,
     bias: Tensor | None,
+    kind: int,
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernel; arguments as in [`linear`][src.ops.linear.linear].
+    """Launch the kernel; arguments as in the schema of [`linear`][src.ops.linear.linear].
 
-    There is a kernel for quantized weights in rows. Others are torch's, or have the reference.
+    There is a kernel for quantized weights in rows; plain ones are torch's.
+
+    Raises
+        ValueError: There is no kernel for such weights. Loading a model decodes them.
     """
     tokens, inputs = x.shape
-    is_known = weight.dtype != FLOAT8 or has_float8(x.device)
-    in_rows = scales is not None and weight.dim() == 2 and not is_e2m1(scales)
-    if scales is None or not in_rows or inputs % INT4_RUN or x.stride(1) != 1 or not is_known:
-        return reference(x, weight, scales, bias, offsets)
+    matrix = Matrix.of_kind(kind, weight, scales, offsets)
+    if scales is None and matrix.tiling is Tiling.ROWS:
+        return functional.linear(x, weight, bias)
+    traits = matrix.encoding.traits
+    is_known = "cuda" in traits.kernels and (weight.dtype != FLOAT8 or has_float8(x.device))
+    if matrix.tiling is Tiling.TILES or inputs % INT4_RUN or not is_known:
+        raise ValueError(
+            f"no kernel for CUDA multiplies {matrix.encoding} in {matrix.tiling.value} with "
+            f"{inputs} inputs"
+        )
+    if x.stride(1) != 1:
+        x = x.contiguous()
     outputs = len(weight)
     out = x.new_empty((tokens, outputs))
     if tokens == 0 or outputs == 0:
         return out
-    group = inputs // (1 if scales.dim() == 1 else scales.shape[1])
+    group = matrix.group
     tile = tile_of(tokens)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens))
     _linear_kernel[grid](
         x, weight, scales, offsets, bias, out, x.stride(0), tokens, inputs, outputs, group,
-        IS_INT4=weight.dtype == torch.uint8, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
+        IS_INT4=traits.bits == 4, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
         K=step_of(group, x.element_size()), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -37,23 +37,27 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/stacks.py",
+        "src/models/weights/methods.py",
         _EXPERTS,
         (
             "the first expert's orders stand for those of all",
-            "if orders.is_meta or (orders == orders[:, :1]).all():",
-            "if orders.is_meta or (orders[0] == orders[0, :1]).all():",
+            "if not orders.is_meta and not (orders == orders[..., :1, :]).all():",
+            "if not orders.is_meta and not (orders[0] == orders[0, :1]).all():",
         ),
         (
             "all experts have the order of the first",
-            "return weight._replace(order=orders[:, 0].contiguous())",
-            "return weight._replace(order=orders[:1, 0].expand(len(orders), -1).contiguous())",
+            "matrix = matrix._replace(order=orders[..., 0, :].contiguous())",
+            "matrix = matrix._replace(order=orders[:1, 0].expand(len(orders), -1).contiguous())",
         ),
         (
             "ups are decoded in the order of gates",
-            "                to[:, order.long()] = rows.to(self.dtype)",
-            "                to[:, own[0].long()] = rows.to(self.dtype)",
+            "decoded[start:stop, order] = dense[start:stop].to(self.dtype)",
+            "decoded[start:stop, orders[0].long()] = dense[start:stop].to(self.dtype)",
         ),
+    ),
+    *mutations_of(
+        "src/models/weights/schemes/columns.py",
+        _EXPERTS,
         (
             "groups of experts are those of the checkpoint, which rows may cut",
             "group = inputs if size is None else math.gcd(size, inputs)",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
-from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
-from src.models.weights.schemes.held import Columns
+from src.models.weights.methods import RoundedInputs
+from src.models.weights.schemes.columns import Columns
+from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import PackedLayout, PlainLayout
 from src.models.weights.schemes.names import ModuleNames, Section
@@ -138,7 +139,7 @@ def _float8(weights: Section, inputs: Section | None) -> Scheme:
     strategy = weights.among("strategy", choices=("tensor", "channel", "block"), default="tensor")
     if strategy != "block":
         rounding = _rounding(inputs, "float", ("token", "tensor"))
-        return Float8Scheme(Float8Packing(None, rounding == "static"), rounding)
+        return Float8Scheme(Float8Packing(None, _is_static(rounding)), rounding)
     block = weights.raw("block_structure")
     if (
         not isinstance(block, list)
@@ -147,25 +148,31 @@ def _float8(weights: Section, inputs: Section | None) -> Scheme:
     ):
         raise weights.error("block_structure", "two positive integers")
     if inputs is None:
-        return Float8Scheme(Float8Packing((block[0], block[1]), False), "none")
+        return Float8Scheme(Float8Packing((block[0], block[1]), False), None)
     inputs.among("strategy", choices=("group",))
     inputs.among("group_size", choices=(block[1],))
     inputs.among("dynamic", choices=(True,))
-    return Float8Scheme(Float8Packing((block[0], block[1]), False), "block")
+    packing = Float8Packing((block[0], block[1]), False)
+    return Float8Scheme(packing, RoundedInputs("block", "e4m3"))
 
 
-def _rounding(section: Section | None, kind: str, dynamic: tuple[str, ...]) -> Inputs:
+def _is_static(rounding: RoundedInputs | None) -> bool:
+    return rounding is not None and rounding.scaled == "static"
+
+
+def _rounding(section: Section | None, kind: str, dynamic: tuple[str, ...]) -> RoundedInputs | None:
     """How inputs are rounded. A dynamic scale of a whole step is one per token instead."""
     if section is None:
-        return "none"
+        return None
+    number: Literal["int8", "e4m3"] = "int8" if kind == "int" else "e4m3"
     section.among("num_bits", choices=(8,))
     section.among("type", choices=(kind,), default="int")
     section.among("symmetric", choices=(True,), default=True)
     if section.among("dynamic", choices=(True, False), default=False):
         section.among("strategy", choices=dynamic, default="tensor")
-        return "token"
+        return RoundedInputs("token", number)
     section.among("strategy", choices=("tensor",), default="tensor")
-    return "static"
+    return RoundedInputs("static", number)
 
 
 def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
@@ -176,7 +183,7 @@ def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
     order = weights.among("actorder", choices=("group", "weight", "static", "none"), default="none")
     rounding = _rounding(inputs, "int", ("token", "tensor"))
     if form == "pack-quantized":
-        if rounding != "none":
+        if rounding is not None:
             raise ValueError("input_activations are not supported with pack-quantized")
         bits = weights.among("num_bits", choices=(4, 8))
         return IntegerScheme(
@@ -185,5 +192,5 @@ def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
     if order == "group":
         raise weights.error("actorder", "of pack-quantized weights only")
     bits = weights.among("num_bits", choices=(8,))
-    layout = PlainLayout(bits, columns, is_symmetric, rounding == "static")
+    layout = PlainLayout(bits, columns, is_symmetric, _is_static(rounding))
     return IntegerScheme(IntegerPacking(layout), rounding)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
-from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
-from src.models.weights.schemes.held import Columns
+from src.models.weights.methods import RoundedInputs
+from src.models.weights.schemes.columns import Columns
+from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import AwqLayout, GptqLayout, Zeros
 from src.models.weights.schemes.names import ModuleNames, Section
 from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
+from src.ops.projection import Scaled
 
 # What a rule of `dynamic` may change.
 _OF_LAYOUT = ("bits", "group_size", "sym", "desc_act")
@@ -61,17 +63,16 @@ def read_fp8(given: Mapping[str, Any]) -> CheckpointFormats:
     section = Section(given)
     section.among("fmt", choices=("e4m3",), default="e4m3")
     section.among("scale_fmt", choices=("float", "ue8m0"), default="float")
-    scheme = section.among("activation_scheme", choices=("dynamic", "static"), default="dynamic")
+    inputs = section.among("activation_scheme", choices=("dynamic", "static"), default="dynamic")
     block = _block(section)
-    if block is not None and scheme == "static":
+    if block is not None and inputs == "static":
         raise section.error("activation_scheme", "'dynamic' with weight_block_size")
-    inputs: Inputs = "static" if scheme == "static" else "token" if block is None else "block"
-    packing = Float8Packing(block, scheme == "static")
+    scaled: Scaled = "static" if inputs == "static" else "token" if block is None else "block"
+    packing = Float8Packing(block, inputs == "static")
     left_out = ModuleNames(section.strings(*_LEFT_OUT))
     by = "tensor" if block is None else f"block of {block[0]} x {block[1]}"
-    return CheckpointFormats(
-        f"fp8 with scales per {by}", OneScheme(Float8Scheme(packing, inputs), left_out)
-    )
+    scheme = Float8Scheme(packing, RoundedInputs(scaled, "e4m3"))
+    return CheckpointFormats(f"fp8 with scales per {by}", OneScheme(scheme, left_out))
 
 
 def _block(section: Section) -> tuple[int, int] | None:
@@ -95,9 +96,8 @@ def read_fbgemm(given: Mapping[str, Any]) -> CheckpointFormats:
         or math.isnan(bound)
     ):
         raise section.error("activation_scale_ub", "a positive number")
-    scheme = Float8Scheme(
-        Float8Packing(None, False), "token", None if bound is None else float(bound)
-    )
+    inputs = RoundedInputs("token", "e4m3", None if bound is None else float(bound))
+    scheme = Float8Scheme(Float8Packing(None, False), inputs)
     left_out = ModuleNames(section.strings(*_LEFT_OUT))
     return CheckpointFormats("fp8 with scales per row", OneScheme(scheme, left_out))
 
