@@ -17,6 +17,7 @@ from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec, kv_of
+from src.models.loading.cache_scales import CacheScales
 from src.models.program import (
     ADAPTER_SLOTS,
     HIDDEN,
@@ -31,7 +32,6 @@ from src.models.program import (
     run_head,
     run_program,
 )
-from src.models.weights.cache_scales import CacheScales
 from src.models.weights.methods import ByKind, Formats
 from src.models.weights.parameters import (
     Kind,

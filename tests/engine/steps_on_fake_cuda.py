@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-import src.models.weights.loader
+import src.models.loading.loader
 from src.core.config import Config
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
@@ -164,7 +164,7 @@ class Plans:
 
 def main() -> None:
     # Values are of no use, and random ones come of a device's generator.
-    src.models.weights.loader.fill_dummy = lambda *_: None
+    src.models.loading.loader.fill_dummy = lambda *_: None
     with fake_cuda():
         steps = Steps(Path(sys.argv[1]), rotates=sys.argv[2] == "rotates")
         with NobodyWaits():

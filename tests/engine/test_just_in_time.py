@@ -14,8 +14,8 @@ from src.core.errors import EngineDeadError
 from src.engine import startup
 from src.engine.execution.compilation import ProgramCompilation
 from src.models import Implementation, Model, load_model
-from src.models.weights import loader
-from src.models.weights.filling import fill
+from src.models.loading import loader
+from src.models.loading.filling import fill
 from src.ops.cpu.cache_root import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
-from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE
-from src.models.weights.filling import stored_names
+from src.models.checkpoint import INDEX_FILE, SINGLE_FILE
+from src.models.loading.filling import stored_names
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -102,7 +102,7 @@ class TestPlacement:
         self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = load_model(checkpoint)
-        monkeypatch.setattr("src.models.weights.checkpoint._CHUNK_BYTES", 1000)
+        monkeypatch.setattr("src.models.checkpoint._CHUNK_BYTES", 1000)
         for dtype in ("float32", "bfloat16"):
             pieces = load_model(checkpoint, dtype=dtype)
             for name, parameter in pieces.parameters().items():
@@ -199,7 +199,7 @@ class TestRefusals:
     def test_a_file_that_shrinks_while_it_is_read_is_named(
         self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from src.models.weights import loader
+        from src.models.loading import loader
 
         opened = loader.open_checkpoint
 

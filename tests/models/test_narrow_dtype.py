@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from src import LLM, SamplingParams
 from src.core.errors import GenerationError
 from src.models import load_model
-from src.models.weights.loader import outline_model
+from src.models.loading.loader import outline_model
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 from tests.support.gguf_files import Type, write_gguf

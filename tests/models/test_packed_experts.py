@@ -17,8 +17,8 @@ from torch import Tensor
 
 from src.distributed import Group
 from src.models import Model, load_config, load_model
-from src.models.weights.checkpoint import open_checkpoint
-from src.models.weights.loader import outline_model
+from src.models.checkpoint import open_checkpoint
+from src.models.loading.loader import outline_model
 from src.ops.matrix import Matrix
 from tests.models.harness import dense_logits
 from tests.models.test_placements import loaded

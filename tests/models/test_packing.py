@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model
-from src.models.weights.checkpoint import first_dtype
+from src.models.checkpoint import first_dtype
 from src.models.weights.packing import Mxfp4
 from src.ops.matrix import Matrix
 from src.ops.projection import Projection

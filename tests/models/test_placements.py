@@ -13,13 +13,13 @@ from torch import Tensor
 from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.models.builder import ProgramBuilder
+from src.models.checkpoint import open_checkpoint
 from src.models.config import ModelConfig
 from src.models.decoder import write_decoder
 from src.models.layers.attention import apply_rope
+from src.models.loading.filling import check_tensors, fill
 from src.models.model import Model
 from src.models.registry import family_of, load_config
-from src.models.weights.checkpoint import open_checkpoint
-from src.models.weights.filling import check_tensors, fill
 from src.models.weights.methods import formats_of
 from src.models.weights.parameters import Placement, own_part, rows_of, stored_shape
 from src.models.weights.transforms import InHalves, Transposed

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_model, outline_model
-from src.models.weights.filling import reader_threads
+from src.models.loading.filling import reader_threads
 from src.models.weights.methods import Rounded
 from src.ops.linear import round_inputs
 from src.ops.matrix import LARGEST_UNIT, Matrix, Tiling

@@ -26,7 +26,7 @@ from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.engine.sizing.planning import Question, plan_model
 from src.models import Model, load_config, load_model
-from src.models.weights.loader import outline_model
+from src.models.loading.loader import outline_model
 from src.ops import projection
 from src.ops.matrix import Encoding, Matrix
 from src.ops.projection import InputRounding, Projection

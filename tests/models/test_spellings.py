@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
+from src.models.checkpoint import SINGLE_FILE
 from src.models.config import AttentionConfig, ExpertsConfig, RecurrenceConfig
 from src.models.families.family import EXPERT_COUNTS
 from src.models.layers.rope import inverse_frequencies
-from src.models.weights.checkpoint import SINGLE_FILE
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import CLASSES, load_reference, make_checkpoint
 

@@ -11,7 +11,7 @@ import torch
 
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.models import keys_and_values
-from src.models.weights.loader import load_model
+from src.models.loading.loader import load_model
 from src.models.weights.methods import plain
 from src.ops.cpu.build import kernel_library
 from src.ops.host_memory import lazy_zeros

@@ -8,7 +8,7 @@ from functools import partial
 from unittest import mock
 
 from src.models import Model
-from src.models.weights import loader
+from src.models.loading import loader
 
 
 @contextmanager

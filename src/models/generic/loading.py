@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from src.core.errors import ModelLoadError
+from src.models.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
 from src.models.config import DTYPE_NAMES
 from src.models.fields import read_json
 from src.models.generation import parse_generation
@@ -20,9 +21,8 @@ from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
 from src.models.generic.positions import leave_out_temperature, position_limit
 from src.models.generic.trial import try_out
+from src.models.loading.loader import LoadFormat, Progress
 from src.models.model import ModelSpec
-from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
-from src.models.weights.loader import LoadFormat, Progress
 from src.models.weights.parameters import allocate
 from src.models.weights.quantization_config import method_of, section_of
 from src.ops.rounding import Method
@@ -59,7 +59,7 @@ def load_by_transformers(
     transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
     maps safetensors, and tensor by tensor they are copied to where they stay.
 
-    Args: as of `weights.loader.load_model`. Those about quantization, and ``deterministic``, are
+    Args: as of `loading.loader.load_model`. Those about quantization, and ``deterministic``, are
         refused unless they ask for nothing.
 
     Raises:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from src.core.gguf import TYPES_BY_NAME
+from src.models.checkpoint import StoredTensor
 from src.models.gguf.types import BLOCK_TYPES, BlockType, decode, require_finite
-from src.models.weights.checkpoint import StoredTensor
 from src.models.weights.methods import OFFSETS, SCALES, VALUES, Stored
 from src.models.weights.parameters import NUMBERS, WEIGHT, Parameter, Placement, StoredForm
 from src.models.weights.transforms import InHalves, PartByPart

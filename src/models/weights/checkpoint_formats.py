@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from src.models.weights.checkpoint import StoredTensor
+from src.models.checkpoint import StoredTensor
 from src.models.weights.parameters import NUMBERS, Method, Parameter, Placement, RowPacking
 from src.models.weights.transforms import InHalves, PartByPart
 

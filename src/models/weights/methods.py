@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from src.models.weights.checkpoint import StoredTensor
+from src.models.checkpoint import StoredTensor
 from src.models.weights.parameters import (
     WEIGHT,
     Index,

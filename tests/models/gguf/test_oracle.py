@@ -15,7 +15,7 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model, outline_model
-from src.models.weights import filling
+from src.models.loading import filling
 from src.ops.matrix import Matrix
 from src.ops.projection import Projection
 from tests.models.harness import PagedSequence, dense_logits

@@ -80,7 +80,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/loader.py",
+        "src/models/loading/loader.py",
         ("tests/models/gguf/test_odd_metadata.py", "tests/models/test_narrow_dtype.py"),
         (
             "sizes are not held against the tensors before memory is taken",
@@ -94,7 +94,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/checkpoint.py",
+        "src/models/checkpoint.py",
         ("tests/models/test_loader.py",),
         (
             "copies in two shards are not compared",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from src.core.errors import ModelLoadError
-from src.models.weights.checkpoint import StoredTensor, TensorReader
+from src.models.checkpoint import StoredTensor, TensorReader
 from src.models.weights.parameters import NUMBERS
 
 # Tools write them beside the projections or within them. `kv_scale` is of both. Scales of queries

@@ -19,18 +19,18 @@ from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.distributed import Group
 from src.models.adapters.memory import AdapterRoom
-from src.models.config import DTYPE_NAMES, ModelConfig
-from src.models.model import Model
-from src.models.registry import family_of, load_config
-from src.models.weights.cache_scales import read_scales, scale_names
-from src.models.weights.checkpoint import (
+from src.models.checkpoint import (
     StoredTensor,
     TensorReader,
     equal_contents,
     open_checkpoint,
 )
-from src.models.weights.dummy import fill_dummy
-from src.models.weights.filling import check_tensors, fill, stored_names
+from src.models.config import DTYPE_NAMES, ModelConfig
+from src.models.loading.cache_scales import read_scales, scale_names
+from src.models.loading.dummy import fill_dummy
+from src.models.loading.filling import check_tensors, fill, stored_names
+from src.models.model import Model
+from src.models.registry import family_of, load_config
 from src.models.weights.methods import Formats, formats_of
 from src.ops.rounding import Method
 
