@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,8 +16,7 @@ from src.models.adapters.targets import in_halves
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
-from src.models.layer_kv import LayerKVSpec, kv_of
-from src.models.loading.cache_scales import CacheScales
+from src.models.layer_kv import CacheScales, LayerKVSpec, kv_of
 from src.models.program import (
     ADAPTER_SLOTS,
     HIDDEN,
@@ -32,7 +31,7 @@ from src.models.program import (
     run_head,
     run_program,
 )
-from src.models.weights.methods import ByKind, Formats
+from src.models.weights.methods import ByKind, Formats, Stored
 from src.models.weights.parameters import (
     Kind,
     Method,
@@ -44,7 +43,7 @@ from src.models.weights.parameters import (
 from src.ops.matrix import Matrix, Tiling, fits_strips, to_strips
 from src.ops.projection import Projection
 
-__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelSpec"]
+__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelOptions", "ModelSpec"]
 
 WriteProgram = Callable[[ProgramBuilder, ModelConfig], None]
 
@@ -66,6 +65,45 @@ class ModelSpec:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Everything that a model is built of beside its configuration.
+
+    Attributes
+    ----------
+    device
+        Of its parameters; `meta` for an outline.
+    max_positions
+        See `ModelSpec`.
+    group
+        The ranks that hold it.
+    deterministic
+        Whether a token's result must be the same bits in every batch.
+    formats
+        What chooses how parameters are held.
+    rotates_in_op
+        See `ProgramBuilder`; None: if the device is CUDA.
+    outlines_tables
+        Whether tables are computed on the device itself. On the meta device that takes no memory,
+        but imports torch's compiler.
+    adapters
+        Slots for adapters; None: it takes none.
+    served_on
+        The device whose kernels multiply, for an outline; None: ``device``.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_positions: int
+    group: Group = field(default_factory=Group)
+    deterministic: bool = False
+    formats: Formats = field(default_factory=ByKind)
+    rotates_in_op: bool | None = None
+    outlines_tables: bool = False
+    adapters: AdapterRoom | None = None
+    served_on: torch.device | None = None
+
+
 class Variant(NamedTuple):
     """A program, per call of it the weights of its functions, and its index among the variants."""
 
@@ -77,12 +115,12 @@ class Variant(NamedTuple):
 class Model:
     """A program with preallocated, fused parameters, which are not filled yet.
 
-    With `outlines_tables` tables are computed on the device itself. On the meta device that takes
-    no memory, but imports torch's compiler. `before_allocating` is called when the table of
-    parameters is complete, before any of them takes memory.
+    `before_allocating` is called when the table of parameters is complete, before any of them takes
+    memory.
 
     Attributes:
         config: the checkpoint's configuration.
+        options: what it is built of beside that.
         group: the ranks that hold it.
         spec: shape, numerics and placement.
         formats: what chooses how parameters are held.
@@ -101,37 +139,30 @@ class Model:
         self,
         config: ModelConfig,
         write: WriteProgram,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_positions: int,
-        group: Group | None = None,
-        deterministic: bool = False,
-        formats: Formats | None = None,
-        rotates_in_op: bool | None = None,
-        outlines_tables: bool = False,
-        adapters: AdapterRoom | None = None,
+        options: ModelOptions,
         before_allocating: Callable[[Model], None] = lambda model: None,
     ) -> None:
+        dtype, device, adapters = options.dtype, options.device, options.adapters
+        rotates = options.rotates_in_op
         builder = ProgramBuilder(
             dtype=dtype,
             device=device,
-            max_positions=max_positions,
-            group=group or Group(),
-            deterministic=deterministic,
-            rotates_in_op=device.type == "cuda" if rotates_in_op is None else rotates_in_op,
+            max_positions=options.max_positions,
+            group=options.group,
+            deterministic=options.deterministic,
+            rotates_in_op=device.type == "cuda" if rotates is None else rotates,
         )
         write(builder, config)
-        self.config = config
+        self.config, self.options = config, options
         self.group = builder.group
         self.spec = ModelSpec(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            max_positions=max_positions,
+            max_positions=options.max_positions,
             dtype=dtype,
             device=device,
         )
-        self.formats = formats or ByKind()
+        self.formats = options.formats
         self.program: Program = builder.program()
         self.methods: dict[str, Method] = {}
         self.kv_scales: dict[int, CacheScales] = {}
@@ -148,7 +179,7 @@ class Model:
                 self.table[name] = head
         before_allocating(self)
         self.weights: dict[str, Value] = {
-            name: _on(device, make) if outlines_tables else make().to(device)
+            name: _on(device, make) if options.outlines_tables else make().to(device)
             for name, make in builder.buffers.items()
         }
         for parameter in self.table.values():
@@ -331,8 +362,16 @@ class Model:
             held = self.formats.hold(parameter, self.group.size)
         except ValueError as error:
             raise ModelLoadError(f"{self.formats.name}: {parameter.name}: {error}") from None
-        if held.method is not None:
-            self.methods[parameter.name] = held.method
+        method = held.method
+        if isinstance(method, Stored) and not method.encoding.has_kernel(
+            held.shape[-1],
+            self.options.served_on or self.options.device,
+            is_stack=len(held.shape) == 3,
+        ):
+            # Decoded once, and not in every call.
+            return replace(held, method=None)
+        if method is not None:
+            self.methods[parameter.name] = method
         return held
 
     def _room_for(self, parameter: Parameter) -> Value:

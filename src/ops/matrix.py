@@ -42,6 +42,9 @@ LARGEST_UNIT: Final = 64
 MIDDLE: Final = 8
 """What is stored for the level 0 of 4 bits."""
 
+FLOAT8_CAPABILITY: Final = (8, 9)
+"""The first CUDA devices that convert 8-bit floating point numbers."""
+
 _LARGEST_FLOAT8: Final = 448.0
 _SIGN = -128  # XOR with it maps an int8 value to the bits of value + 128, unsigned.
 _LOW_HALVES = 0x0F0F0F0F
@@ -318,6 +321,20 @@ class Encoding:
     def traits(self) -> Number:
         """What is known of its numbers."""
         return NUMBERS[self.number]
+
+    def has_kernel(self, inputs: int, device: torch.device, *, is_stack: bool) -> bool:
+        """Whether the device has a kernel for rows of so many inputs, of one matrix or experts.
+
+        What has none is decoded when a model is loaded.
+        """
+        if self.scale is None:
+            return True
+        devices = self.traits.expert_kernels if is_stack else self.traits.kernels
+        if inputs % INT4_RUN or device.type not in devices:
+            return False
+        if self.number != "e4m3" or device.type != "cuda" or not torch.cuda.is_available():
+            return True
+        return torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
     def parts(self, rows: int, inputs: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
         """Shape and dtype of the tensors of a matrix in rows; one scale of a row is [N, 1]."""

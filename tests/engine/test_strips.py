@@ -15,6 +15,7 @@ from src import AsyncEngine, SamplingParams
 from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
+from src.models.loading.options import LoadOptions
 from src.ops.cpu import build
 from src.ops.cpu.build import ensure_built
 from src.ops.cpu.levels import LEVELS
@@ -97,8 +98,8 @@ def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> No
     assert dims(tied) == [3] * 8 + [2]
     assert tied.weights["head"] is tied.weights["embedding"]
     for other in (
-        load_model(directory, dtype="float32"),
-        load_model(directory, quantization="int8"),
+        load_model(directory, LoadOptions(dtype="float32")),
+        load_model(directory, LoadOptions(quantization="int8")),
     ):
         before = dims(other)
         list(other.lay_out())

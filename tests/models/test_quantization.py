@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from src.core.errors import ModelLoadError
 from src.models import Model, load_model, outline_model
 from src.models.loading.filling import reader_threads
+from src.models.loading.options import LoadOptions
 from src.models.weights.methods import Rounded
 from src.ops.linear import round_inputs
 from src.ops.matrix import LARGEST_UNIT, Matrix, Tiling
@@ -129,7 +130,7 @@ def quantized_reference(directory: Path, decoder: Model) -> Any:
 def test_latent_attention_keeps_its_own_projection(tmp_path: Path, architecture: str) -> None:
     """The model is that of its rounded matrices; what makes keys and values is none of them."""
     directory = make_checkpoint(tmp_path, architecture, moe_intermediate_size=64)
-    rounded, plain = load_model(directory, quantization="int8"), load_model(directory)
+    rounded, plain = load_model(directory, LoadOptions(quantization="int8")), load_model(directory)
     found = set()
     for name, weight in rounded.weights.items():
         if isinstance(weight, Projection):
@@ -152,7 +153,7 @@ def test_the_model_is_the_one_of_the_rounded_matrices(
     tmp_path: Path, architecture: str, tie: bool, method: Any
 ) -> None:
     directory = make_checkpoint(tmp_path / "model", architecture, tie=tie)
-    decoder = load_model(directory, quantization=method)
+    decoder = load_model(directory, LoadOptions(quantization=method))
     reference = quantized_reference(directory, decoder)
     want = reference(torch.tensor([PROMPT])).logits[0]
     for got in (dense_logits(decoder, PROMPT), PagedSequence(decoder).append(PROMPT)):
@@ -175,7 +176,7 @@ def test_inputs_are_rounded_where_that_is_asked_for(tmp_path: Path, method: Any)
     """By transformers whose linear layers are given rounded inputs, and the rounded matrices."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     directory = make_checkpoint(tmp_path / "model", "qwen3", tie=True, **sizes)
-    decoder = load_model(directory, quantization=method, rounds_inputs=True)
+    decoder = load_model(directory, LoadOptions(quantization=method, rounds_inputs=True))
     for weight in of_layers(decoder, "down_weight"):
         assert weight.tiling is Tiling.TILES
     reference = quantized_reference(directory, decoder)
@@ -183,7 +184,7 @@ def test_inputs_are_rounded_where_that_is_asked_for(tmp_path: Path, method: Any)
         if isinstance(module, torch.nn.Linear):
             unit = LARGEST_UNIT if method == "int8" or name == "lm_head" else 32
             module.register_forward_pre_hook(partial(_rounded, unit))
-    exact = load_model(directory, quantization=method)
+    exact = load_model(directory, LoadOptions(quantization=method))
     errors, effects = [], []
     for prompt in [*([token] for token in PROMPT), PROMPT]:  # the last one attends as well
         want = reference(torch.tensor([prompt])).logits[0]
@@ -208,7 +209,8 @@ def _rounded(unit: int, module: torch.nn.Module, args: tuple[torch.Tensor]) -> t
 def test_matrices_that_do_not_fit_strips_stay_in_rows(tmp_path: Path) -> None:
     sizes = {"hidden_size": 96, "intermediate_size": 128, "head_dim": 32}
     decoder = load_model(
-        make_checkpoint(tmp_path / "model", **sizes), quantization="int8", rounds_inputs=True
+        make_checkpoint(tmp_path / "model", **sizes),
+        LoadOptions(quantization="int8", rounds_inputs=True),
     )
     pairs = zip(of_layers(decoder, "qkv_weight"), of_layers(decoder, "down_weight"), strict=True)
     for qkv, down in pairs:
@@ -218,10 +220,9 @@ def test_matrices_that_do_not_fit_strips_stay_in_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_who_wants_digits_is_not_rounded_unasked(tmp_path: Path, dtype: str) -> None:
     directory = make_checkpoint(tmp_path / "model", hidden_size=128, intermediate_size=256)
-    arguments: dict[str, Any] = {"dtype": dtype, "quantization": "int8"}
     for wish, rounds in ((None, dtype == "bfloat16"), (True, True), (False, False)):
-        decoder = load_model(directory, **arguments, rounds_inputs=wish)
-        outline = outline_model(directory, **arguments, rounds_inputs=wish)
+        options = LoadOptions(dtype=dtype, quantization="int8", rounds_inputs=wish)
+        decoder, outline = load_model(directory, options), outline_model(directory, options)
         # Code is compiled by the outline's shapes.
         own, planned = decoder.weights["head"].matrix, outline.weights["head"].matrix
         assert own.values.shape == planned.values.shape
@@ -245,7 +246,7 @@ def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
         return parts
 
     monkeypatch.setattr(Rounded, "staging", watched)
-    decoder = load_model(directory, quantization="int4")
+    decoder = load_model(directory, LoadOptions(quantization="int4"))
     gc.collect()
     assert not alive
     assert most <= reader_threads() + 2 < 12 * 4
@@ -259,7 +260,7 @@ def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_rows_that_cannot_be_cut_into_groups_are_refused(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model", intermediate_size=48)
     with pytest.raises(ModelLoadError, match=r"quantization = 'int8'.* 48 weights .* 32"):
-        load_model(directory, quantization="int8")
+        load_model(directory, LoadOptions(quantization="int8"))
     directory = make_checkpoint(tmp_path / "other")
     with pytest.raises(ModelLoadError, match=r"quantization = 'int4'.* 64 weights .* 128"):
-        load_model(directory, quantization="int4", group_size=128)
+        load_model(directory, LoadOptions(quantization="int4", group_size=128))

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
+from src.models.loading.options import LoadOptions
 from tests.models.test_quantized_checkpoints import (
     GPTQ,
     PER_GROUP,
@@ -89,7 +90,7 @@ def test_a_checkpoint_whose_cache_alone_is_quantized_is_a_plain_one(
     model = load_model(directory)
     assert model.kv_scales == {0: (0.5, 0.5)}
     check(model, reference)
-    assert "layers.0.down_weight" in load_model(directory, quantization="int8").methods
+    assert "layers.0.down_weight" in load_model(directory, LoadOptions(quantization="int8")).methods
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -27,6 +27,7 @@ from src.distributed import Group
 from src.engine.sizing.planning import Question, plan_model
 from src.models import Model, load_config, load_model
 from src.models.loading.loader import outline_model
+from src.models.loading.options import LoadOptions
 from src.ops import projection
 from src.ops.matrix import Encoding, Matrix
 from src.ops.projection import InputRounding, Projection
@@ -262,6 +263,36 @@ def test_inputs_are_rounded_as_the_format_says(tmp_path: Path, name: str) -> Non
     assert relative_error(torch.cat(parts), want).mean() < ROUNDED_TOLERANCE / 30
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8-rows"])
+def test_rows_that_no_kernel_takes_are_decoded_once(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """80 inputs of down: no multiple of 32. A start says so, and no call decodes the matrix."""
+    section, pack, _ = WEIGHT_ONLY[name]
+    shape = {"num_hidden_layers": 1, "intermediate_size": 80}
+    directory, reference = made(tmp_path, section, pack, **shape)
+    with caplog.at_level("WARNING"):
+        model = load_model(directory)
+    assert held(model, "down_weight") == {"plain"}
+    assert held(model, "qkv_weight") == {"e4m3"}
+    assert "1 parameters (layers.0.down_weight) are decoded to float32" in caplog.text
+    check(model, reference)
+    assert held(outline_model(directory), "down_weight") == {"plain"}
+
+
+def test_what_a_gpu_has_no_kernel_for_is_decoded_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, pack, _ = WEIGHT_ONLY["fp8"]
+    directory, _ = made(tmp_path, section, pack, num_hidden_layers=1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, form in (((8, 0), "plain"), ((9, 0), "e4m3")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
+        outline = outline_model(directory, LoadOptions(device=torch.device("cuda")))
+        assert held(outline, "qkv_weight") == {form}
+        assert held(outline_model(directory), "qkv_weight") == {"e4m3"}
+
+
 def test_latents_are_decoded(tmp_path: Path) -> None:
     section = FP8 | {"weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     pack = fp8(128, name="weight_scale_inv")
@@ -365,14 +396,14 @@ def test_interleaved_rows_are_reordered_with_their_scales(tmp_path: Path) -> Non
 def test_rounding_at_load_is_not_for_what_is_quantized(tmp_path: Path) -> None:
     directory, _ = made(tmp_path, AWQ, awq(32), num_hidden_layers=1)
     with pytest.raises(ModelLoadError, match=r"model\.quantization = 'int8'.*quantized already"):
-        load_model(directory, quantization="int8")
+        load_model(directory, LoadOptions(quantization="int8"))
 
 
 def test_dummy_weights_have_the_format(tmp_path: Path) -> None:
     for name, (section, pack, kind, *_) in (WEIGHT_ONLY | ROUNDED).items():
         if name in ("gptq-order", "awq", "fp8-blocks", "w8a8-int8-static"):
             directory, _ = made(tmp_path / name, section, pack, num_hidden_layers=1)
-            model = load_model(directory, load_format="dummy")
+            model = load_model(directory, LoadOptions(load_format="dummy"))
             assert held(model) == {kind}
             assert dense_logits(model, prompt_of(5)).isfinite().all()
 

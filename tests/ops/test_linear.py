@@ -31,7 +31,7 @@ def assert_matches(got: torch.Tensor, args: tuple[Any, ...], rounds_groups: bool
     ``rounds_groups``: and of weights in groups, to bfloat16, where tokens are of that.
     """
     x, weight, scales, bias, kind, *offsets = args
-    matrix = Matrix.of_kind(kind, weight, scales, *offsets).dequantized().to(x.dtype)
+    matrix = Matrix.of_kind(kind, weight, scales, *offsets).dequantized()
     in_groups = scales is not None and scales.dim() == 2
     if rounds_groups and in_groups and x.dtype == torch.bfloat16:
         matrix = matrix.bfloat16()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from src.core.gguf import TYPES_BY_NAME
-from src.models.checkpoint import StoredTensor
 from src.models.gguf.types import BLOCK_TYPES, BlockType, decode, require_finite
 from src.models.weights.methods import OFFSETS, SCALES, VALUES, Stored
 from src.models.weights.parameters import NUMBERS, WEIGHT, Parameter, Placement, StoredForm
@@ -156,7 +155,7 @@ class GGUFFormats:
         """The same, with inputs rounded or not."""
         return replace(self, rounds_inputs=inputs)
 
-    def opened(self, stored: Mapping[str, StoredTensor]) -> GGUFFormats:
+    def opened(self, stored: Mapping[str, torch.dtype]) -> GGUFFormats:
         """The same: a file's header has told all."""
         return self
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from src.models.checkpoint import StoredTensor
+import torch
+
 from src.models.weights.parameters import NUMBERS, Method, Parameter, Placement, RowPacking
 from src.models.weights.transforms import InHalves, PartByPart
 
@@ -68,10 +69,10 @@ class CheckpointFormats:
     schemes: Schemes
     plain: frozenset[str] = frozenset()
 
-    def opened(self, stored: Mapping[str, StoredTensor]) -> CheckpointFormats:
-        """The same with knowledge of the checkpoint's tensors."""
+    def opened(self, stored: Mapping[str, torch.dtype]) -> CheckpointFormats:
+        """The same with knowledge of the checkpoint's tensors: name -> dtype."""
         return replace(
-            self, plain=frozenset(n for n, one in stored.items() if one.dtype in NUMBERS)
+            self, plain=frozenset(name for name, dtype in stored.items() if dtype in NUMBERS)
         )
 
     def rounding(self, *, inputs: bool) -> CheckpointFormats:

@@ -14,7 +14,6 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from src.models.checkpoint import StoredTensor
 from src.models.weights.parameters import (
     WEIGHT,
     Index,
@@ -252,8 +251,8 @@ class StoredFormats(Formats, Protocol):
     def name(self) -> str:
         """See `Formats`."""
 
-    def opened(self, stored: Mapping[str, StoredTensor]) -> StoredFormats:
-        """The same with knowledge of the checkpoint's tensors."""
+    def opened(self, stored: Mapping[str, torch.dtype]) -> StoredFormats:
+        """The same with knowledge of the checkpoint's tensors: name -> dtype."""
 
     def rounding(self, *, inputs: bool) -> StoredFormats:
         """The same, with inputs rounded to 8 bits where weights are few bits, or as they are."""

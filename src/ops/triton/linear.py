@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from src.ops.matrix import FLOAT8, INT4_RUN, Matrix, Tiling
+from src.ops.matrix import FLOAT8, FLOAT8_CAPABILITY, INT4_RUN, Matrix, Tiling
 
 
 class Tile(NamedTuple):
@@ -36,7 +36,6 @@ class Tile(NamedTuple):
 _FEW = Tile(16, 32, 4, 5)
 _MANY = Tile(64, 64, 4, 4)
 _FEW_TOKENS = 32
-_FLOAT8_CAPABILITY = (8, 9)
 _STEP_BYTES = 256  # of a token's inputs that a step reads, at most
 
 
@@ -113,7 +112,7 @@ def _linear_kernel(
 @functools.cache
 def has_float8(device: torch.device) -> bool:
     """Whether the device converts 8-bit floating point numbers."""
-    return torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY
+    return torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
 
 def run(

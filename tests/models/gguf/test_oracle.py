@@ -16,6 +16,7 @@ import torch
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model, outline_model
 from src.models.loading import filling
+from src.models.loading.options import LoadOptions
 from src.ops.matrix import Matrix
 from src.ops.projection import Projection
 from tests.models.harness import PagedSequence, dense_logits
@@ -95,7 +96,7 @@ def test_longrope_of_phi3(make: Callable[..., tuple[Path, Path]]) -> None:
 def test_every_type_is_held_exactly(make: Callable[..., tuple[Path, Path]], kind: Type) -> None:
     wide = WIDE if kind in LARGE else {}
     checkpoint, path = make("llama", lambda name: kind, tie=kind == Type.Q8_0, **wide)
-    model = load_model(path, dtype="float32")
+    model = load_model(path, LoadOptions(dtype="float32"))
     held = [name for name, each in model.weights.items() if isinstance(each, Projection)]
     assert "layers.0.qkv_weight" in held
     assert "head" in held
@@ -140,7 +141,7 @@ def test_types_may_differ_within_a_layer(
         wide["moe_intermediate_size"] = 256
     checkpoint, path = make(architecture, mixed, **wide)
     assert load_config(path).dtype == "bfloat16"
-    exact = load_model(path, dtype="float32")
+    exact = load_model(path, LoadOptions(dtype="float32"))
     want = reference_of(path, checkpoint, architecture)
     assert_only_rounded(dense_logits(exact, PROMPT), want)
     weight = exact.weights["layers.1.qkv_weight"]
@@ -160,7 +161,7 @@ def test_experts_may_have_rounded_inputs(make: Callable[..., tuple[Path, Path]])
     """Where gates and ups are whole strips, they are laid out for integer products."""
     wide = WIDE | {"moe_intermediate_size": 64}
     checkpoint, path = make("qwen3_moe", lambda name: Type.Q4_0, **wide)
-    model = load_model(path, dtype="float32", rounds_inputs=True)
+    model = load_model(path, LoadOptions(dtype="float32", rounds_inputs=True))
     stack = model.weights["layers.1.experts.gate_up"]
     assert isinstance(stack, Matrix)
     assert stack.values.shape[1:] == (2, 32, 256)  # strips, eights of inputs, bytes
@@ -186,13 +187,13 @@ def test_rounding_a_quantized_file_again_is_refused(
 ) -> None:
     path = make("llama", lambda name: Type.Q4_0)[1]
     with pytest.raises(ModelLoadError, match=r"model.quantization = 'int8'.*quantized already"):
-        load_model(path, quantization="int8")
+        load_model(path, LoadOptions(quantization="int8"))
 
 
 def test_a_file_of_plain_types_may_be_rounded(make: Callable[..., tuple[Path, Path]]) -> None:
     _, path = make("llama", lambda name: Type.BF16)
     assert load_config(path).dtype == "bfloat16"
-    model = load_model(path, quantization="int8")
+    model = load_model(path, LoadOptions(quantization="int8"))
     assert isinstance(model.weights["layers.0.qkv_weight"], Projection)
     assert load_config(path).formats is None
 
