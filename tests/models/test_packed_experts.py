@@ -27,6 +27,8 @@ from tests.models.test_quantized_checkpoints import (
     AWQ,
     FP8,
     GPTQ,
+    MODELOPT,
+    NVFP4_WEIGHTS,
     PER_GROUP,
     TOKEN,
     UNEVEN,
@@ -36,7 +38,7 @@ from tests.models.test_quantized_checkpoints import (
     prompt_of,
     weights,
 )
-from tests.support.quantized import Packer, awq, fp8, gptq, int8, packed
+from tests.support.quantized import Packer, awq, fp8, gptq, int8, nvfp4, packed
 
 BYTE, FLOAT8 = torch.int8, torch.float8_e4m3fn
 # Nothing else is quantized, so that no other inputs are rounded.
@@ -105,6 +107,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer, str, torch.dtype, int, bool]] =
         FP8 | {"weight_block_size": [128, 128]},
         fp8(128, name="weight_scale_inv"), "qwen3_moe", FLOAT8, 3, False,
     ),
+    "nvfp4": (
+        compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS), nvfp4(), "qwen3_moe", BYTE, 4, False,
+    ),
+    "modelopt": (MODELOPT, nvfp4(modelopt=True), "mixtral", BYTE, 4, False),
 }  # fmt: skip
 SIZES: dict[str, dict[str, int]] = {
     "fp8-second-blocks": {"hidden_size": 192, "moe_intermediate_size": 160}

@@ -50,6 +50,7 @@ from tests.support.quantized import (
     fp8,
     gptq,
     int8,
+    nvfp4,
     packed,
     write_quantized,
 )
@@ -78,6 +79,12 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 PER_GROUP = weights(strategy="group", group_size=32)
 UNEVEN = PER_GROUP | {"symmetric": False}
 TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
+NVFP4_WEIGHTS = weights("float", 4, strategy="tensor_group", group_size=16)
+A4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+      "symmetric": True, "dynamic": "local"}  # fmt: skip
+MODELOPT: dict[str, Any] = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
+}  # fmt: skip
 WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Packer, str]] = {
     "awq": (AWQ, awq(32), "levels"),
     "awq-rows": (AWQ | {"group_size": -1}, awq(-1), "levels"),
@@ -127,6 +134,9 @@ WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Packer, str]] = {
         fp8(32),
         "e4m3",
     ),
+    "nvfp4": (compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS), nvfp4(), "levels"),
+    "nvfp4-w4a4": (compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS, A4), nvfp4(a4=True), "levels"),
+    "modelopt": (MODELOPT, nvfp4(modelopt=True, a4=True), "levels"),
 }  # fmt: skip
 
 
@@ -261,6 +271,58 @@ def test_inputs_are_rounded_as_the_format_says(tmp_path: Path, name: str) -> Non
     chunked = PagedSequence(model)
     parts = [chunked.append(prompt[start : start + 7]) for start in range(0, 40, 7)]
     assert relative_error(torch.cat(parts), want).mean() < ROUNDED_TOLERANCE / 30
+
+
+def test_every_matrix_of_nvfp4_has_its_own_factor(tmp_path: Path) -> None:
+    """Of queries, keys and values: their scales lie in one tensor, each by its own factor."""
+    for name in ("nvfp4", "modelopt"):
+        section, pack, _ = WEIGHT_ONLY[name]
+        plain = make_checkpoint(tmp_path / name / "plain", num_hidden_layers=1)
+        tensors = load_file(plain / "model.safetensors")
+        for part, factor in (("q", 1.0), ("k", 7.0), ("v", 0.01)):
+            tensors[f"model.layers.0.self_attn.{part}_proj.weight"] *= factor
+        save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+        directory = write_quantized(plain, tmp_path / name / "quantized", section, pack)
+        stored = load_file(directory / "model.safetensors")
+        ending = "weight_scale_2" if name == "modelopt" else "weight_global_scale"
+        factors = {
+            stored[f"model.layers.0.self_attn.{part}_proj.{ending}"].item() for part in "qkv"
+        }
+        assert len(factors) == 3
+        check(load_model(directory), load_reference(plain))
+
+
+def test_modelopts_own_file_stands_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With patterns of modules that are left out, and a factor that is no number refused."""
+    directory, reference = made(
+        tmp_path,
+        None,
+        lambda name: None if "layers.1.self_attn" in name else nvfp4(modelopt=True, a4=True),
+        by_name=True,
+    )
+    left_out = ["lm_head", "model.layers.1.self_attn*"]
+    section = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None}
+    own = {
+        "producer": {"name": "modelopt"},
+        "quantization": section | {"exclude_modules": left_out},
+    }
+    (directory / "hf_quant_config.json").write_text(json.dumps(own))
+    with caplog.at_level("INFO"):
+        model = load_model(directory)
+    assert "modelopt NVFP4 (w4a4, whose inputs are not rounded)" in caplog.text
+    assert form_of(model.weights["layers.1.qkv_weight"]) == "plain"
+    assert form_of(model.weights["layers.1.down_weight"]) == "levels"
+    check(model, reference)
+    tensors = load_file(directory / "model.safetensors")
+    for wrong in (0.0, float("nan"), -1.0):
+        name = "model.layers.0.mlp.down_proj.weight_scale_2"
+        save_file(
+            tensors | {name: torch.tensor(wrong)},
+            directory / "model.safetensors",
+            {"format": "pt"},
+        )
+        with pytest.raises(ModelLoadError, match="factor of its scales must be a positive"):
+            load_model(directory)
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rows"])
@@ -437,7 +499,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": -1},
         "activation_scale_ub must be a positive",
     ),
-    "nvfp4": (compressed("nvfp4-pack-quantized", weights("float", 4)), "format must be one of"),
+    "nvfp4 group": (
+        compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS | {"group_size": 32}),
+        "group_size must be 16, got 32",
+    ),
+    "nvfp4 inputs": (
+        compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS, TOKEN | {"type": "float"}),
+        "num_bits must be 4, got 8",
+    ),
+    "mxfp4": (compressed("mxfp4-pack-quantized", NVFP4_WEIGHTS), "format must be one of"),
+    "modelopt": (MODELOPT | {"quant_algo": "FP8"}, "quant_algo must be 'nvfp4', got 'fp8'"),
+    "modelopt cache": (
+        MODELOPT | {"kv_cache_quant_algo": "NVFP4"},
+        "kv_cache_quant_algo must be 'fp8'",
+    ),
     "bits": (compressed("pack-quantized", weights(bits=3)), "num_bits must be 4 or 8, got 3"),
     "strategy": (compressed("pack-quantized", weights(strategy="x")), "strategy must be"),
     "cache": (

@@ -24,8 +24,8 @@ def test_the_entry_points_of_compiled_code_are_written_from_the_schemas() -> Non
 def test_a_shim_declares_what_the_schema_says() -> None:
     assert entries.c_shim(LINEAR) == (
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
-        "AtenTensorHandle* scales, AtenTensorHandle* bias, int64_t kind, AtenTensorHandle* offsets, "
-        "AtenTensorHandle* ret)"
+        "AtenTensorHandle* scales, AtenTensorHandle* bias, int64_t kind, "
+        "AtenTensorHandle* offsets, AtenTensorHandle* ret)"
     )
     shim = entries.c_shim(EXPERTS)
     assert "int64_t activation, double alpha, double limit, int32_t weighs_inputs" in shim

@@ -23,7 +23,7 @@ ENCODINGS = (
     Encoding("e4m3", 32, torch.float32),
     Encoding("e2m1", 32, torch.uint8),
 )
-# The largest error over the largest magnitude of a group: half a step at the end of a number's range.
+# The largest error over the largest magnitude of a group: half of a number's largest step.
 ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7, "e4m3": 2**-4, "e2m1": 0.25}
 
 

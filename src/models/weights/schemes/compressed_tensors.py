@@ -13,9 +13,11 @@ from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import PackedLayout, PlainLayout
 from src.models.weights.schemes.names import ModuleNames, Section
+from src.models.weights.schemes.nvfp4 import COMPRESSED_TENSORS, GROUP, Nvfp4Packing, Nvfp4Scheme
 from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_NVFP4 = "nvfp4-pack-quantized"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", _NVFP4)
 _LINEAR = "Linear"
 _STATUSES = ("compressed", "frozen", "calibration", "initialized")
 
@@ -125,11 +127,25 @@ def _group(section: Section, common: Any, name: str, allowance: Allowance) -> tu
 def _scheme(weights: Section, inputs: Section | None, form: str) -> tuple[Scheme, str]:
     kind = weights.among("type", choices=("int", "float"), default="int")
     weights.among("dynamic", choices=(False,), default=False)
+    if form == _NVFP4:
+        return _nvfp4(weights, inputs)
     rounded = "" if inputs is None else "a8"
     if form == "float-quantized" or (form == "naive-quantized" and kind == "float"):
         return _float8(weights, inputs), f"w8{rounded}"
     weights.among("type", choices=("int",), default="int")
     return _integers(weights, inputs, form), f"w{weights.raw('num_bits')}{rounded or 'a16'}"
+
+
+def _nvfp4(weights: Section, inputs: Section | None) -> tuple[Scheme, str]:
+    for section in (weights, inputs):
+        if section is not None:
+            section.among("num_bits", choices=(4,))
+            section.among("type", choices=("float",))
+            section.among("strategy", choices=("tensor_group",))
+            section.among("group_size", choices=(GROUP,))
+            section.among("symmetric", choices=(True,), default=True)
+    served = "w4a16" if inputs is None else "w4a4, whose inputs are not rounded"
+    return Nvfp4Scheme(Nvfp4Packing(COMPRESSED_TENSORS)), served
 
 
 def _float8(weights: Section, inputs: Section | None) -> Scheme:

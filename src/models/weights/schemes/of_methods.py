@@ -1,7 +1,8 @@
-"""Reads the sections of FP8, FBGEMM, AWQ and GPTQ checkpoints: one scheme, and a list of names."""
+"""Reads the sections of FP8, FBGEMM, AWQ, GPTQ and ModelOpt: one scheme, and a list of names."""
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import AwqLayout, GptqLayout, Zeros
 from src.models.weights.schemes.names import ModuleNames, Section
+from src.models.weights.schemes.nvfp4 import GROUP, MODELOPT, Nvfp4Packing, Nvfp4Scheme
 from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 from src.ops.projection import Scaled
 
@@ -177,6 +179,25 @@ def _rules(
         kept = {name: given.get(name) for name in _OF_LAYOUT}
         kept |= {name: own.raw(name) for name in _OF_LAYOUT if own.raw(name) is not None}
         yield pattern, _gptq_scheme(Section(kept, f"dynamic[{rule[:100]!r}]"), zeros)
+
+
+def read_modelopt(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: modelopt``, or ``hf_quant_config.json``: NVFP4 weights.
+
+    Names of modules that are left out may have ``*`` for any characters.
+    """
+    inner = given.get("quantization")
+    section = Section(given if inner is None else inner, "" if inner is None else "quantization")
+    section.among("quant_algo", choices=("nvfp4",))
+    section.among("group_size", choices=(GROUP,), default=GROUP)
+    section.among("kv_cache_quant_algo", choices=("fp8", "none"), default="none")
+    names = section.strings("exclude_modules", "ignore")
+    left_out = ModuleNames(
+        [f"{PREFIX}{fnmatch.translate(name)}" if "*" in name else name for name in names]
+    )
+    scheme = Nvfp4Scheme(Nvfp4Packing(MODELOPT))
+    name = "modelopt NVFP4 (w4a4, whose inputs are not rounded)"
+    return CheckpointFormats(name, OneScheme(scheme, left_out, has_head=True))
 
 
 def _grouped(size: int | None) -> str:
