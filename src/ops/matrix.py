@@ -42,9 +42,6 @@ LARGEST_UNIT: Final = 64
 MIDDLE: Final = 8
 """What is stored for the level 0 of 4 bits."""
 
-FLOAT8_CAPABILITY: Final = (8, 9)
-"""The first CUDA devices that convert 8-bit floating point numbers."""
-
 _LARGEST_FLOAT8: Final = 448.0
 _SIGN = -128  # XOR with it maps an int8 value to the bits of value + 128, unsigned.
 _LOW_HALVES = 0x0F0F0F0F
@@ -257,6 +254,7 @@ class Number:
         round: Values and scales of groups: float32 [N, G, group] -> [N, ...] and [N, G].
         kernels: Devices whose `linear` has a kernel for such numbers in rows.
         expert_kernels: The same of `experts`.
+        capability: Of the first CUDA devices that convert such numbers.
     """
 
     name: str
@@ -269,6 +267,13 @@ class Number:
     round: Callable[[Tensor], tuple[Tensor, Tensor]] = _not_rounded
     kernels: frozenset[str] = frozenset({"cpu", "cuda"})
     expert_kernels: frozenset[str] = frozenset({"cpu", "cuda"})
+    capability: tuple[int, int] = (0, 0)
+
+    def is_known_to(self, device: torch.device) -> bool:
+        """Whether a CUDA device that is there converts such numbers; others do."""
+        if self.capability == (0, 0) or device.type != "cuda" or not torch.cuda.is_available():
+            return True
+        return torch.cuda.get_device_capability(device) >= self.capability
 
 
 NUMBERS: Final = {
@@ -279,7 +284,10 @@ NUMBERS: Final = {
         Number("float16", 16, torch.float16, 2, None, 1, _widened),
         Number("int8", 8, torch.int8, 8, 9, SMALLEST_GROUP, _widened_int8, _rounded_int8),
         Number("int4", 4, torch.uint8, 4, 5, INT4_RUN, _widened_int4, _rounded_int4),
-        Number("e4m3", 8, FLOAT8, 12, None, SMALLEST_GROUP, _widened, _rounded_float8),
+        Number(
+            "e4m3", 8, FLOAT8, 12, None, SMALLEST_GROUP, _widened, _rounded_float8,
+            capability=(8, 9),
+        ),
         Number(
             "e2m1", 4, torch.uint8, 6, None, INT4_RUN, _widened_e2m1, _rounded_e2m1,
             kernels=frozenset({"cpu"}),
@@ -330,11 +338,8 @@ class Encoding:
         if self.scale is None:
             return True
         devices = self.traits.expert_kernels if is_stack else self.traits.kernels
-        if inputs % INT4_RUN or device.type not in devices:
-            return False
-        if self.number != "e4m3" or device.type != "cuda" or not torch.cuda.is_available():
-            return True
-        return torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
+        is_known = device.type in devices and self.traits.is_known_to(device)
+        return is_known and inputs % INT4_RUN == 0
 
     def parts(self, rows: int, inputs: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
         """Shape and dtype of the tensors of a matrix in rows; one scale of a row is [N, 1]."""

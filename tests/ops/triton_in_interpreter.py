@@ -274,8 +274,6 @@ def refuses(run: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> None:
 
 
 def experts_match() -> None:
-    # Its conversions are the interpreter's.
-    experts.has_float8 = lambda device: True
     for case in EXPERTS.cases:
         # Strips are the CPU's, and the interpreter's products of bfloat16 are none.
         if case["dtype"] == torch.bfloat16 or case["weight"].startswith("strips"):

@@ -24,7 +24,7 @@ from src.models.weights.parameters import (
     allocate_unset,
 )
 from src.ops import rounding
-from src.ops.matrix import FLOAT8, Encoding, Matrix
+from src.ops.matrix import Encoding, Matrix
 from src.ops.projection import InputRounding, Projection, Scaled
 
 VALUES: Final = "values"
@@ -212,7 +212,8 @@ class Stored:
 
 def _staged(dtype: torch.dtype) -> torch.dtype:
     # As bytes: rows of these are reordered, for which torch has no code of 8-bit floats.
-    return torch.uint8 if dtype == FLOAT8 else dtype
+    is_narrow = dtype.is_floating_point and dtype.itemsize == 1
+    return torch.uint8 if is_narrow else dtype
 
 
 @runtime_checkable

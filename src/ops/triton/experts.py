@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, sort_by_expert
-from src.ops.matrix import FLOAT8, INT4_RUN, Matrix, Tiling
-from src.ops.triton.linear import has_float8, step_of
+from src.ops.matrix import INT4_RUN, Matrix, Tiling
+from src.ops.triton.linear import step_of
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
 _CLAMPED_SWIGLU = tl.constexpr(CLAMPED_SWIGLU)
@@ -386,9 +386,7 @@ def _require_kernel(matrix: Matrix) -> None:
         ValueError: The kernels cannot read such a stack of matrices.
     """
     traits, inputs = matrix.encoding.traits, matrix.inputs
-    is_known = "cuda" in traits.expert_kernels and (
-        traits.dtype != FLOAT8 or has_float8(matrix.values.device)
-    )
+    is_known = "cuda" in traits.expert_kernels and traits.is_known_to(matrix.values.device)
     in_groups = matrix.scales is not None and inputs % INT4_RUN == 0
     if matrix.tiling is Tiling.TILES or not is_known or not (_is_of_rows(matrix) or in_groups):
         raise ValueError(

@@ -11,17 +11,15 @@ of its inputs, and nothing is interleaved.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from src.ops.matrix import FLOAT8, FLOAT8_CAPABILITY, INT4_RUN, Matrix, Tiling
+from src.ops.matrix import INT4_RUN, Matrix, Tiling
 
 
 class Tile(NamedTuple):
@@ -52,7 +50,7 @@ def step_of(group: int, element_size: int) -> int:
 @triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     x,  # [tokens, inputs], rows x_stride apart
-    weight,  # [outputs, inputs] int8 or float8_e4m3fn, or [outputs, inputs / 2] uint8
+    weight,  # [outputs, inputs] of 8 bits, or [outputs, inputs / 2] uint8
     scales,  # [outputs, groups] float32
     offsets,  # [outputs, groups] float32, or None
     bias,  # [outputs], or None
@@ -109,12 +107,6 @@ def _linear_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token[:, None] & held)
 
 
-@functools.cache
-def has_float8(device: torch.device) -> bool:
-    """Whether the device converts 8-bit floating point numbers."""
-    return torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
-
-
 def run(
     x: Tensor,
     weight: Tensor,
@@ -135,7 +127,7 @@ def run(
     if scales is None and matrix.tiling is Tiling.ROWS:
         return functional.linear(x, weight, bias)
     traits = matrix.encoding.traits
-    is_known = "cuda" in traits.kernels and (weight.dtype != FLOAT8 or has_float8(x.device))
+    is_known = "cuda" in traits.kernels and traits.is_known_to(x.device)
     if matrix.tiling is Tiling.TILES or inputs % INT4_RUN or not is_known:
         raise ValueError(
             f"no kernel for CUDA multiplies {matrix.encoding} in {matrix.tiling.value} with "
