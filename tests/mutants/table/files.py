@@ -84,8 +84,8 @@ MUTATIONS = (
         ("tests/models/gguf/test_odd_metadata.py", "tests/models/test_narrow_dtype.py"),
         (
             "sizes are not held against the tensors before memory is taken",
-            'before_allocating=check if load_format != "dummy" else lambda model: None,',
-            "",
+            "given, check if not is_dummy else lambda model: None)",
+            "given)",
         ),
         (
             "float16 is kept where its range is left",
