@@ -359,15 +359,16 @@ _MEASURE = """
 import sys, torch
 from pathlib import Path
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 torch.set_num_threads(1)
 def peak():
     # Not getrusage, whose peak a child inherits from its parent.
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 warm, path, dtype = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-load_model(warm, dtype=dtype)
+load_model(warm, LoadOptions(dtype=dtype))
 before = peak()
-decoder = load_model(path, dtype=dtype)
+decoder = load_model(path, LoadOptions(dtype=dtype))
 print(peak() - before)
 """
 
