@@ -15,7 +15,7 @@ from src.distributed import Group
 from src.engine.execution.compiled_program import compiled_program
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.models.builder import ProgramBuilder
-from src.models.model import Model
+from src.models.model import Model, ModelOptions
 from src.models.program import (
     HIDDEN,
     INPUT_IDS,
@@ -276,9 +276,8 @@ def test_what_the_kernel_library_does_not_know_it_is_not_given(depth: int, tmp_p
     config = load_config(path)
 
     def program_of(write: Any, **options: Any) -> Any:
-        model = Model(
-            *(config, write), dtype=torch.float32, device=CPU, max_positions=64, **options
-        )
+        given = ModelOptions(dtype=torch.float32, device=CPU, max_positions=64, **options)
+        model = Model(config, write, given)
         cache = allocate_kv_cache(model.kv_cache_spec(), KVCachePlan(4, 8, 0), CPU)
         functions: Any = [Bindable()] * len(model.program.calls)
         return compiled_program(model, model.variants[0], functions, cache)

@@ -14,7 +14,7 @@ from src.models.layer_kv import LayerKVSpec, keys_and_values
 from src.models.layers.activations import sigmoid
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm, unit
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 from src.ops.attention_spec import AttentionSpec
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from src.models.layers.linear import capped, linear
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True)

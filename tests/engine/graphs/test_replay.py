@@ -21,6 +21,7 @@ from src.engine.execution.mixers import attention as attention_mixer
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fake_capture import FakeCapture
 from tests.support.rotation import mixers_rotate, rotates_in_mixers
@@ -34,7 +35,7 @@ class Engine:
 
     def __init__(self, checkpoint: Path, *, rotates_in_op: bool, dtype: str = "float32") -> None:
         with mixers_rotate(rotates_in_op):
-            model = load_model(checkpoint, dtype=dtype, device=CPU)
+            model = load_model(checkpoint, LoadOptions(dtype=dtype, device=CPU))
         self.cache = allocate_kv_cache(
             model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, BLOCKS, 0), CPU, poison=True
         )
