@@ -181,8 +181,13 @@ def serving(engine: AsyncEngine) -> dict[int, GroupAttention]:
 
 
 # Plain; windows and caps in two groups; sinks; chunks; norms of heads; latents.
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "llama4", "qwen3", "deepseek_v3"])
+NAMES = ("llama", "gemma2", "gpt_oss", "llama4", "qwen3", "deepseekv3")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*((name, way) for name in NAMES for way in ("depth 1", "chunked")), ("llama", "preempted")],
+)
 async def test_a_backend_owns_pages_prefill_and_decode(
     name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,10 +200,11 @@ async def test_a_backend_owns_pages_prefill_and_decode(
             assert engine._parts is not None
             assert len(owners) == len(engine._parts.worker._forward_pass.kv_cache.layout.groups)
             await check(engine, load_reference(directory))
+            assert (engine.stats.preemptions > 0) == (way == "preempted")
     backends = [each for each in kind.made if each in owners.values()]
     assert all(each.attended > 0 for each in backends)
     # Layers that are alike share what is prepared; the last layer prepares for what is sampled.
-    assert all(each.prepared <= 3 * each.attended for each in backends)
+    assert all(each.prepared <= each.attended for each in backends)
 
 
 async def test_a_group_that_a_backend_does_not_honour_is_computed_as_ever(

@@ -226,7 +226,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"pixels": np.zeros((2, 3))}, "no step input 'pixels'"),
     "shape": ({"rope_positions": np.zeros((2, 2), np.int64)}, r"expected \[n, 3\]"),
     "no array": ({"rope_positions": [[1, 2, 3], [4]]}, "expected an array"),
-    "scalar": ({"is_embedded": 1}, "got"),
+    "scalar": ({"is_embedded": 1}, r"expected \[n\], got \[\]"),
     "none": ({"is_embedded": np.zeros(0, np.int64)}, "0 values"),
     "too many": ({"is_embedded": np.zeros(5, np.int64)}, "5 values for a prompt of 4"),
     "numbers": ({"rope_positions": np.zeros((2, 3))}, "expected integers"),
@@ -245,7 +245,8 @@ async def test_bad_values_are_refused_and_disturb_nobody(seeing: Seen) -> None:
             with pytest.raises(InvalidRequestError, match=reason) as refused:
                 await engine.generate(prompt, GREEDY, step_inputs=given)
             assert refused.value.param == "step_inputs"
-        last = engine.model_info.max_model_len - 1
+        assert engine._parts is not None
+        last = engine._parts.worker._forward_pass.model.spec.max_positions - 1
         with pytest.raises(InvalidRequestError, match="the last token would have"):
             await engine.generate(
                 prompt, GREEDY, step_inputs={"rope_positions": np.full((2, 3), last)}

@@ -69,7 +69,8 @@ def _checked(own: StepInputShape, given: Any, prompt_len: int) -> np.ndarray:
     except ValueError:
         raise _wrong(own, "expected an array") from None
     if array.shape[1:] != own.shape or array.ndim != 1 + len(own.shape):
-        raise _wrong(own, f"expected [n, {', '.join(map(str, own.shape))}], got {array.shape}")
+        expected = ", ".join(("n", *map(str, own.shape)))
+        raise _wrong(own, f"expected [{expected}], got {list(array.shape)}")
     if not 1 <= len(array) <= prompt_len:
         raise _wrong(own, f"{len(array)} values for a prompt of {prompt_len} tokens")
     if array.dtype.kind not in ("iu" if own.is_integer else "iuf"):
