@@ -133,8 +133,7 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         gate_up_order: Tensor | None = None,
         down_order: Tensor | None = None,
     ) -> Tensor:
-        tokens, size = hidden.shape
-        count, chosen = len(gate_up), ids.shape[1]
+        (tokens, size), count = hidden.shape, len(gate_up)
         up = Matrix.of_kind(gate_up_kind, gate_up, gate_up_scales, gate_up_offsets)
         last = Matrix.of_kind(down_kind, down, down_scales, down_offsets)
         intermediate = up.outputs // 2
@@ -167,7 +166,7 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 hidden=size,
                 intermediate=intermediate,
                 experts=count,
-                chosen=chosen,
+                chosen=ids.shape[1],
                 x_stride=hidden.stride()[0],
                 dtype=DTYPES[hidden.dtype],
                 gate_up_kind=gate_up_kind,
