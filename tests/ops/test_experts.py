@@ -271,7 +271,7 @@ def test_kernel_refuses_what_does_not_fit(
 ) -> None:
     args = list(EXPERTS.build("cpu", tokens=5, experts=4, chosen=2, hidden=64, intermediate=32))
     args[index] = wrong
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"expected|no matrix of kind 0 has values of"):
         library.experts(*args)
 
 

@@ -225,12 +225,12 @@ def test_one_bad_token_stays_its_own_and_shows(libraries: dict[str, KernelLibrar
 
 
 def test_zeros_stay_zeros_and_rows_may_lie_apart(libraries: dict[str, KernelLibrary]) -> None:
-    x, weight, scales, _ = build("int8", tokens=6, inputs=256, outputs=70, dtype=torch.bfloat16)
+    x, *rest = build("int8", tokens=6, inputs=256, outputs=70, dtype=torch.bfloat16)
     for library in libraries.values():
-        whole = library.streamed_linear(x, weight, scales, None)
-        assert torch.equal(library.streamed_linear(x[::2], weight, scales, None), whole[::2])
+        whole = library.streamed_linear(x, *rest)
+        assert torch.equal(library.streamed_linear(x[::2], *rest), whole[::2])
         wide = torch.cat((x, x), dim=1)
-        assert torch.equal(library.streamed_linear(wide[:, :256], weight, scales, None), whole)
-        nothing = library.streamed_linear(torch.zeros_like(x), weight, scales, None)
+        assert torch.equal(library.streamed_linear(wide[:, :256], *rest), whole)
+        nothing = library.streamed_linear(torch.zeros_like(x), *rest)
         assert torch.equal(nothing, torch.zeros_like(nothing))
-        assert library.streamed_linear(x[:0], weight, scales, None).shape == (0, 70)
+        assert library.streamed_linear(x[:0], *rest).shape == (0, 70)
