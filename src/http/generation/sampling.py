@@ -148,7 +148,7 @@ class FieldNames(NamedTuple):
         newer = request.max_completion_tokens is not None
         return cls(given_field(request), "max_completion_tokens" if newer else "max_tokens")
 
-    def respell(self, error: RequestError) -> None:
+    def apply(self, error: RequestError) -> None:
         """Name in an error as the client did: the limit of tokens, and the form of the text."""
         if error.param == PARAM:
             error.param = self.structured_output

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from src.core.outputs import Completion, Delta, FinishReason, Usage
-from src.http.chat.handlers import PreparedChat
+from src.http.chat.handlers import ChatJob
 from src.http.generation.content_blocks import (
     Block,
     BlockBegin,
@@ -37,7 +37,7 @@ Event: TypeAlias = tuple[str, dict[str, Any]]
 class MessageShape:
     """One message on its way."""
 
-    def __init__(self, chat: PreparedChat) -> None:
+    def __init__(self, chat: ChatJob) -> None:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = chat.model
         self._parser = chat.plan.parser()

@@ -17,8 +17,8 @@ import msgspec
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import FinishReason
 from src.engine.requests.submission import Submission
-from src.http.chat.handlers import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.generation.field_names import respell
+from src.http.chat.handlers import ChatJob, chat_names, prepare_chat, with_client_names
+from src.http.generation.field_names import with_client_field_names
 from src.http.generation.generation import (
     check_end,
     describe_trace,
@@ -75,7 +75,7 @@ async def create_response(call: Call) -> None:
         del request, translation, chat
         await begin()
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise with_client_field_names(with_client_names(error, names), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:
@@ -127,10 +127,10 @@ async def count_input_tokens(call: Call) -> None:
     try:
         drops_turns = request.truncation == "auto"
         chat = await prepare_chat(call, translation.chat, drops_turns=drops_turns)
-        ((prompt, _),) = chat.job.prompts
-        token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
+        ((prompt, _),) = chat.prompts
+        token_ids = await chat.engine.tokenize(prompt, chat=chat.chat)
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise with_client_field_names(with_client_names(error, names), FIELD_NAMES) from None
     await call.answer(_encode(InputTokens(len(token_ids))))
 
 
@@ -216,7 +216,7 @@ class _Work:
         call: Call,
         request: ResponseRequest,
         translation: Translation,
-        chat: PreparedChat,
+        chat: ChatJob,
         owner: bytes,
     ) -> None:
         self._call = call
@@ -246,7 +246,7 @@ class _Work:
         call = self._call
         chat = self._chat
         try:
-            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+            async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
                 if not self._shape.counts_logprobs:
                     # Nobody looks at it meanwhile.
@@ -270,7 +270,7 @@ class _Work:
         """Answer with events."""
         call, shape, chat = self._call, self._shape, self._chat
         try:
-            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+            async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
                 call.spelling = shape
                 await call.write(b"".join(shape.opening()))
@@ -356,7 +356,7 @@ class _Work:
     async def _run(self, queued: asyncio.Future[None]) -> None:
         chat = self._chat
         try:
-            async with submitted(chat.engine, chat.job, self._call.id, None) as (submission,):
+            async with submitted(chat, self._call.id, None) as (submission,):
                 if self._log is not None:
                     self._log_events(self._shape.opening())
                 _settle(queued)
@@ -391,7 +391,7 @@ class _Work:
             for _ in events:
                 pass
         else:
-            self._log_events(self._shape.spelt(events))
+            self._log_events(self._shape.encoded(events))
 
     def _log_events(self, events: list[bytes]) -> None:
         """Keep events, and count them now and then; what there is no room for is let go of."""

@@ -30,7 +30,8 @@ from src.engine.client import AsyncEngine
 from src.engine.requests.submission import Submission
 from src.http.completions.encoder import CompletionShape
 from src.http.generation import logprobs as logprobs_module
-from src.http.generation.generation import Job, forward, submitted
+from src.http.generation.generation import forward, submitted
+from src.http.generation.job import GenerationJob
 from src.http.generation.json_chunks import SLICE, apart, gathered, in_pieces, listed, sliced
 from src.http.generation.logprobs import check_number
 from src.http.generation.prompts import Echo
@@ -313,9 +314,10 @@ async def test_what_goes_wrong_in_a_direct_write_is_the_readers(
 
     direct = SimpleNamespace(is_ready=True, write=written.append)
     call: Any = SimpleNamespace(started=True, direct=direct, write=write)
-    job = Job(prompts=[("x", SamplingParams(max_tokens=50, ignore_eos=True))])
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    job = GenerationJob(engine=engine, model="tiny", prompts=[("x", params)])
     with caplog.at_level(logging.WARNING):
-        async with submitted(engine, job, "x", None) as (submission,):
+        async with submitted(job, "x", None) as (submission,):
             with pytest.raises(InvalidRequestError, match="top_logprobs"):
                 await forward(call, 0, submission, Bounded())
     assert b"".join(written) == b"xxxxx"

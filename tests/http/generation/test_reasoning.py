@@ -13,9 +13,9 @@ from src.core.errors import RequestAbortedError
 from src.core.outputs import Completion, Delta, FinishReason, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.http.chat.handlers import PreparedChat
+from src.http.chat.handlers import ChatJob
 from src.http.generation.content_blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader
-from src.http.generation.generation import EventShape, Job
+from src.http.generation.generation import EventShape
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.messages.encoder import MessageShape
 from src.http.protocol.chat import ChatRequest
@@ -38,7 +38,7 @@ PIECES = ["<think>I wo", "nder.</thi", "nk>Yes", "!"]
 USAGE = Usage(prompt_tokens=7, completion_tokens=16, cached_tokens=3)
 
 
-def deltas(chat: PreparedChat) -> list[Delta]:
+def deltas(chat: ChatJob) -> list[Delta]:
     last = len(PIECES) - 1
     return [
         Delta(
@@ -54,7 +54,7 @@ def deltas(chat: PreparedChat) -> list[Delta]:
 
 
 @pytest.fixture
-def chat(engine: AsyncEngine) -> PreparedChat:
+def chat(engine: AsyncEngine) -> ChatJob:
     plan = AnswerPlan(
         structured_output=None,
         kept_special_token_ids=(),
@@ -67,21 +67,21 @@ def chat(engine: AsyncEngine) -> PreparedChat:
         reasoning=REASONING_SYNTAXES["think"],
         reasoning_is_open=False,
     )
-    return PreparedChat(engine, "tiny", Job(prompts=[("x", SamplingParams())]), None, plan)
+    return ChatJob(engine=engine, model="tiny", prompts=[("x", SamplingParams())], plan=plan)
 
 
-def events_of_all(shape: EventShape, chat: PreparedChat) -> bytes:
+def events_of_all(shape: EventShape, chat: ChatJob) -> bytes:
     return b"".join([shape.events(0, delta) for delta in deltas(chat)])
 
 
 @pytest.fixture
-def response(chat: PreparedChat) -> ResponseShape:
+def response(chat: ChatJob) -> ResponseShape:
     translation = Translation(ChatRequest(messages=[]), [], {})
     return ResponseShape(ResponseRequest(input="x"), translation, chat)
 
 
 async def test_a_response_has_it_as_an_item_of_its_own(
-    response: ResponseShape, chat: PreparedChat
+    response: ResponseShape, chat: ChatJob
 ) -> None:
     text = b"".join((*response.opening(), events_of_all(response, chat), *response.ending(USAGE)))
     events = [strictly(ResponseStreamEvent, data) for _, data in events_of(text.decode())]
@@ -117,7 +117,7 @@ async def test_a_response_has_it_as_an_item_of_its_own(
     assert (turn.content, turn.reasoning_content, turn.tool_calls) == ("Yes!", "I wonder.", None)
 
 
-async def test_a_message_has_it_as_a_block_of_its_own(chat: PreparedChat) -> None:
+async def test_a_message_has_it_as_a_block_of_its_own(chat: ChatJob) -> None:
     shape = MessageShape(chat)
     text = (events_of_all(shape, chat) + shape.ending(USAGE)).decode()
     events = [
@@ -172,7 +172,7 @@ def _finished(reader: BlockReader) -> list[Any]:
     return reader.blocks
 
 
-async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: PreparedChat) -> None:
+async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: ChatJob) -> None:
     tokenizer = chat.engine.tokenizer
     call = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 50
     token_ids = tokenizer.encode(f"<think>a b c</think>{call}", add_special_tokens=False)
@@ -185,7 +185,7 @@ async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: PreparedCh
     assert whole.tokens == one_by_one.tokens == len(thought)
 
 
-async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) -> None:
+async def test_a_call_that_was_cut_short_has_no_arguments(chat: ChatJob) -> None:
     from src.http.messages.encoder import _arguments
 
     for text in ("", "{", '{"a": 1', "[1]", "5", '{"a":' * 5000):
@@ -193,7 +193,7 @@ async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) ->
     assert _arguments('{"a": [1]}') == json.loads('{"a": [1]}')
 
 
-def test_what_was_cancelled_is_not_completed(response: ResponseShape, chat: PreparedChat) -> None:
+def test_what_was_cancelled_is_not_completed(response: ResponseShape, chat: ChatJob) -> None:
     for delta in deltas(chat):
         response.events(0, delta)
     response.cancelled()
