@@ -17,7 +17,7 @@ from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
 from src.http.chat.conversation import conversation
-from src.http.chat.encoder import ChatShape
+from src.http.chat.encoder import ChatEncoder
 from src.http.chat.tools import tool_offer
 from src.http.chat.truncation import newest_turns, tokens_of_answer
 from src.http.generation.generation import run
@@ -52,7 +52,7 @@ async def create_chat_completion(call: Call) -> None:
     names = chat_names(request)
     try:
         job = await prepare_chat(call, request)
-        shape = ChatShape(
+        encoder = ChatEncoder(
             request,
             job.engine,
             job.plan,
@@ -61,7 +61,7 @@ async def create_chat_completion(call: Call) -> None:
         )
         # An answer may take long, and there may be many.
         del request
-        await run(call, job, shape)
+        await run(call, job, encoder)
     except RequestError as error:
         raise with_client_names(error, names) from None
 

@@ -10,7 +10,7 @@ import msgspec
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.sampling_params import THINKING_BUDGET, SamplingParams, shown
 from src.engine.client import AsyncEngine
-from src.http.completions.encoder import CompletionShape
+from src.http.completions.encoder import CompletionEncoder
 from src.http.generation.generation import run
 from src.http.generation.job import GenerationJob
 from src.http.generation.prompts import Echo, Prompt, cut_of, echoes_of, given_prompts, token_ids_of
@@ -39,7 +39,7 @@ async def create_completion(call: Call) -> None:
     try:
         job = await prepare_completion(call, request)
         echoes = await _echoes(job, request) if request.echo else None
-        shape = CompletionShape(
+        encoder = CompletionEncoder(
             request,
             job.engine,
             model=job.model,
@@ -50,7 +50,7 @@ async def create_completion(call: Call) -> None:
         # An answer may take long, and there may be many.
         job.given = []
         del request
-        await run(call, job, shape)
+        await run(call, job, encoder)
     except RequestError as error:
         names.apply(error)
         raise

@@ -1,4 +1,4 @@
-"""Errors of a chat, with its fields as a client of another protocol spelt them."""
+"""Errors of a chat, with its fields as a client of another protocol names them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from src.http.generation.job import GenerationJob
 from src.http.generation.json_chunks import Turn, gathered
 from src.http.generation.logprobs import check_number
 from src.http.generation.sampling import num_logprobs
-from src.http.generation.split_delta import portions
+from src.http.generation.split_delta import split_delta
 from src.http.protocol.generation import StreamOptions
 from src.http.protocol.usage import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from src.http.server.call import Call
@@ -32,7 +32,7 @@ def counts_always(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
-class EventShape(Protocol):
+class EventEncoder(Protocol):
     """How an endpoint spells what the engine says bit by bit."""
 
     def events(self, prompt: int, delta: Delta) -> bytes:
@@ -47,7 +47,7 @@ class EventShape(Protocol):
         """
 
 
-class Shape(EventShape, Protocol):
+class AnswerEncoder(EventEncoder, Protocol):
     """How an endpoint spells all that the engine says. ``id`` is what the answer is called."""
 
     id: str
@@ -59,7 +59,7 @@ class Shape(EventShape, Protocol):
         """The whole answer, in pieces."""
 
 
-async def run(call: Call, job: GenerationJob, shape: Shape) -> None:
+async def run(call: Call, job: GenerationJob, encoder: AnswerEncoder) -> None:
     """Submit all prompts of a job and answer the call.
 
     Whoever calls this lets go of the request first: an answer may take long, and there may be many.
@@ -71,13 +71,13 @@ async def run(call: Call, job: GenerationJob, shape: Shape) -> None:
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
-    describe_trace(call, shape.id, job.asked_model, stream=job.streams)
+    describe_trace(call, encoder.id, job.asked_model, stream=job.streams)
     most = call.server.config.http.max_logprobs_per_answer
     check_number(job.num_prompt_logprobs, most, job.scores_prompts)
     of_token = num_logprobs(job.prompts[0][1].logprobs)
     async with submitted(job, call.id, call.trace) as submissions:
         if job.streams:
-            await _stream(call, submissions, shape, with_usage=job.with_usage)
+            await _stream(call, submissions, encoder, with_usage=job.with_usage)
         else:
             made = functools.partial(_num_made, job.num_prompt_logprobs, of_token, submissions)
             results = []
@@ -86,7 +86,7 @@ async def run(call: Call, job: GenerationJob, shape: Shape) -> None:
                 await submission.wait_end((lambda: made() > most) if of_token else lambda: False)
                 check_number(made() if of_token else 0, most, "logprobs")
                 results.append(await collected(submission))
-            await call.answer(*await gathered(shape.body(results, _total(submissions))))
+            await call.answer(*await gathered(encoder.body(results, _total(submissions))))
 
 
 def _num_made(of_prompts: int, of_token: int, submissions: Sequence[Submission]) -> int:
@@ -193,17 +193,17 @@ async def collected(submission: Submission) -> GenerationResult:
 
 
 async def _stream(
-    call: Call, submissions: Sequence[Submission], shape: Shape, *, with_usage: bool
+    call: Call, submissions: Sequence[Submission], encoder: AnswerEncoder, *, with_usage: bool
 ) -> None:
     if len(submissions) == 1:
-        await forward(call, 0, submissions[0], shape)
+        await forward(call, 0, submissions[0], encoder)
     else:
-        await _forward_all(call, submissions, shape)
-    last = shape.usage_event(_total(submissions)) if with_usage else b""
+        await _forward_all(call, submissions, encoder)
+    last = encoder.usage_event(_total(submissions)) if with_usage else b""
     await call.end(last + DONE)
 
 
-async def forward(call: Call, prompt: int, submission: Submission, shape: EventShape) -> None:
+async def forward(call: Call, prompt: int, submission: Submission, encoder: EventEncoder) -> None:
     """Write a prompt's deltas: one write for all that has come since the last one."""
 
     def write_at_once(delta: Delta) -> bool:
@@ -211,7 +211,7 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
         if direct is None or not direct.is_ready:
             return False
         try:
-            events = shape.events(prompt, delta)
+            events = encoder.events(prompt, delta)
         # The reader gets the delta, and with it the error: here it would be one of the engine's.
         except RequestError:
             return False
@@ -223,7 +223,7 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
         for delta in deltas:
             check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
         await write_in_turns(
-            call, (shape.events(prompt, part) for delta in deltas for part in portions(delta))
+            call, (encoder.events(prompt, part) for delta in deltas for part in split_delta(delta))
         )
         if call.direct is not None and call.direct.is_ready:
             submission.divert(write_at_once)
@@ -244,13 +244,15 @@ async def write_in_turns(call: Call, pieces: Iterable[bytes]) -> None:
         await call.write(made)
 
 
-async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Shape) -> None:
+async def _forward_all(
+    call: Call, submissions: Sequence[Submission], encoder: AnswerEncoder
+) -> None:
     failures: list[Exception] = []
     async with anyio.create_task_group() as tasks:
 
         async def forward_one(prompt: int, submission: Submission) -> None:
             try:
-                await forward(call, prompt, submission, shape)
+                await forward(call, prompt, submission, encoder)
             # Kept for the caller as it is: a task group would wrap it into a group.
             except Exception as error:
                 failures.append(error)

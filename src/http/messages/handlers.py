@@ -11,7 +11,7 @@ from src.http.chat.handlers import ChatJob, chat_names, prepare_chat, with_clien
 from src.http.generation.field_names import with_client_field_names
 from src.http.generation.generation import collected, describe_trace, forward, submitted
 from src.http.generation.sampling import FieldNames, check_neutral
-from src.http.messages.encoder import MessageShape
+from src.http.messages.encoder import MessageEncoder
 from src.http.messages.translation import FIELD_NAMES, translate
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.messages import (
@@ -89,12 +89,12 @@ async def _prepared(call: Call, request: ChatRequest) -> ChatJob:
 
 
 async def _answer(call: Call, chat: ChatJob) -> None:
-    shape = MessageShape(chat)
-    describe_trace(call, shape.id, chat.asked_model, stream=chat.streams)
+    encoder = MessageEncoder(chat)
+    describe_trace(call, encoder.id, chat.asked_model, stream=chat.streams)
     async with submitted(chat, call.id, call.trace) as (submission,):
         if chat.streams:
-            await forward(call, 0, submission, shape)
-            await call.end(shape.ending(submission.usage))
+            await forward(call, 0, submission, encoder)
+            await call.end(encoder.ending(submission.usage))
         else:
             result = await collected(submission)
-            await call.answer(shape.body(result.completions[0], submission.usage))
+            await call.answer(encoder.body(result.completions[0], submission.usage))

@@ -17,7 +17,7 @@ from src.http.generation.content_blocks import (
     BlockBegin,
     BlockDelta,
     BlockEvent,
-    BlockReader,
+    ContentBlockReader,
 )
 from src.http.generation.generation import is_cut_short
 from src.http.generation.json_chunks import apart, in_pieces, listed
@@ -62,7 +62,7 @@ class _Logprobs(NamedTuple):
     """As events have them."""
 
 
-class ResponseShape:
+class ResponseEncoder:
     """One response on its way."""
 
     def __init__(self, request: ResponseRequest, translation: Translation, chat: ChatJob) -> None:
@@ -73,7 +73,7 @@ class ResponseShape:
         self._logprobs_of_token = num_logprobs(params.logprobs)
         self._max_logprobs = chat.engine.config.http.max_logprobs_per_answer
         self._streams = bool(request.stream)
-        self._reader = BlockReader()
+        self._reader = ContentBlockReader()
         self._reasoning = ReasoningTokens(chat.plan, chat.engine.tokenizer)
         # Of tokens that no text has been shown for, and of the open text.
         self._logprobs: list[_Logprobs] = []

@@ -28,14 +28,14 @@ from src.core.outputs import (
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.requests.submission import Submission
-from src.http.completions.encoder import CompletionShape
+from src.http.completions.encoder import CompletionEncoder
 from src.http.generation import logprobs as logprobs_module
 from src.http.generation.generation import forward, submitted
 from src.http.generation.job import GenerationJob
 from src.http.generation.json_chunks import SLICE, apart, gathered, in_pieces, listed, sliced
 from src.http.generation.logprobs import check_number
 from src.http.generation.prompts import Echo
-from src.http.generation.split_delta import portions
+from src.http.generation.split_delta import split_delta
 from src.http.protocol.completions import CompletionRequest
 from src.http.server.call import _PIECE, _parcels
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
@@ -96,7 +96,7 @@ def test_portions_join_to_the_delta(
         stop_reason="x",
         usage=USAGE,
     )
-    parts = list(portions(delta))
+    parts = list(split_delta(delta))
     assert "".join(part.text for part in parts) == text
     assert [i for part in parts for i in part.token_ids] == delta.token_ids
     assert [e for part in parts for e in part.logprobs or ()] == (delta.logprobs or [])
@@ -115,7 +115,7 @@ def test_many_tokens_are_read_in_portions() -> None:
     delta = Delta(
         request_id="x", index=0, text="ab" * 5_000, token_ids=list(range(5_000)), usage=USAGE
     )
-    parts = list(portions(delta))
+    parts = list(split_delta(delta))
     assert max(len(part.token_ids) for part in parts) <= 1024
     assert [i for part in parts for i in part.token_ids] == delta.token_ids
     assert "".join(part.text for part in parts) == delta.text
@@ -142,9 +142,9 @@ def result(prompt_len: int, n: int, num_tokens: int, top: int) -> GenerationResu
     )
 
 
-def shape(engine: AsyncEngine, of: GenerationResult, **fields: Any) -> CompletionShape:
+def shape(engine: AsyncEngine, of: GenerationResult, **fields: Any) -> CompletionEncoder:
     echoes = [Echo("prompt", 0, skips_special_tokens=True)] if "echo" in fields else None
-    return CompletionShape(
+    return CompletionEncoder(
         CompletionRequest(prompt="x", **fields),
         engine,
         model="tiny",
