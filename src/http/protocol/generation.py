@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +13,7 @@ from src.core.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
-from src.http.protocol.sampler import SamplerFields
+from src.http.protocol.sampler import with_sampler_fields
 from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
 # More tokens than any vocabulary has. It is walked on the event loop.
@@ -82,7 +82,13 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Accepted, SamplerFields, kw_only=True):
+if TYPE_CHECKING:
+    _Sampled = Accepted
+else:
+    _Sampled = with_sampler_fields(Accepted)
+
+
+class GenerationRequest(_Sampled, kw_only=True):
     """What both endpoints take. ``None`` everywhere means "as if it were not there"."""
 
     model: str | None = None

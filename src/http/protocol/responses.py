@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from src.http.protocol.chat import (
     ToolFunction,
 )
 from src.http.protocol.logprobs import ChatLogprob
-from src.http.protocol.sampler import SamplerFields
+from src.http.protocol.sampler import with_sampler_fields
 
 MAX_METADATA: Final = 16
 
@@ -85,7 +85,13 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
     summary: str | None = None
 
 
-class ResponseRequest(AcceptedByResponses, SamplerFields, kw_only=True):
+if TYPE_CHECKING:
+    _Sampled = AcceptedByResponses
+else:
+    _Sampled = with_sampler_fields(AcceptedByResponses)
+
+
+class ResponseRequest(_Sampled, kw_only=True):
     """``POST /v1/responses``. ``None`` everywhere means "as if it were not there"."""
 
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None = None

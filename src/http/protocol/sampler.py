@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import msgspec
 
 from src.core.sampler_parameters import SAMPLER_PARAMETERS
 
-if TYPE_CHECKING:
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-    class SamplerFields(msgspec.Struct, kw_only=True):
-        """A field for each parameter, by its name; ``None`` as if it were not there."""
 
-else:
-    SamplerFields = msgspec.defstruct(
-        "SamplerFields",
-        [(each.name, each.kind | None, None) for each in SAMPLER_PARAMETERS],
-        kw_only=True,
-        module=__name__,
+def with_sampler_fields(base: type[StructT]) -> type[StructT]:
+    """A struct like ``base`` with a field for each sampler parameter besides.
+
+    ``None`` is as if a field were not there.
+    """
+    fields = [(each.name, each.kind | None, None) for each in SAMPLER_PARAMETERS]
+    return msgspec.defstruct(
+        f"{base.__name__}Sampled", fields, bases=(base,), module=__name__, kw_only=True
     )
