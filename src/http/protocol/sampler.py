@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
 from src.core.sampler_parameters import SAMPLER_PARAMETERS
 
-StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-
-def with_sampler_fields(base: type[StructT]) -> type[StructT]:
+def with_sampler_fields(base: type[msgspec.Struct]) -> Any:
     """A struct like ``base`` with a field for each sampler parameter besides.
 
     ``None`` is as if a field were not there.
