@@ -107,7 +107,7 @@ SAMPLER_PARAMETERS: Final = (
         label="Top k",
         hint="-1: all tokens",
         step=1,
-        shown_high=1e6,
+        shown_high=1_000_000,
     ),
     SamplerParameter(
         name="min_p",

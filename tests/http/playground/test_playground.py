@@ -70,7 +70,7 @@ async def test_a_browser_gets_the_page_and_its_files(client: httpx.AsyncClient) 
     for name in NAMES:
         answer = await client.get(FOLDER + name)
         assert answer.status_code == 200
-        assert answer.content == (WEB / name).read_bytes()
+        assert answer.content == files.load(name).content
         kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
         assert answer.headers["content-type"].startswith(kind[name.rpartition(".")[2]])
 
