@@ -20,6 +20,7 @@ from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
+from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
 from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
@@ -69,8 +70,6 @@ logger = logging.getLogger(__name__)
 
 # (phase, progress of the whole start from 0 to 1, one readable line); called from any thread
 Report = Callable[[str, float, str], None]
-
-_DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -478,12 +477,12 @@ def _model_info(
 
 def _default_sampling(model: ServedModel) -> dict[str, Any]:
     generation = model.generation
-    values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
-    if generation.do_sample is False:
-        # Only the repetition penalty also changes a greedy choice.
-        penalty = values["repetition_penalty"]
-        values = {"temperature": 0.0, "repetition_penalty": penalty}
-    return {name: value for name, value in values.items() if value is not None}
+    if generation.do_sample is not False:
+        return dict(generation.sampling)
+    # What also changes a greedy choice is heeded.
+    greedy = {each.name for each in SAMPLER_PARAMETERS if each.changes_greedy}
+    heeded = {name: value for name, value in generation.sampling.items() if name in greedy}
+    return {"temperature": 0.0, **heeded}
 
 
 def _end_token_ids(model: ServedModel, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ _TOOL_CALLS: Final = "tool_calls"
 _COUNTED: Final = 1024
 
 
-class ChatShape:
+class ChatEncoder:
     """Spells one request's answers, which ``plan`` reads.
 
     ``prompt_token_ids`` are those of the prompt, where they are to be shown.

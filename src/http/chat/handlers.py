@@ -5,21 +5,23 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import anyio
 import msgspec
 
 from src.core.config import ChatSection
 from src.core.errors import RequestError
-from src.core.sampling_params import THINKING_BUDGET
+from src.core.sampling_params import THINKING_BUDGET, SamplingParams
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
+from src.engine.requests.prompts import ChatOptions
 from src.http.chat.conversation import conversation
-from src.http.chat.encoder import ChatShape
+from src.http.chat.encoder import ChatEncoder
 from src.http.chat.tools import tool_offer
 from src.http.chat.truncation import newest_turns, tokens_of_answer
-from src.http.generation.generation import Delivery, Job, job_timeout, run
+from src.http.generation.generation import run
+from src.http.generation.job import GenerationJob
 from src.http.generation.prompts import Cut, cut_of
 from src.http.generation.sampling import (
     FieldNames,
@@ -49,33 +51,24 @@ async def create_chat_completion(call: Call) -> None:
     request = _decode(call)
     names = chat_names(request)
     try:
-        chat = await prepare_chat(call, request)
-        shape = ChatShape(
+        job = await prepare_chat(call, request)
+        encoder = ChatEncoder(
             request,
-            chat.engine,
-            chat.plan,
-            model=chat.model,
-            prompt_token_ids=chat.prompt_token_ids,
+            job.engine,
+            job.plan,
+            model=job.model,
+            prompt_token_ids=job.prompt_token_ids[0] if job.prompt_token_ids else None,
         )
-        delivery = Delivery.of(request)
         # An answer may take long, and there may be many.
         del request
-        await run(call, chat.engine, delivery, chat.job, shape)
+        await run(call, job, encoder)
     except RequestError as error:
-        raise spelt(error, names) from None
+        raise with_client_names(error, names) from None
 
 
-class PreparedChat(NamedTuple):
-    """A conversation that may be submitted: who serves it, under which name, and as what.
+class ChatJob(GenerationJob, kw_only=True):
+    """A conversation; ``plan`` reads the answers."""
 
-    ``prompt_token_ids`` are only there where the request needs them beforehand; ``plan`` reads
-    the answers.
-    """
-
-    engine: AsyncEngine
-    model: str
-    job: Job
-    prompt_token_ids: list[int] | None
     plan: AnswerPlan
 
 
@@ -85,16 +78,16 @@ async def prepare_chat(
     *,
     drops_turns: bool = False,
     needs_thinking: bool = True,
-) -> PreparedChat:
+) -> ChatJob:
     """Check a request and turn it into a job, for every endpoint that holds conversations.
 
-    With ``drops_turns`` a conversation that is too long loses its oldest turns. A budget of
-    thinking is refused where the model marks no thinking, unless it ``needs_thinking`` not.
+    With ``drops_turns`` a conversation that is too long loses its oldest turns. With
+    ``needs_thinking``, refuse a thinking budget for models without reasoning tags.
 
     Raises
     ------
     SlipstreamError
-        The request cannot be served; :func:`spelt` names its fields as a client does.
+        The request cannot be served; :func:`with_client_names` names its fields as a client does.
     """
     refuse_unsupported(request)
     settings = call.server.config.chat
@@ -102,68 +95,104 @@ async def prepare_chat(
     offer = tool_offer(request)
     logprobs = check_top_logprobs(request.logprobs, request.top_logprobs)
     engine = await call.admitted_engine()
-    info = engine.model_info
-    name = served_name(engine, request.model)
+    model = served_name(engine, request.model)
     # Now, not after anything is awaited: an adapter that goes meanwhile is missed, not passed over.
-    lora = adapter_name(engine, name)
-    most = request.max_completion_tokens
-    max_tokens = request.max_tokens if most is None else most
+    lora = adapter_name(engine, model)
     params = sampling_params(
         request,
-        info.default_sampling,
-        max_tokens=max_tokens,
+        engine.model_info.default_sampling,
+        max_tokens=_max_tokens(request),
         logprobs=logprobs,
         structured_output=structured_output(request, engine.config),
     )
-    reserved = tokens_of_answer(info, max_tokens)
-    cut = cut_of(request, info.max_model_len, reserved)
-    prompt_token_ids = None
-    if drops_turns:
-        cut = Cut(info.max_model_len - reserved)
-        messages, prompt_token_ids = await newest_turns(engine, messages, options, cut.keep)
-    tokenizer = engine.tokenizer
-    reasons = reasoning_of(tokenizer, settings, request.chat_template) is not None
-    scored = num_logprobs(request.prompt_logprobs)
-    if cut is not None or request.return_token_ids or reasons or scored:
-        if prompt_token_ids is None:
-            prompt_token_ids = await engine.tokenize(messages, chat=options)
-        prompt_token_ids = prompt_token_ids if cut is None else cut.tokens(prompt_token_ids)
+    reasons = reasoning_of(engine.tokenizer, settings, request.chat_template) is not None
+    messages, token_ids = await _prompt(
+        engine, request, messages, options, drops_turns=drops_turns, reasons=reasons
+    )
     plan = await _plan(
         engine,
         settings,
-        prompt_token_ids or (),
+        token_ids or (),
         offer,
         template=request.chat_template,
         continued=final_text(messages) if options.continue_final_message else None,
         structured_output=params.structured_output,
     )
-    budget = thinking_budget(request)
-    if budget is not None and needs_thinking and not reasons:
-        raise no_thinking()
-    own = params.structured_output
-    if budget is not None and own is not None and own.kind == "grammar":
-        # Such a grammar says itself what comes before the answer.
-        if needs_thinking and plan.structured_output == own:
-            raise unsupported(THINKING_BUDGET, " beside a grammar")
-        budget = budget if plan.structured_output != own else None
+    budget = _budget(request, params, plan, reasons=reasons, needs_thinking=needs_thinking)
     params = msgspec.structs.replace(
         params,
         structured_output=plan.structured_output,
         kept_special_token_ids=plan.kept_special_token_ids,
         thinking=None if budget is None and not params.stop else plan.thinking(budget),
     )
-    job = Job(
-        prompts=[(messages if prompt_token_ids is None else prompt_token_ids, params)],
-        num_prompt_logprobs=scored * len(prompt_token_ids or ()),
+    return ChatJob.of(
+        call,
+        request,
+        engine,
+        model,
+        prompts=[(messages if token_ids is None else token_ids, params)],
+        prompt_token_ids=None if token_ids is None else [token_ids],
+        num_prompt_logprobs=num_logprobs(request.prompt_logprobs) * len(token_ids or ()),
         chat=options,
-        priority=request.priority or 0,
-        timeout=job_timeout(request, call),
-        cache_salt=request.cache_salt or "",
-        tenant=call.tenant,
         lora=lora,
-        admission=call.admission,
+        plan=plan,
     )
-    return PreparedChat(engine, name, job, prompt_token_ids, plan)
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    newer = request.max_completion_tokens
+    return request.max_tokens if newer is None else newer
+
+
+async def _prompt(
+    engine: AsyncEngine,
+    request: ChatRequest,
+    messages: list[dict[str, Any]],
+    options: ChatOptions,
+    *,
+    drops_turns: bool,
+    reasons: bool,
+) -> tuple[list[dict[str, Any]], list[int] | None]:
+    """The messages that are left, and their token ids if they are needed before the engine's turn.
+
+    They are where the prompt is cut, shown or scored, and where its end may open thinking.
+    """
+    info = engine.model_info
+    reserved = tokens_of_answer(info, _max_tokens(request))
+    cut = cut_of(request, info.max_model_len, reserved)
+    token_ids = None
+    if drops_turns:
+        cut = Cut(info.max_model_len - reserved)
+        messages, token_ids = await newest_turns(engine, messages, options, cut.keep)
+    scores = num_logprobs(request.prompt_logprobs) > 0
+    if cut is None and not (request.return_token_ids or reasons or scores):
+        return messages, None
+    if token_ids is None:
+        token_ids = await engine.tokenize(messages, chat=options)
+    return messages, token_ids if cut is None else cut.tokens(token_ids)
+
+
+def _budget(
+    request: ChatRequest,
+    params: SamplingParams,
+    plan: AnswerPlan,
+    *,
+    reasons: bool,
+    needs_thinking: bool,
+) -> int | None:
+    """Tokens of thinking at most, or the refusal of a budget that could not be kept."""
+    budget = thinking_budget(request)
+    if budget is None:
+        return None
+    if needs_thinking and not reasons:
+        raise no_thinking()
+    own = params.structured_output
+    if own is not None and own.kind == "grammar" and plan.structured_output == own:
+        # Such a grammar says itself what comes before the answer.
+        if needs_thinking:
+            raise unsupported(THINKING_BUDGET, " beside a grammar")
+        return None
+    return budget
 
 
 async def _plan(
@@ -201,7 +230,7 @@ async def _plan(
 
 
 def chat_names(request: ChatRequest) -> FieldNames:
-    """The names by which :func:`spelt` calls what is at fault."""
+    """The names by which :func:`with_client_names` calls what is at fault."""
     names = FieldNames.of(request)
     if request.tool_choice not in (None, "none", "auto"):
         # What is at fault in a grammar of calls is a schema.
@@ -209,10 +238,10 @@ def chat_names(request: ChatRequest) -> FieldNames:
     return names
 
 
-def spelt(error: RequestError, names: FieldNames) -> RequestError:
-    """The same error, with its field as this client spelt it."""
+def with_client_names(error: RequestError, names: FieldNames) -> RequestError:
+    """The same error, with its field as this client named it."""
     if error.param == "prompt":
         error.param = "messages"
         error.message = _PROMPT.sub("messages", error.message)
-    names.respell(error)
+    names.apply(error)
     return error

@@ -1,4 +1,4 @@
-"""What goes of a conversation that is too long, for clients that ask for it to be cut."""
+"""Drops the oldest turns of a conversation that does not fit the context."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def plain_piece(index: int, text: str) -> bytes:
     )
 
 
-class CompletionShape:
+class CompletionEncoder:
     """Spells one request's answers. ``echoes`` are given where prompts are to be repeated.
 
     ``stand_alone`` says that outputs do, as `IncrementalDetokenizer` has it.

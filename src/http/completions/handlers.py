@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.sampling_params import THINKING_BUDGET, SamplingParams, shown
 from src.engine.client import AsyncEngine
-from src.http.completions.encoder import CompletionShape
-from src.http.generation.generation import Delivery, Job, job_timeout, run
+from src.http.completions.encoder import CompletionEncoder
+from src.http.generation.generation import run
+from src.http.generation.job import GenerationJob
 from src.http.generation.prompts import Echo, Prompt, cut_of, echoes_of, given_prompts, token_ids_of
 from src.http.generation.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -36,36 +37,32 @@ async def create_completion(call: Call) -> None:
     request = _decode(call)
     names = FieldNames.of(request)
     try:
-        completion = await prepare_completion(call, request)
-        echoes = await _echoes(completion, request) if request.echo else None
-        shape = CompletionShape(
+        job = await prepare_completion(call, request)
+        echoes = await _echoes(job, request) if request.echo else None
+        encoder = CompletionEncoder(
             request,
-            completion.engine,
-            model=completion.model,
-            prompt_token_ids=completion.prompt_token_ids,
+            job.engine,
+            model=job.model,
+            prompt_token_ids=job.prompt_token_ids or [],
             echoes=echoes,
-            stand_alone=any(p.structured_output is not None for _, p in completion.job.prompts),
+            stand_alone=any(p.structured_output is not None for _, p in job.prompts),
         )
-        engine, job, delivery = completion.engine, completion.job, Delivery.of(request)
         # An answer may take long, and there may be many.
-        del request, completion
-        await run(call, engine, delivery, job, shape)
+        job.given = []
+        del request
+        await run(call, job, encoder)
     except RequestError as error:
-        names.respell(error)
+        names.apply(error)
         raise
 
 
-class PreparedCompletion(NamedTuple):
-    """Prompts that may be submitted: who serves them, under which name, and as what."""
+class CompletionJob(GenerationJob, kw_only=True):
+    """Prompts to complete; ``given`` are they as the client sent them, until they are echoed."""
 
-    engine: AsyncEngine
-    model: str
-    job: Job
-    prompts: list[Prompt]
-    prompt_token_ids: list[list[int]]
+    given: list[Prompt]
 
 
-async def prepare_completion(call: Call, request: CompletionRequest) -> PreparedCompletion:
+async def prepare_completion(call: Call, request: CompletionRequest) -> CompletionJob:
     """Check a request and turn it into a job.
 
     Raises
@@ -87,17 +84,17 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
     token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut)
     params = _params(engine, request)
-    job = Job(
+    return CompletionJob.of(
+        call,
+        request,
+        engine,
+        name,
         prompts=[(ids, _fitted(engine, request, params, ids)) for ids in token_ids],
+        prompt_token_ids=token_ids,
         num_prompt_logprobs=_num_prompt_logprobs(request, token_ids),
-        priority=request.priority or 0,
-        timeout=job_timeout(request, call),
-        cache_salt=request.cache_salt or "",
-        tenant=call.tenant,
         lora=lora,
-        admission=call.admission,
+        given=prompts,
     )
-    return PreparedCompletion(engine, name, job, prompts, token_ids)
 
 
 def _check(request: CompletionRequest) -> None:
@@ -134,13 +131,14 @@ def _num_prompt_logprobs(request: CompletionRequest, prompts: Iterable[list[int]
     return (request.n or 1) * (shown + echoed) * sum(map(len, prompts))
 
 
-async def _echoes(completion: PreparedCompletion, request: CompletionRequest) -> list[Echo]:
+async def _echoes(job: CompletionJob, request: CompletionRequest) -> list[Echo]:
     """The prompts as choices repeat them; of a text that was cut, its tokens say what is left."""
+    token_ids = job.prompt_token_ids or []
     truncates = request.truncate_prompt_tokens is not None
     return await echoes_of(
-        completion.engine,
-        completion.prompt_token_ids if truncates else completion.prompts,
-        completion.prompt_token_ids,
+        job.engine,
+        token_ids if truncates else job.given,
+        token_ids,
         adds_special_tokens=request.add_special_tokens is not False,
         skips_special_tokens=request.skip_special_tokens is not False,
     )

@@ -54,7 +54,7 @@ class BlockEnd(msgspec.Struct, frozen=True):
 BlockEvent: TypeAlias = BlockBegin | BlockDelta | BlockEnd
 
 
-class BlockReader:
+class ContentBlockReader:
     """Turns a parser's events into those of blocks."""
 
     def __init__(self) -> None:

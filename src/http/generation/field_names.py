@@ -1,4 +1,4 @@
-"""Errors of a chat, with its fields as a client of another protocol spelt them."""
+"""Errors of a chat, with its fields as a client of another protocol names them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from src.core.errors import RequestError
 Names: TypeAlias = Sequence[tuple[re.Pattern[str], str]]
 
 
-def respell(error: RequestError, names: Names) -> RequestError:
+def with_client_field_names(error: RequestError, names: Names) -> RequestError:
     """The same error, with its field and the beginning of its message in the client's words."""
     if error.param is None:
         return error

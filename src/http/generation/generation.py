@@ -5,23 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import anyio
-import msgspec
 
 from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestError
 from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
-from src.core.sampling_params import SamplingParams
-from src.engine.client import AsyncEngine
-from src.engine.requests.admissions import Admission
-from src.engine.requests.prompts import ChatOptions, Prompt
 from src.engine.requests.submission import Submission
+from src.http.generation.job import GenerationJob
 from src.http.generation.json_chunks import Turn, gathered
 from src.http.generation.logprobs import check_number
 from src.http.generation.sampling import num_logprobs
-from src.http.generation.split_delta import portions
-from src.http.protocol.generation import GenerationRequest, StreamOptions
+from src.http.generation.split_delta import split_delta
+from src.http.protocol.generation import StreamOptions
 from src.http.protocol.usage import CompletionTokensDetails, PromptTokensDetails, UsageBody
 from src.http.server.call import Call
 from src.http.server.errors import GenerationFailedError
@@ -31,53 +27,12 @@ from src.observability.tracing import RequestTrace
 DONE = b"data: [DONE]\n\n"
 
 
-class Job(msgspec.Struct, kw_only=True):
-    """One HTTP request as the engine sees it; each prompt comes with its parameters.
-
-    ``num_prompt_logprobs`` is how many the answer is to hold of its prompts. The prompts, and
-    ``chat``, are there until they have been submitted, and ``admission`` is released then.
-    """
-
-    prompts: Sequence[tuple[Prompt, SamplingParams]]
-    num_prompt_logprobs: int = 0
-    chat: ChatOptions | None = None
-    priority: int = 0
-    timeout: float | None = None
-    cache_salt: str = ""
-    tenant: str = ""
-    lora: str | None = None
-    admission: Admission | None = None
-
-
-class Delivery(NamedTuple):
-    """How an answer is to come: what is left of its request, which may be large, meanwhile.
-
-    ``scores_prompts`` is the field that asks for log-probabilities of prompts.
-    """
-
-    model: str | None
-    streams: bool
-    with_usage: bool
-    scores_prompts: str
-
-    @classmethod
-    def of(cls, request: GenerationRequest) -> Delivery:
-        """What a request says of it."""
-        options = request.stream_options
-        return cls(
-            request.model,
-            bool(request.stream),
-            options is not None and bool(options.include_usage),
-            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
-        )
-
-
 def counts_always(options: StreamOptions | None) -> bool:
     """Whether every event of a stream has the usage so far: only where the stream has any."""
     return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
-class EventShape(Protocol):
+class EventEncoder(Protocol):
     """How an endpoint spells what the engine says bit by bit."""
 
     def events(self, prompt: int, delta: Delta) -> bytes:
@@ -92,7 +47,7 @@ class EventShape(Protocol):
         """
 
 
-class Shape(EventShape, Protocol):
+class AnswerEncoder(EventEncoder, Protocol):
     """How an endpoint spells all that the engine says. ``id`` is what the answer is called."""
 
     id: str
@@ -104,12 +59,7 @@ class Shape(EventShape, Protocol):
         """The whole answer, in pieces."""
 
 
-def job_timeout(request: GenerationRequest, call: Call) -> float | None:
-    """Seconds until the deadline: the client's, but never later than the configured one."""
-    return call.timeout(request.timeout, call.server.config.http.request_timeout)
-
-
-async def run(call: Call, engine: AsyncEngine, delivery: Delivery, job: Job, shape: Shape) -> None:
+async def run(call: Call, job: GenerationJob, encoder: AnswerEncoder) -> None:
     """Submit all prompts of a job and answer the call.
 
     Whoever calls this lets go of the request first: an answer may take long, and there may be many.
@@ -121,13 +71,13 @@ async def run(call: Call, engine: AsyncEngine, delivery: Delivery, job: Job, sha
     SlipstreamError
         Whatever the engine refuses a prompt for; all others are then aborted.
     """
-    describe_trace(call, shape.id, delivery.model, stream=delivery.streams)
+    describe_trace(call, encoder.id, job.asked_model, stream=job.streams)
     most = call.server.config.http.max_logprobs_per_answer
-    check_number(job.num_prompt_logprobs, most, delivery.scores_prompts)
+    check_number(job.num_prompt_logprobs, most, job.scores_prompts)
     of_token = num_logprobs(job.prompts[0][1].logprobs)
-    async with submitted(engine, job, call.id, call.trace) as submissions:
-        if delivery.streams:
-            await _stream(call, submissions, shape, with_usage=delivery.with_usage)
+    async with submitted(job, call.id, call.trace) as submissions:
+        if job.streams:
+            await _stream(call, submissions, encoder, with_usage=job.with_usage)
         else:
             made = functools.partial(_num_made, job.num_prompt_logprobs, of_token, submissions)
             results = []
@@ -136,7 +86,7 @@ async def run(call: Call, engine: AsyncEngine, delivery: Delivery, job: Job, sha
                 await submission.wait_end((lambda: made() > most) if of_token else lambda: False)
                 check_number(made() if of_token else 0, most, "logprobs")
                 results.append(await collected(submission))
-            await call.answer(*await gathered(shape.body(results, _total(submissions))))
+            await call.answer(*await gathered(encoder.body(results, _total(submissions))))
 
 
 def _num_made(of_prompts: int, of_token: int, submissions: Sequence[Submission]) -> int:
@@ -189,12 +139,13 @@ def is_cut_short(end: Delta | Completion) -> bool:
 
 @asynccontextmanager
 async def submitted(
-    engine: AsyncEngine, job: Job, request_id: str, trace: RequestTrace | None
+    job: GenerationJob, request_id: str, trace: RequestTrace | None
 ) -> AsyncIterator[list[Submission]]:
     """All prompts of the job, or none; leaving the block aborts what is unfinished."""
     async with AsyncExitStack() as stack:
-        submissions = await _submit(stack, engine, job, request_id, trace)
-        job.prompts, job.chat = (), None
+        submissions = await _submit(stack, job, request_id, trace)
+        # What may be large is the engine's now.
+        job.prompts, job.prompt_token_ids, job.chat = (), None, None
         if job.admission is not None:
             job.admission.release()
         yield submissions
@@ -202,14 +153,13 @@ async def submitted(
 
 async def _submit(
     stack: AsyncExitStack,
-    engine: AsyncEngine,
-    job: Job,
+    job: GenerationJob,
     request_id: str,
     trace: RequestTrace | None,
 ) -> list[Submission]:
     submissions = []
     for prompt, params in job.prompts:
-        submission = engine.submit(
+        submission = job.engine.submit(
             prompt,
             params,
             request_id=request_id,
@@ -243,17 +193,17 @@ async def collected(submission: Submission) -> GenerationResult:
 
 
 async def _stream(
-    call: Call, submissions: Sequence[Submission], shape: Shape, *, with_usage: bool
+    call: Call, submissions: Sequence[Submission], encoder: AnswerEncoder, *, with_usage: bool
 ) -> None:
     if len(submissions) == 1:
-        await forward(call, 0, submissions[0], shape)
+        await forward(call, 0, submissions[0], encoder)
     else:
-        await _forward_all(call, submissions, shape)
-    last = shape.usage_event(_total(submissions)) if with_usage else b""
+        await _forward_all(call, submissions, encoder)
+    last = encoder.usage_event(_total(submissions)) if with_usage else b""
     await call.end(last + DONE)
 
 
-async def forward(call: Call, prompt: int, submission: Submission, shape: EventShape) -> None:
+async def forward(call: Call, prompt: int, submission: Submission, encoder: EventEncoder) -> None:
     """Write a prompt's deltas: one write for all that has come since the last one."""
 
     def write_at_once(delta: Delta) -> bool:
@@ -261,7 +211,7 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
         if direct is None or not direct.is_ready:
             return False
         try:
-            events = shape.events(prompt, delta)
+            events = encoder.events(prompt, delta)
         # The reader gets the delta, and with it the error: here it would be one of the engine's.
         except RequestError:
             return False
@@ -273,7 +223,7 @@ async def forward(call: Call, prompt: int, submission: Submission, shape: EventS
         for delta in deltas:
             check_end(delta.finish_reason, has_output=call.started or bool(delta.token_ids))
         await write_in_turns(
-            call, (shape.events(prompt, part) for delta in deltas for part in portions(delta))
+            call, (encoder.events(prompt, part) for delta in deltas for part in split_delta(delta))
         )
         if call.direct is not None and call.direct.is_ready:
             submission.divert(write_at_once)
@@ -294,13 +244,15 @@ async def write_in_turns(call: Call, pieces: Iterable[bytes]) -> None:
         await call.write(made)
 
 
-async def _forward_all(call: Call, submissions: Sequence[Submission], shape: Shape) -> None:
+async def _forward_all(
+    call: Call, submissions: Sequence[Submission], encoder: AnswerEncoder
+) -> None:
     failures: list[Exception] = []
     async with anyio.create_task_group() as tasks:
 
         async def forward_one(prompt: int, submission: Submission) -> None:
             try:
-                await forward(call, prompt, submission, shape)
+                await forward(call, prompt, submission, encoder)
             # Kept for the caller as it is: a task group would wrap it into a group.
             except Exception as error:
                 failures.append(error)

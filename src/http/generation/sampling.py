@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from src.core.errors import InvalidRequestError, RequestError
+from src.core.sampler_parameters import SAMPLER_NAMES
 from src.core.sampling_params import MAX_LOGPROBS, SamplingParams, shown
 from src.core.structured_output import PARAM, StructuredOutput
 from src.http.generation.structured import given_field
@@ -22,13 +23,7 @@ _LARGE: Final = 1e300
 # Fields of a request that are those of SamplingParams, by the same names.
 _SAME: Final = (
     "n",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *SAMPLER_NAMES,
     "min_tokens",
     "include_stop_str_in_output",
     "ignore_eos",
@@ -153,7 +148,7 @@ class FieldNames(NamedTuple):
         newer = request.max_completion_tokens is not None
         return cls(given_field(request), "max_completion_tokens" if newer else "max_tokens")
 
-    def respell(self, error: RequestError) -> None:
+    def apply(self, error: RequestError) -> None:
         """Name in an error as the client did: the limit of tokens, and the form of the text."""
         if error.param == PARAM:
             error.param = self.structured_output

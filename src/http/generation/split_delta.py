@@ -1,4 +1,4 @@
-"""A delta in portions that can each be spelt at once."""
+"""Splits a delta into parts that can each be encoded at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from src.http.generation.json_chunks import SLICE
 _TOKENS: Final = 1024
 
 
-def portions(delta: Delta) -> Iterator[Delta]:
+def split_delta(delta: Delta) -> Iterator[Delta]:
     """The delta, or several that join to it where it has many tokens or log-probabilities.
 
     A slow reader's deltas have joined while it was slow, and the first may bring a whole prompt's.
@@ -25,7 +25,7 @@ def portions(delta: Delta) -> Iterator[Delta]:
         return
     for begin in range(0, len(scored), SLICE):
         of_prompt = scored[begin : begin + SLICE]
-        yield _portion(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=of_prompt)
+        yield _part(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=of_prompt)
     size = SLICE if logprobs else _TOKENS
     number = max(1, -(-max(len(logprobs), len(delta.token_ids)) // size))
     for index in range(number):
@@ -33,7 +33,7 @@ def portions(delta: Delta) -> Iterator[Delta]:
         own = slice(index * size, None if is_last else (index + 1) * size)
         # About as much of the text as these tokens have.
         begin, end = (len(delta.text) * i // number for i in (index, index + 1))
-        yield _portion(
+        yield _part(
             delta,
             text=delta.text[begin:end],
             token_ids=delta.token_ids[own],
@@ -43,6 +43,6 @@ def portions(delta: Delta) -> Iterator[Delta]:
         )
 
 
-def _portion(delta: Delta, *, is_last: bool = False, **fields: object) -> Delta:
+def _part(delta: Delta, *, is_last: bool = False, **fields: object) -> Delta:
     ends = {} if is_last else {"finish_reason": None, "stop_reason": None}
     return msgspec.structs.replace(delta, **fields, **ends)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from starlette.types import Scope, Send
 
-from src.http.hypercorn.outbox import Lane, Outbox
+from src.http.hypercorn.outbox import Connection, Outbox
 
 # Where the server's own `send` is found, beneath the framework's wrappers around it.
 SERVER_SEND: Final = "slipstream.send"
@@ -22,7 +22,7 @@ SERVER_SEND: Final = "slipstream.send"
 _MAX_WAITING: Final = 64 * 1024
 
 
-class DirectWriter(Lane):
+class DirectWriter(Connection):
     """Writes chunks of one answer; what goes the ordinary way does so while it is :meth:`held`."""
 
     __slots__ = ("_stream",)

@@ -28,7 +28,7 @@ SendAll: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], list[int]]
 
 # Chunks for which the thread is not woken: handing over takes as long as sending a few.
 MIN_CHUNKS: Final = 8
-# In place of a descriptor: there is none so far, and there is no such way.
+# Sentinels for `socket`: not opened yet; cannot be used.
 _NOT_YET: Final = -2
 _NONE: Final = -1
 
@@ -44,7 +44,7 @@ class Outbox:
 
     def __init__(self, send_all: Callable[[], SendAll | None]) -> None:
         self._send_all = send_all
-        self._waiting: list[Lane] = []
+        self._waiting: list[Connection] = []
         self._is_scheduled = False
         self._thread: ThreadPoolExecutor | None = None
         # Whether there is no thread, and will be none.
@@ -52,9 +52,9 @@ class Outbox:
         # Done when the thread has sent what it was given; one batch is under way at a time.
         self.flight: asyncio.Future[list[int]] | None = None
 
-    def add(self, lane: Lane) -> None:
-        """Something waits in this lane; it is sent once this turn of the event loop is over."""
-        self._waiting.append(lane)
+    def add(self, connection: Connection) -> None:
+        """Something waits in this connection; it is sent at the end of this turn of the loop."""
+        self._waiting.append(connection)
         if not self._is_scheduled and self.flight is None:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -72,53 +72,58 @@ class Outbox:
         is_worth_it = len(waiting) >= MIN_CHUNKS and not self._is_closed
         send_all = self._send_all() if is_worth_it else None
         if send_all is None:
-            _each(waiting, Lane.pass_on)
+            _each(waiting, Connection.pass_on)
             return
-        flying: list[Lane] = []
-        _each(waiting, lambda lane: flying.append(lane) if lane.take_off() else None)
-        if not flying:
+        in_flight: list[Connection] = []
+        _each(
+            waiting,
+            lambda connection: in_flight.append(connection) if connection.start_send() else None,
+        )
+        if not in_flight:
             return
         try:
-            flight = self.flight = self._hand_over(send_all, flying)
+            flight = self.flight = self._hand_over(send_all, in_flight)
         # The system gives no thread. What was handed over must not be sent by a later one.
         except RuntimeError:
             logger.warning("there is no thread to send with, so the event loop does", exc_info=True)
             self.close()
-            _each(flying, lambda lane: lane.land(0))
+            _each(in_flight, lambda connection: connection.finish_send(0))
             return
-        flight.add_done_callback(lambda flight: self._landed(flight, flying))
+        flight.add_done_callback(lambda flight: self._all_sent(flight, in_flight))
 
-    def _hand_over(self, send_all: SendAll, flying: Sequence[Lane]) -> asyncio.Future[list[int]]:
+    def _hand_over(
+        self, send_all: SendAll, in_flight: Sequence[Connection]
+    ) -> asyncio.Future[list[int]]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipstream-outbox")
         return asyncio.get_running_loop().run_in_executor(
             self._thread,
             send_all,
-            [lane.socket for lane in flying],
-            [lane.flying for lane in flying],
+            [connection.socket for connection in in_flight],
+            [connection.in_flight for connection in in_flight],
         )
 
-    def _landed(self, flight: asyncio.Future[list[int]], flying: Sequence[Lane]) -> None:
+    def _all_sent(self, flight: asyncio.Future[list[int]], in_flight: Sequence[Connection]) -> None:
         self.flight = None
         # Whatever fails in the call does so before anything is sent.
         failed = flight.cancelled() or flight.exception() is not None
-        sizes = iter([0] * len(flying) if failed else flight.result())
-        _each(flying, lambda lane: lane.land(next(sizes)))
+        sizes = iter([0] * len(in_flight) if failed else flight.result())
+        _each(in_flight, lambda connection: connection.finish_send(next(sizes)))
         if self._waiting:
             self._flush()
 
 
-def _each(lanes: Iterable[Lane], do: Callable[[Lane], None]) -> None:
-    for lane in lanes:
+def _each(connections: Iterable[Connection], do: Callable[[Connection], None]) -> None:
+    for connection in connections:
         try:
-            do(lane)
+            do(connection)
         # Whatever is wrong with one connection, the others go on.
         except Exception:
             logger.exception("a connection failed while its chunks were sent")
-            lane.abort()
+            connection.abort()
 
 
-class Lane:
+class Connection:
     """The way to one connection's socket for one answer, in order whoever sends.
 
     Parameters
@@ -131,7 +136,7 @@ class Lane:
 
     __slots__ = (
         *("_chunks", "_is_clear", "_is_closed", "_num_others", "_outbox", "_transport"),
-        *("flying", "pending", "socket"),
+        *("in_flight", "pending", "socket"),
     )
 
     def __init__(self, outbox: Outbox, transport: Any) -> None:
@@ -144,7 +149,7 @@ class Lane:
         # Those who write to the transport by another way, or wait for their turn to.
         self._num_others = 0
         # What the thread has of it.
-        self.flying = b""
+        self.in_flight = b""
         # Bytes that neither the socket nor the transport has got.
         self.pending = 0
         # A descriptor of its own: the transport may close its, and its number be another's, while
@@ -176,7 +181,7 @@ class Lane:
             self._is_clear = False
 
     async def _settle(self) -> None:
-        while self.flying and (flight := self._outbox.flight) is not None:
+        while self.in_flight and (flight := self._outbox.flight) is not None:
             await asyncio.wait([flight])
             # It may be done and the outbox not have heard of it yet.
             await asyncio.sleep(0)
@@ -184,13 +189,13 @@ class Lane:
 
     def pass_on(self) -> None:
         """Give what waits here to the transport."""
-        if self._chunks and not self.flying:
+        if self._chunks and not self.in_flight:
             data = b"".join(self._chunks)
             self._chunks.clear()
             self.pending -= len(data)
             self._give(data)
 
-    def take_off(self) -> bool:
+    def start_send(self) -> bool:
         """Make what waits ready for the thread; ``False`` when the transport got it instead."""
         chunks = self._chunks
         if not chunks or self._is_closed or self._transport.is_closing():
@@ -205,13 +210,13 @@ class Lane:
         ):
             self.pass_on()
             return False
-        self.flying = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self.in_flight = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         return True
 
-    def land(self, sent: int) -> None:
+    def finish_send(self, sent: int) -> None:
         """The thread has sent this many bytes, or met an error."""
-        data, self.flying = self.flying, b""
+        data, self.in_flight = self.in_flight, b""
         self.pending -= len(data)
         if self._is_closed:
             self.close()
@@ -228,7 +233,7 @@ class Lane:
         """Forget what was not sent, and give the descriptor back; harmless when done twice."""
         self._is_closed = True
         self._chunks.clear()
-        if not self.flying and self.socket >= 0:
+        if not self.in_flight and self.socket >= 0:
             os.close(self.socket)
             self.socket = _NONE
 

@@ -10,13 +10,13 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from src.core.outputs import Completion, Delta, FinishReason, Usage
-from src.http.chat.handlers import PreparedChat
+from src.http.chat.handlers import ChatJob
 from src.http.generation.content_blocks import (
     Block,
     BlockBegin,
     BlockDelta,
     BlockEvent,
-    BlockReader,
+    ContentBlockReader,
 )
 from src.http.generation.generation import is_cut_short
 from src.http.protocol.messages import (
@@ -34,14 +34,14 @@ _encode: Final = msgspec.json.Encoder().encode
 Event: TypeAlias = tuple[str, dict[str, Any]]
 
 
-class MessageShape:
+class MessageEncoder:
     """One message on its way."""
 
-    def __init__(self, chat: PreparedChat) -> None:
+    def __init__(self, chat: ChatJob) -> None:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = chat.model
         self._parser = chat.plan.parser()
-        self._reader = BlockReader()
+        self._reader = ContentBlockReader()
         self._begun = False
         self._last: Delta | None = None
 

@@ -119,9 +119,8 @@ def _sample(chat: ChatRequest, request: MessageRequest) -> None:
     chat.max_tokens = request.max_tokens
     chat.stream = request.stream
     chat.stop = request.stop_sequences
-    chat.temperature = request.temperature
-    chat.top_p = request.top_p
-    chat.top_k = request.top_k
+    for name in ("temperature", "top_p", "top_k"):
+        setattr(chat, name, getattr(request, name))
     chat.seed = request.seed
     chat.ignore_eos = request.ignore_eos
     chat.priority = request.priority

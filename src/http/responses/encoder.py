@@ -11,13 +11,13 @@ import msgspec
 
 from src.core.errors import RequestAbortedError
 from src.core.outputs import Delta, FinishReason, Usage
-from src.http.chat.handlers import PreparedChat
+from src.http.chat.handlers import ChatJob
 from src.http.generation.content_blocks import (
     Block,
     BlockBegin,
     BlockDelta,
     BlockEvent,
-    BlockReader,
+    ContentBlockReader,
 )
 from src.http.generation.generation import is_cut_short
 from src.http.generation.json_chunks import apart, in_pieces, listed
@@ -62,20 +62,18 @@ class _Logprobs(NamedTuple):
     """As events have them."""
 
 
-class ResponseShape:
+class ResponseEncoder:
     """One response on its way."""
 
-    def __init__(
-        self, request: ResponseRequest, translation: Translation, chat: PreparedChat
-    ) -> None:
+    def __init__(self, request: ResponseRequest, translation: Translation, chat: ChatJob) -> None:
         self._namespaces = translation.namespaces
         self._parser = chat.plan.parser()
         self._names = TokenNames(chat.engine.tokenizer, as_ids=False)
-        ((_, params),) = chat.job.prompts
+        ((_, params),) = chat.prompts
         self._logprobs_of_token = num_logprobs(params.logprobs)
         self._max_logprobs = chat.engine.config.http.max_logprobs_per_answer
         self._streams = bool(request.stream)
-        self._reader = BlockReader()
+        self._reader = ContentBlockReader()
         self._reasoning = ReasoningTokens(chat.plan, chat.engine.tokenizer)
         # Of tokens that no text has been shown for, and of the open text.
         self._logprobs: list[_Logprobs] = []
@@ -87,13 +85,13 @@ class ResponseShape:
     def opening(self) -> list[bytes]:
         """The events before anything is generated."""
         state = "queued" if self.response.background else "in_progress"
-        return self.spelt(
+        return self.encoded(
             (f"response.{kind}", {"response": self.response}) for kind in ("created", state)
         )
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """The events of the next delta."""
-        return b"".join(self.spelt(self.take(delta)))
+        return b"".join(self.encoded(self.take(delta)))
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """Take what has been generated; give the events of it.
@@ -186,7 +184,7 @@ class ResponseShape:
 
     def end_early(self) -> list[bytes]:
         """The last event of a response that failed or was cancelled."""
-        return self.spelt([("response.failed", {"response": self.response})])
+        return self.encoded([("response.failed", {"response": self.response})])
 
     @property
     def message(self) -> ChatMessage:
@@ -278,7 +276,7 @@ class ResponseShape:
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 
-    def spelt(self, events: Iterable[Event]) -> list[bytes]:
+    def encoded(self, events: Iterable[Event]) -> list[bytes]:
         """Events as they are sent, each by itself."""
         return [b"".join(self._pieces(event)) for event in events]
 
@@ -336,8 +334,8 @@ def _place(item: OutputItem, block: Block) -> dict[str, Any]:
     return {"item_id": item.id, "output_index": block.index, "content_index": 0}
 
 
-def _empty_response(request: ResponseRequest, chat: PreparedChat) -> ResponseBody:
-    ((_, params),) = chat.job.prompts
+def _empty_response(request: ResponseRequest, chat: ChatJob) -> ResponseBody:
+    ((_, params),) = chat.prompts
     effort = request.reasoning.effort if request.reasoning is not None else None
     return ResponseBody(
         id=f"resp_{request.request_id or uuid.uuid4().hex}",

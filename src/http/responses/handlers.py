@@ -17,8 +17,8 @@ import msgspec
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import FinishReason
 from src.engine.requests.submission import Submission
-from src.http.chat.handlers import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.generation.field_names import respell
+from src.http.chat.handlers import ChatJob, chat_names, prepare_chat, with_client_names
+from src.http.generation.field_names import with_client_field_names
 from src.http.generation.generation import (
     check_end,
     describe_trace,
@@ -28,7 +28,7 @@ from src.http.generation.generation import (
 )
 from src.http.generation.json_chunks import in_pieces
 from src.http.generation.sampling import check_neutral
-from src.http.generation.split_delta import portions
+from src.http.generation.split_delta import split_delta
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
@@ -36,7 +36,7 @@ from src.http.protocol.responses import (
     InputTokens,
     ResponseRequest,
 )
-from src.http.responses.encoder import Event, ResponseShape
+from src.http.responses.encoder import Event, ResponseEncoder
 from src.http.responses.event_log import EventLog
 from src.http.responses.inputs import kept_items, page_of
 from src.http.responses.store import ResponseStore, StoredResponse, said, said_more
@@ -75,7 +75,7 @@ async def create_response(call: Call) -> None:
         del request, translation, chat
         await begin()
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise with_client_field_names(with_client_names(error, names), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:
@@ -127,10 +127,10 @@ async def count_input_tokens(call: Call) -> None:
     try:
         drops_turns = request.truncation == "auto"
         chat = await prepare_chat(call, translation.chat, drops_turns=drops_turns)
-        ((prompt, _),) = chat.job.prompts
-        token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
+        ((prompt, _),) = chat.prompts
+        token_ids = await chat.engine.tokenize(prompt, chat=chat.chat)
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise with_client_field_names(with_client_names(error, names), FIELD_NAMES) from None
     await call.answer(_encode(InputTokens(len(token_ids))))
 
 
@@ -216,15 +216,15 @@ class _Work:
         call: Call,
         request: ResponseRequest,
         translation: Translation,
-        chat: PreparedChat,
+        chat: ChatJob,
         owner: bytes,
     ) -> None:
         self._call = call
         self._chat = chat
-        self._shape = ResponseShape(request, translation, chat)
+        self._encoder = ResponseEncoder(request, translation, chat)
         self._stored = request.store is not False
         self._turn = said(translation.turn) if self._stored else b""
-        self._entry = StoredResponse(body=self._shape.response, owner=owner)
+        self._entry = StoredResponse(body=self._encoder.response, owner=owner)
         self._log: EventLog | None = None
         if self._stored:
             find_item = partial(_store_of(call).item, owner=owner)
@@ -239,43 +239,43 @@ class _Work:
             "max_entries": http.max_stored_responses,
             "max_bytes": http.max_stored_response_bytes,
         }
-        describe_trace(call, self._shape.response.id, request.model, stream=bool(request.stream))
+        describe_trace(call, self._encoder.response.id, request.model, stream=bool(request.stream))
 
     async def answer(self) -> None:
         """Answer with the whole response."""
         call = self._call
         chat = self._chat
         try:
-            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+            async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
-                if not self._shape.counts_logprobs:
+                if not self._encoder.counts_logprobs:
                     # Nobody looks at it meanwhile.
                     await submission.wait_end()
                 await self._read(submission)
         except RequestAbortedError as error:
             # Cancelled by another request: what there is of it is the answer.
-            if self._shape.response.status != "cancelled":
-                self._shape.failed(answer_to(error))
+            if self._encoder.response.status != "cancelled":
+                self._encoder.failed(answer_to(error))
                 raise
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            self._shape.failed(answer_to(error))
+            self._encoder.failed(answer_to(error))
             raise
         finally:
             self._end()
-        await call.answer(*in_pieces(self._shape.response))
+        await call.answer(*in_pieces(self._encoder.response))
 
     async def stream(self) -> None:
         """Answer with events."""
-        call, shape, chat = self._call, self._shape, self._chat
+        call, encoder, chat = self._call, self._encoder, self._chat
         try:
-            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+            async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
-                call.spelling = shape
-                await call.write(b"".join(shape.opening()))
-                await forward(call, 0, submission, shape)
-                ending = shape.ending(submission.usage)
+                call.spelling = encoder
+                await call.write(b"".join(encoder.opening()))
+                await forward(call, 0, submission, encoder)
+                ending = encoder.ending(submission.usage)
             # Whoever reads that it is complete may go on from it.
             self._end()
             await write_in_turns(call, ending)
@@ -283,7 +283,7 @@ class _Work:
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            shape.failed(answer_to(error))
+            encoder.failed(answer_to(error))
             raise
         finally:
             self._end()
@@ -299,7 +299,7 @@ class _Work:
         self._check_share()
         self._check_room()
         # It is held from the beginning: nothing that makes room may take it.
-        self._entry.abort = self._shape.cancelled
+        self._entry.abort = self._encoder.cancelled
         self._store(self._size)
         queued = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(queued), name="slipstream-response")
@@ -318,7 +318,7 @@ class _Work:
         if self._log is not None:
             await _follow(self._call, self._log)
         else:
-            await self._call.answer(*in_pieces(self._shape.response))
+            await self._call.answer(*in_pieces(self._encoder.response))
 
     def _check_share(self) -> None:
         """Refuse what would let one owner of keys hold the others up with background responses."""
@@ -356,34 +356,34 @@ class _Work:
     async def _run(self, queued: asyncio.Future[None]) -> None:
         chat = self._chat
         try:
-            async with submitted(chat.engine, chat.job, self._call.id, None) as (submission,):
+            async with submitted(chat, self._call.id, None) as (submission,):
                 if self._log is not None:
-                    self._log_events(self._shape.opening())
+                    self._log_events(self._encoder.opening())
                 _settle(queued)
                 await self._read(submission)
         except Exception as error:
             if queued.done():
                 # Nobody waits for it any more: what went wrong is part of the response.
-                self._shape.failed(answer_to(error))
+                self._encoder.failed(answer_to(error))
             else:
                 queued.set_exception(error)
 
     async def _read(self, submission: Submission) -> None:
-        shape = self._shape
+        encoder = self._encoder
         has_output = False
         while deltas := await submission.take():
-            self._drain(shape.begun())
+            self._drain(encoder.begun())
             for delta in deltas:
                 has_output = has_output or bool(delta.token_ids)
                 if delta.finish_reason is FinishReason.ABORT:
                     # What came before that counts.
-                    self._drain(shape.take(msgspec.structs.replace(delta, finish_reason=None)))
+                    self._drain(encoder.take(msgspec.structs.replace(delta, finish_reason=None)))
                 check_end(delta.finish_reason, has_output=has_output)
-                for portion in portions(delta):
-                    self._drain(shape.take(portion))
+                for portion in split_delta(delta):
+                    self._drain(encoder.take(portion))
                     # Others get their turn.
                     await anyio.lowlevel.checkpoint()
-        self._drain(shape.finish(submission.usage))
+        self._drain(encoder.finish(submission.usage))
 
     def _drain(self, events: Iterable[Event]) -> None:
         """Take events: who reads them gets them, and otherwise only the items count."""
@@ -391,7 +391,7 @@ class _Work:
             for _ in events:
                 pass
         else:
-            self._log_events(self._shape.spelt(events))
+            self._log_events(self._encoder.encoded(events))
 
     def _log_events(self, events: list[bytes]) -> None:
         """Keep events, and count them now and then; what there is no room for is let go of."""
@@ -419,11 +419,11 @@ class _Work:
         self._entry.abort = partial(self._cancel_submission, submission)
 
     def _cancel_task(self, task: asyncio.Task[None]) -> None:
-        self._shape.cancelled()
+        self._encoder.cancelled()
         task.cancel()
 
     def _cancel_submission(self, submission: Submission) -> None:
-        self._shape.cancelled()
+        self._encoder.cancelled()
         submission.abort()
 
     def _store(self, size: int) -> None:
@@ -432,21 +432,21 @@ class _Work:
 
     def _end(self) -> None:
         """It goes on no further: from here on it may be gone on from."""
-        entry, shape = self._entry, self._shape
+        entry, encoder = self._entry, self._encoder
         if entry.abort is None:
             return
         entry.abort = None
-        shape.cancelled()
-        if shape.response.status in ("failed", "cancelled"):
-            shape.cut_short()
+        encoder.cancelled()
+        if encoder.response.status in ("failed", "cancelled"):
+            encoder.cut_short()
         if self._log is not None:
-            if shape.response.status in ("failed", "cancelled"):
-                self._log.add(shape.end_early())
+            if encoder.response.status in ("failed", "cancelled"):
+                self._log.add(encoder.end_early())
             self._log.close()
         if not _store_of(self._call).has(entry):
             return
-        if shape.response.status in ("completed", "incomplete"):
-            entry.messages = said_more(self._turn, shape.message)
+        if encoder.response.status in ("completed", "incomplete"):
+            entry.messages = said_more(self._turn, encoder.message)
         size = len(entry.messages or b"") + len(entry.input)
         size += sum(map(len, in_pieces(entry.body)))
         if entry.events is not None:

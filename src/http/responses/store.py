@@ -77,7 +77,7 @@ def said(messages: Sequence[ChatMessage]) -> bytes:
 
 
 def said_more(before: bytes, message: ChatMessage) -> bytes:
-    """Messages as they are kept, of which there is one at least, and another one."""
+    """Append a message to an encoded, non-empty list of messages."""
     return before[:-1] + b"," + _encode(message) + b"]"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from src.core.errors import InvalidRequestError
+from src.core.sampler_parameters import SAMPLER_NAMES
 from src.http.chat.foreign import CALL_ITEMS, RESULT_ITEMS, call_of, not_understood, result_of
 from src.http.chat.input_items import check_parts, read_item, with_instructions
 from src.http.chat.placeholders import placeholder
@@ -57,13 +58,7 @@ FIELD_NAMES: Final[Names] = (
 # Fields that a chat has under the same name.
 _SAME: Final = (
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+    *SAMPLER_NAMES,
     "seed",
     "stop",
     "ignore_eos",

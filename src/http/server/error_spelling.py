@@ -1,4 +1,4 @@
-"""How each protocol spells an error: as a whole answer, and inside a stream that has begun."""
+"""How each protocol writes an error: as a whole answer, and inside a stream that has begun."""
 
 from __future__ import annotations
 

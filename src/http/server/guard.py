@@ -143,9 +143,10 @@ class Guard:
 
 
 def _has_two_lengths(scope: Scope) -> bool:
-    """Whether a body's end is told in two ways: who stands in front may have taken the other one.
+    """Whether the request has both Content-Length and Transfer-Encoding.
 
-    That is how a second request is smuggled past it (RFC 9112, section 6.3).
+    A proxy in front may have believed the other one: that is how a second request is smuggled
+    past it (RFC 9112, section 6.3).
     """
     names = {name for name, _ in scope["headers"]}
     return b"content-length" in names and b"transfer-encoding" in names

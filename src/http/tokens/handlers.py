@@ -12,7 +12,7 @@ from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
 from src.http.chat.conversation import conversation
-from src.http.chat.handlers import chat_names, spelt
+from src.http.chat.handlers import chat_names, with_client_names
 from src.http.generation.sampling import unsupported
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.tokens import (
@@ -131,7 +131,7 @@ async def _of_messages(engine: AsyncEngine, request: TokenizeRequest, tenant: st
     try:
         return await engine.tokenize(messages, chat=options)
     except RequestError as error:
-        raise spelt(error, chat_names(chat)) from None
+        raise with_client_names(error, chat_names(chat)) from None
 
 
 def _names(engine: AsyncEngine, token_ids: list[int]) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 from src.core.errors import RequestError
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.http.chat.handlers import chat_names, prepare_chat, spelt
+from src.http.chat.handlers import chat_names, prepare_chat, with_client_names
 from src.http.completions.handlers import prepare_completion
 from src.http.generation.json_chunks import gathered, listed
 from src.http.generation.sampling import FieldNames
@@ -35,11 +35,11 @@ async def render_chat(call: Call) -> None:
     request = _decode_chat(call)
     try:
         chat = await prepare_chat(call, request)
-        ((prompt, params),) = chat.job.prompts
-        token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
+        ((prompt, params),) = chat.prompts
+        token_ids = await chat.engine.tokenize(prompt, chat=chat.chat)
         body = _body(chat.engine, chat.model, request, token_ids, params)
     except RequestError as error:
-        raise spelt(error, chat_names(request)) from None
+        raise with_client_names(error, chat_names(request)) from None
     await call.answer(_encode(body))
 
 
@@ -52,12 +52,12 @@ async def render_completion(call: Call) -> None:
         bodies = listed(
             [_encode(_body(completion.engine, completion.model, request, token_ids, params))]
             for token_ids, (_, params) in zip(
-                completion.prompt_token_ids, completion.job.prompts, strict=True
+                completion.prompt_token_ids or [], completion.prompts, strict=True
             )
         )
         pieces = await gathered(bodies)
     except RequestError as error:
-        FieldNames.of(request).respell(error)
+        FieldNames.of(request).apply(error)
         raise
     await call.answer(*pieces)
 

@@ -28,13 +28,14 @@ from src.core.outputs import (
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.requests.submission import Submission
-from src.http.completions.encoder import CompletionShape
+from src.http.completions.encoder import CompletionEncoder
 from src.http.generation import logprobs as logprobs_module
-from src.http.generation.generation import Job, forward, submitted
+from src.http.generation.generation import forward, submitted
+from src.http.generation.job import GenerationJob
 from src.http.generation.json_chunks import SLICE, apart, gathered, in_pieces, listed, sliced
 from src.http.generation.logprobs import check_number
 from src.http.generation.prompts import Echo
-from src.http.generation.split_delta import portions
+from src.http.generation.split_delta import split_delta
 from src.http.protocol.completions import CompletionRequest
 from src.http.server.call import _PIECE, _parcels
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
@@ -95,7 +96,7 @@ def test_portions_join_to_the_delta(
         stop_reason="x",
         usage=USAGE,
     )
-    parts = list(portions(delta))
+    parts = list(split_delta(delta))
     assert "".join(part.text for part in parts) == text
     assert [i for part in parts for i in part.token_ids] == delta.token_ids
     assert [e for part in parts for e in part.logprobs or ()] == (delta.logprobs or [])
@@ -114,7 +115,7 @@ def test_many_tokens_are_read_in_portions() -> None:
     delta = Delta(
         request_id="x", index=0, text="ab" * 5_000, token_ids=list(range(5_000)), usage=USAGE
     )
-    parts = list(portions(delta))
+    parts = list(split_delta(delta))
     assert max(len(part.token_ids) for part in parts) <= 1024
     assert [i for part in parts for i in part.token_ids] == delta.token_ids
     assert "".join(part.text for part in parts) == delta.text
@@ -141,9 +142,9 @@ def result(prompt_len: int, n: int, num_tokens: int, top: int) -> GenerationResu
     )
 
 
-def shape(engine: AsyncEngine, of: GenerationResult, **fields: Any) -> CompletionShape:
+def shape(engine: AsyncEngine, of: GenerationResult, **fields: Any) -> CompletionEncoder:
     echoes = [Echo("prompt", 0, skips_special_tokens=True)] if "echo" in fields else None
-    return CompletionShape(
+    return CompletionEncoder(
         CompletionRequest(prompt="x", **fields),
         engine,
         model="tiny",
@@ -313,9 +314,10 @@ async def test_what_goes_wrong_in_a_direct_write_is_the_readers(
 
     direct = SimpleNamespace(is_ready=True, write=written.append)
     call: Any = SimpleNamespace(started=True, direct=direct, write=write)
-    job = Job(prompts=[("x", SamplingParams(max_tokens=50, ignore_eos=True))])
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    job = GenerationJob(engine=engine, model="tiny", prompts=[("x", params)])
     with caplog.at_level(logging.WARNING):
-        async with submitted(engine, job, "x", None) as (submission,):
+        async with submitted(job, "x", None) as (submission,):
             with pytest.raises(InvalidRequestError, match="top_logprobs"):
                 await forward(call, 0, submission, Bounded())
     assert b"".join(written) == b"xxxxx"

@@ -5,6 +5,7 @@ The reports are listed by kind in docs/clients.md, "Tried from public reports".
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -13,9 +14,11 @@ import pytest
 from tests.http.asking import (
     ASKS_WEATHER,
     CHAT,
+    COMPLETIONS,
     MESSAGES,
     RESPONSES,
     post,
+    refused,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -119,3 +122,36 @@ async def test_a_rendered_conversation_begins_once(demo_client: httpx.AsyncClien
     # A text has it once too, whoever asks.
     text = (await post(demo_client, "/tokenize", prompt="a"))["tokens"]
     assert text[0] == bos[0] != text[1]
+
+
+@pytest.mark.parametrize("fields", [{"typical_p": 0.5}, {"top_n_sigma": 1.0}], ids=str)
+async def test_typical_p_and_top_n_sigma_change_the_text_and_not_beside_others(
+    demo_client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    asked = {"prompt": "Tell", "max_tokens": 16, "temperature": 1.5, "ignore_eos": True, "seed": 42}
+
+    async def text(**more: Any) -> str:
+        answer = await post(demo_client, COMPLETIONS, **{**asked, **more})
+        written: str = answer["choices"][0]["text"]
+        return written
+
+    free, alone = await text(), await text(**fields)
+    assert alone != free
+    crowd = await asyncio.gather(
+        text(**fields),
+        *(text(seed=seed, **fields) for seed in range(3)),
+        *(text(seed=seed, top_p=0.9) for seed in range(3)),
+        text(),
+    )
+    assert (crowd[0], crowd[-1]) == (alone, free)
+    off = {"typical_p": 1, "top_n_sigma": 0}
+    assert await text(**off) == free
+    assert await text(**dict.fromkeys(off)) == free
+
+
+async def test_other_protocols_take_them_and_their_bounds(demo_client: httpx.AsyncClient) -> None:
+    body = {"input": "Tell me", "max_output_tokens": 16, "typical_p": 0.5, "top_n_sigma": 1.5}
+    await post(demo_client, RESPONSES, **body)
+    for name, value in (("typical_p", 1.5), ("top_n_sigma", -1), ("typical_p", "x")):
+        error = await refused(demo_client, RESPONSES, **{**body, name: value})
+        assert error["param"] == name

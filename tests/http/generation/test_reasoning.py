@@ -13,14 +13,14 @@ from src.core.errors import RequestAbortedError
 from src.core.outputs import Completion, Delta, FinishReason, Usage
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
-from src.http.chat.handlers import PreparedChat
-from src.http.generation.content_blocks import BlockBegin, BlockDelta, BlockEnd, BlockReader
-from src.http.generation.generation import EventShape, Job
+from src.http.chat.handlers import ChatJob
+from src.http.generation.content_blocks import BlockBegin, BlockDelta, BlockEnd, ContentBlockReader
+from src.http.generation.generation import EventEncoder
 from src.http.generation.reasoning_tokens import ReasoningTokens
-from src.http.messages.encoder import MessageShape
+from src.http.messages.encoder import MessageEncoder
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.responses import ResponseRequest
-from src.http.responses.encoder import ResponseShape
+from src.http.responses.encoder import ResponseEncoder
 from src.http.responses.translation import Translation
 from src.text.answer import (
     ContentDelta,
@@ -38,7 +38,7 @@ PIECES = ["<think>I wo", "nder.</thi", "nk>Yes", "!"]
 USAGE = Usage(prompt_tokens=7, completion_tokens=16, cached_tokens=3)
 
 
-def deltas(chat: PreparedChat) -> list[Delta]:
+def deltas(chat: ChatJob) -> list[Delta]:
     last = len(PIECES) - 1
     return [
         Delta(
@@ -54,7 +54,7 @@ def deltas(chat: PreparedChat) -> list[Delta]:
 
 
 @pytest.fixture
-def chat(engine: AsyncEngine) -> PreparedChat:
+def chat(engine: AsyncEngine) -> ChatJob:
     plan = AnswerPlan(
         structured_output=None,
         kept_special_token_ids=(),
@@ -67,21 +67,21 @@ def chat(engine: AsyncEngine) -> PreparedChat:
         reasoning=REASONING_SYNTAXES["think"],
         reasoning_is_open=False,
     )
-    return PreparedChat(engine, "tiny", Job(prompts=[("x", SamplingParams())]), None, plan)
+    return ChatJob(engine=engine, model="tiny", prompts=[("x", SamplingParams())], plan=plan)
 
 
-def events_of_all(shape: EventShape, chat: PreparedChat) -> bytes:
+def events_of_all(shape: EventEncoder, chat: ChatJob) -> bytes:
     return b"".join([shape.events(0, delta) for delta in deltas(chat)])
 
 
 @pytest.fixture
-def response(chat: PreparedChat) -> ResponseShape:
+def response(chat: ChatJob) -> ResponseEncoder:
     translation = Translation(ChatRequest(messages=[]), [], {})
-    return ResponseShape(ResponseRequest(input="x"), translation, chat)
+    return ResponseEncoder(ResponseRequest(input="x"), translation, chat)
 
 
 async def test_a_response_has_it_as_an_item_of_its_own(
-    response: ResponseShape, chat: PreparedChat
+    response: ResponseEncoder, chat: ChatJob
 ) -> None:
     text = b"".join((*response.opening(), events_of_all(response, chat), *response.ending(USAGE)))
     events = [strictly(ResponseStreamEvent, data) for _, data in events_of(text.decode())]
@@ -117,8 +117,8 @@ async def test_a_response_has_it_as_an_item_of_its_own(
     assert (turn.content, turn.reasoning_content, turn.tool_calls) == ("Yes!", "I wonder.", None)
 
 
-async def test_a_message_has_it_as_a_block_of_its_own(chat: PreparedChat) -> None:
-    shape = MessageShape(chat)
+async def test_a_message_has_it_as_a_block_of_its_own(chat: ChatJob) -> None:
+    shape = MessageEncoder(chat)
     text = (events_of_all(shape, chat) + shape.ending(USAGE)).decode()
     events = [
         strictly(RawMessageStreamEvent, data) for name, data in events_of(text) if name != "ping"
@@ -131,14 +131,14 @@ async def test_a_message_has_it_as_a_block_of_its_own(chat: PreparedChat) -> Non
     completion = Completion(
         index=0, text="".join(PIECES), token_ids=[1] * 16, finish_reason=FinishReason.STOP
     )
-    whole = strictly(Message, MessageShape(chat).body(completion, USAGE))
+    whole = strictly(Message, MessageEncoder(chat).body(completion, USAGE))
     assert [block.type for block in whole.content] == ["thinking", "text"]
     assert whole.content[0].thinking == "I wonder."
     assert (whole.usage.input_tokens, whole.usage.cache_read_input_tokens) == (4, 3)
 
 
 async def test_blocks_open_and_close_one_after_another() -> None:
-    reader = BlockReader()
+    reader = ContentBlockReader()
     events: list[Any] = reader.feed(
         [
             ReasoningDelta("a"),
@@ -164,15 +164,15 @@ async def test_blocks_open_and_close_one_after_another() -> None:
     assert [(b.kind, b.text) for b in reader.blocks] == [
         ("reasoning", "ab"), ("text", "c"), ("call", "{}"), ("call", ""), ("text", "d"),
     ]  # fmt: skip
-    assert [block.kind for block in _finished(BlockReader())] == ["text"]
+    assert [block.kind for block in _finished(ContentBlockReader())] == ["text"]
 
 
-def _finished(reader: BlockReader) -> list[Any]:
+def _finished(reader: ContentBlockReader) -> list[Any]:
     reader.finish()
     return reader.blocks
 
 
-async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: PreparedChat) -> None:
+async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: ChatJob) -> None:
     tokenizer = chat.engine.tokenizer
     call = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 50
     token_ids = tokenizer.encode(f"<think>a b c</think>{call}", add_special_tokens=False)
@@ -185,7 +185,7 @@ async def test_reasoning_is_counted_in_tokens_whatever_is_shown(chat: PreparedCh
     assert whole.tokens == one_by_one.tokens == len(thought)
 
 
-async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) -> None:
+async def test_a_call_that_was_cut_short_has_no_arguments(chat: ChatJob) -> None:
     from src.http.messages.encoder import _arguments
 
     for text in ("", "{", '{"a": 1', "[1]", "5", '{"a":' * 5000):
@@ -193,7 +193,7 @@ async def test_a_call_that_was_cut_short_has_no_arguments(chat: PreparedChat) ->
     assert _arguments('{"a": [1]}') == json.loads('{"a": [1]}')
 
 
-def test_what_was_cancelled_is_not_completed(response: ResponseShape, chat: PreparedChat) -> None:
+def test_what_was_cancelled_is_not_completed(response: ResponseEncoder, chat: ChatJob) -> None:
     for delta in deltas(chat):
         response.events(0, delta)
     response.cancelled()

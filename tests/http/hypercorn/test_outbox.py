@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from src.http.hypercorn.outbox import MIN_CHUNKS, Lane, Outbox, SendAll
+from src.http.hypercorn.outbox import MIN_CHUNKS, Outbox, SendAll
+from src.http.hypercorn.outbox import Connection as OutboxConnection
 from src.ops.cpu.build import ensure_built, kernel_library
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -90,8 +91,8 @@ async def connections(count: int) -> AsyncIterator[list[Connection]]:
         await asyncio.sleep(0.01)
 
 
-async def settle(lane: Lane) -> None:
-    async with lane.held():
+async def settle(sender: OutboxConnection) -> None:
+    async with sender.held():
         pass
 
 
@@ -106,27 +107,27 @@ async def test_every_byte_arrives_in_order_whoever_sends_it() -> None:
     draw = random.Random(7)
     async with connections(20) as all_of_them:
         before = descriptors()
-        lanes = [Lane(outbox, each.transport) for each in all_of_them]
-        sent = [b""] * len(lanes)
+        senders = [OutboxConnection(outbox, each.transport) for each in all_of_them]
+        sent = [b""] * len(senders)
         readers: list[asyncio.Task[bytes]] = []
         for turn in range(60):
-            for number, lane in enumerate(lanes):
+            for number, sender in enumerate(senders):
                 for _ in range(draw.randint(0, 2)):
                     chunk = draw.randbytes(draw.choice([1, 20, 200, 30_000 if turn < 20 else 5]))
-                    lane.write(chunk)
+                    sender.write(chunk)
                     sent[number] += chunk
                 if draw.random() < 0.1:
-                    await settle(lane)
-                    assert lane.pending == 0
+                    await settle(sender)
+                    assert sender.pending == 0
                     all_of_them[number].transport.write(b"ordinary")
                     sent[number] += b"ordinary"
             # Nobody reads at first, so that sockets are full.
             if turn == 30:
                 readers += [asyncio.create_task(each.rest()) for each in all_of_them]
             await asyncio.sleep(0.002)
-        for lane, each in zip(lanes, all_of_them, strict=True):
-            await settle(lane)
-            lane.close()
+        for sender, each in zip(senders, all_of_them, strict=True):
+            await settle(sender)
+            sender.close()
             each.transport.close()
         assert descriptors() <= before
         assert [await each for each in readers] == sent
@@ -139,7 +140,7 @@ async def test_a_few_chunks_go_to_the_transport() -> None:
     outbox = Outbox(lambda: gate)
     async with connections(MIN_CHUNKS - 1) as few:
         for each in few:
-            Lane(outbox, each.transport).write(b"x")
+            OutboxConnection(outbox, each.transport).write(b"x")
         await asyncio.sleep(0.01)
         for each in few:
             each.transport.close()
@@ -151,7 +152,7 @@ async def test_without_compiled_code_transports_send() -> None:
     outbox = Outbox(lambda: None)
     async with connections(MIN_CHUNKS) as enough:
         for each in enough:
-            Lane(outbox, each.transport).write(b"x")
+            OutboxConnection(outbox, each.transport).write(b"x")
         await asyncio.sleep(0.01)
         for each in enough:
             each.transport.close()
@@ -162,19 +163,19 @@ async def test_what_is_written_meanwhile_comes_after() -> None:
     gate = Gate(compiled())
     outbox = Outbox(lambda: gate)
     async with connections(MIN_CHUNKS) as enough:
-        lanes = [Lane(outbox, each.transport) for each in enough]
+        senders = [OutboxConnection(outbox, each.transport) for each in enough]
         for round_ in (b"1", b"2", b"3"):
-            for lane in lanes:
-                lane.write(round_)
+            for sender in senders:
+                sender.write(round_)
             await asyncio.sleep(0.01)
-        assert [lane.pending for lane in lanes] == [3] * MIN_CHUNKS
-        settled = asyncio.gather(*(settle(lane) for lane in lanes))
+        assert [sender.pending for sender in senders] == [3] * MIN_CHUNKS
+        settled = asyncio.gather(*(settle(sender) for sender in senders))
         await asyncio.sleep(0.01)
         assert not settled.done()
         gate.open.set()
         await settled
-        for lane, each in zip(lanes, enough, strict=True):
-            lane.close()
+        for sender, each in zip(senders, enough, strict=True):
+            sender.close()
             each.transport.close()
             assert await each.rest() == b"123"
     outbox.close()
@@ -185,15 +186,15 @@ async def test_nothing_goes_to_whoever_got_the_number_of_a_closed_connection() -
     outbox = Outbox(lambda: gate)
     async with connections(MIN_CHUNKS) as enough:
         before = descriptors()
-        lanes = [Lane(outbox, each.transport) for each in enough]
+        senders = [OutboxConnection(outbox, each.transport) for each in enough]
         old = {each.transport.get_extra_info("socket").fileno() for each in enough}
-        for lane in lanes:
-            lane.write(b"secret")
+        for sender in senders:
+            sender.write(b"secret")
         while not gate.calls:
             await asyncio.sleep(0.001)
         assert not old & set(gate.calls[0])
-        for lane, each in zip(lanes, enough, strict=True):
-            lane.close()
+        for sender, each in zip(senders, enough, strict=True):
+            sender.close()
             each.transport.abort()
         await asyncio.sleep(0.01)
         async with connections(MIN_CHUNKS) as others:
@@ -215,10 +216,10 @@ async def test_one_that_left_disturbs_nobody() -> None:
     gate = Gate(compiled())
     outbox = Outbox(lambda: gate)
     async with connections(MIN_CHUNKS + 1) as enough:
-        lanes = [Lane(outbox, each.transport) for each in enough]
+        senders = [OutboxConnection(outbox, each.transport) for each in enough]
         for number in range(3):
-            for lane in lanes:
-                lane.write(b"%d" % number)
+            for sender in senders:
+                sender.write(b"%d" % number)
             if number == 0:
                 while not gate.calls:
                     await asyncio.sleep(0.001)
@@ -227,9 +228,9 @@ async def test_one_that_left_disturbs_nobody() -> None:
                 gate.open.set()
             await asyncio.sleep(0.02)
         assert enough[0].transport.is_closing()
-        for lane, each in zip(lanes, enough, strict=True):
-            await settle(lane)
-            lane.close()
+        for sender, each in zip(senders, enough, strict=True):
+            await settle(sender)
+            sender.close()
             each.transport.close()
         for each in enough[1:]:
             assert await each.rest() == b"012"
@@ -241,20 +242,20 @@ async def test_the_thread_stays_away_while_others_write() -> None:
     gate.open.set()
     outbox = Outbox(lambda: gate)
     async with connections(MIN_CHUNKS) as enough:
-        lanes = [Lane(outbox, each.transport) for each in enough]
-        async with lanes[0].held():
-            for lane in lanes:
-                lane.write(b"1")
+        senders = [OutboxConnection(outbox, each.transport) for each in enough]
+        async with senders[0].held():
+            for sender in senders:
+                sender.write(b"1")
             await asyncio.sleep(0.02)
             enough[0].transport.write(b"2")
         assert len(gate.calls[0]) == MIN_CHUNKS - 1
-        for lane in lanes:
-            lane.write(b"3")
+        for sender in senders:
+            sender.write(b"3")
         await asyncio.sleep(0.02)
         # It is back.
         assert len(gate.calls[1]) == MIN_CHUNKS
-        for number, (lane, each) in enumerate(zip(lanes, enough, strict=True)):
-            lane.close()
+        for number, (sender, each) in enumerate(zip(senders, enough, strict=True)):
+            sender.close()
             each.transport.close()
             assert await each.rest() == (b"13" if number else b"123")
     outbox.close()
@@ -266,7 +267,7 @@ async def test_after_the_end_transports_send() -> None:
     outbox.close()
     async with connections(MIN_CHUNKS) as enough:
         for each in enough:
-            Lane(outbox, each.transport).write(b"x")
+            OutboxConnection(outbox, each.transport).write(b"x")
         await asyncio.sleep(0.01)
         for each in enough:
             each.transport.close()
@@ -303,13 +304,13 @@ async def test_where_it_cannot_be_done_the_transport_does_it(
     outbox = Outbox(lambda: send_all)
     async with connections(MIN_CHUNKS) as enough:
         before = descriptors()
-        lanes = [Lane(outbox, each.transport) for each in enough]
-        for lane in lanes:
-            lane.write(b"x")
+        senders = [OutboxConnection(outbox, each.transport) for each in enough]
+        for sender in senders:
+            sender.write(b"x")
         await asyncio.sleep(0.05)
-        for lane, each in zip(lanes, enough, strict=True):
-            await settle(lane)
-            lane.close()
+        for sender, each in zip(senders, enough, strict=True):
+            await settle(sender)
+            sender.close()
             each.transport.close()
             assert await each.rest() == b"x"
         assert descriptors() < before

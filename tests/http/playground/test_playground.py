@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,10 +17,12 @@ import msgspec
 import pytest
 
 from src.core.config import Config, Secret
+from src.core.sampler_parameters import SAMPLER_NAMES
+from src.core.sampling_params import SamplingParams
 from src.core.settings import CHECKOUT
 from src.http import create_app
 from src.http.playground import files
-from src.http.playground.files import FOLDER, INDEX, NAMES
+from src.http.playground.files import FOLDER, INDEX, NAMES, PARAMETERS
 from tests.http.processes import ServerProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -67,7 +70,7 @@ async def test_a_browser_gets_the_page_and_its_files(client: httpx.AsyncClient) 
     for name in NAMES:
         answer = await client.get(FOLDER + name)
         assert answer.status_code == 200
-        assert answer.content == (WEB / name).read_bytes()
+        assert answer.content == files.load(name).content
         kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
         assert answer.headers["content-type"].startswith(kind[name.rpartition(".")[2]])
 
@@ -161,7 +164,17 @@ async def test_only_the_files_that_are_listed_are_read(client: httpx.AsyncClient
 
 
 def test_every_file_is_listed_and_there() -> None:
-    assert {path.name for path in WEB.iterdir()} == {*NAMES, INDEX}
+    assert {*(path.name for path in WEB.iterdir()), PARAMETERS} == {*NAMES, INDEX}
+
+
+def test_the_form_has_every_sampler_parameter_with_bounds_that_the_engine_takes() -> None:
+    text = files.load("parameters.js").content.decode()
+    shown = json.loads(text.removeprefix("export const PARAMETERS = ").removesuffix(";\n"))
+    assert [field["name"] for field in shown] == list(SAMPLER_NAMES)
+    for field in shown:
+        for bound in (field["least"], field["most"]):
+            given = SamplingParams(**{field["name"]: bound})
+            given.validate(vocab_size=10**7)
 
 
 def test_files_are_read_when_they_are_asked_for() -> None:
@@ -218,8 +231,8 @@ def test_every_script_is_reached_from_the_first() -> None:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
-            waiting += re.findall(r'from "\./([^"]+)"', (WEB / name).read_text())
-    assert reached == {path.name for path in SCRIPTS}
+            waiting += re.findall(r'from "\./([^"]+)"', files.load(name).content.decode())
+    assert reached == {path.name for path in SCRIPTS} | {PARAMETERS}
 
 
 def test_a_real_server_sends_it_over_one_connection(checkpoint: Path) -> None:
@@ -253,6 +266,6 @@ def test_an_installed_wheel_has_the_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", command], cwd=tree, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        for name in (*NAMES, INDEX):
+        for name in {*NAMES, INDEX} - {PARAMETERS}:
             path = f"src/http/playground/web/{name}"
             assert archive.read(path) == (WEB / name).read_bytes()

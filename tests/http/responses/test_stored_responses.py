@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from src.core.config import Config
 from src.engine.client import AsyncEngine
 from src.http import create_app
-from src.http.responses.encoder import ResponseShape
+from src.http.responses.encoder import ResponseEncoder
 from src.http.responses.event_log import EventLog
 from src.http.responses.store import ResponseStore
 from tests.http.strict import events_of, strictly
@@ -324,7 +324,7 @@ async def test_a_whole_answer_that_fails_is_kept_as_one_that_failed(
         raise RuntimeError("a fault of the server")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ResponseShape, "take", fail)
+        patched.setattr(ResponseEncoder, "take", fail)
         answer = await client.post(PATH, json={"input": "x", **GREEDY, "request_id": "failing"})
     assert answer.status_code == 500
     kept = (await client.get(f"{PATH}/resp_failing")).json()

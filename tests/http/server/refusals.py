@@ -37,7 +37,7 @@ INTEGERS: Final = (
 )
 NUMBERS: Final = (
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "timeout"),
+    *("repetition_penalty", "timeout", "top_n_sigma", "typical_p"),
 )
 TRUTHS: Final = (
     *("stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
@@ -50,6 +50,8 @@ BOUNDS: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("-0.1", "2.1"),
     "top_p": ("-0.1", "-1", "1.1"),
     "min_p": ("-0.1", "1.1"),
+    "top_n_sigma": ("-0.1", "-1", "100.1"),
+    "typical_p": ("-0.1", "1.1"),
     "top_k": ("-2",),
     "presence_penalty": ("-2.1", "2.1"),
     "frequency_penalty": ("-2.1", "2.1"),
