@@ -60,7 +60,8 @@ def test_an_op_is_told_all_that_the_encoding_says(encoding: Encoding) -> None:
         assert (told.encoding, told.tiling) == (encoding, one.tiling)
         assert torch.equal(told.dequantized(), matrix.dequantized())
         stack = Matrix.of_kind(
-            one.kind, *(None if t is None else torch.stack([t, t]) for t in one[:1] + one[2:4])
+            one.kind,
+            *(None if t is None else torch.stack([t.flip(0), t]) for t in one[:1] + one[2:4]),
         )
         assert stack.is_stack
         assert (stack.encoding, stack.outputs, stack.inputs) == (encoding, 64, 192)
