@@ -45,6 +45,19 @@ from src.ops.triton import (
 from tests.ops import flash_attention_stand_in
 from tests.ops.comparison import TOLERANCE, attention_matches, latent_matches, rotation_matches
 
+RUN = {
+    op: op.record.taking_flat(kernels.run)
+    for op, kernels in (
+        (PAGED_ATTENTION, paged_attention),
+        (DECODE_SCHEDULE, decode_schedule),
+        (ROTATE_AND_CACHE, rotate_and_cache),
+        (GUMBEL_ARGMAX, gumbel_argmax),
+        (LATENT_ATTENTION, latent_attention),
+        (ADAPT, adapt),
+    )
+}
+"""The kernels, with flat arguments."""
+
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
     {"dtype": torch.float32, "head_dim": 64, "num_heads": 6, "num_kv_heads": 2, "block_size": 5},
@@ -146,7 +159,7 @@ def random_rows_match(cases: int) -> None:
         paged_decode.multiprocessors = lambda device, programs=programs: programs
         case = random_case(seed)
         try:
-            attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
+            attention_matches(RUN[PAGED_ATTENTION], PAGED_ATTENTION.build("cpu", **case))
         except AssertionError as error:
             raise AssertionError(f"{programs} programs, {case}") from error
     paged_decode.multiprocessors = multiprocessors
@@ -180,7 +193,7 @@ interpreter._convert_float = _convert_as_torch
 def main() -> None:
     if sys.argv[1:] == ["attention"]:
         for case in ATTENTION_CASES:
-            attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
+            attention_matches(RUN[PAGED_ATTENTION], PAGED_ATTENTION.build("cpu", **case))
         random_rows_match(6)  # each number of programs once
     else:
         all_else_matches()
@@ -190,7 +203,7 @@ def main() -> None:
 def all_else_matches() -> None:
     for case in DECODE_SCHEDULE.cases:
         args = DECODE_SCHEDULE.build("cpu", **case)
-        expected, got = DECODE_SCHEDULE.reference(*args), decode_schedule.run(*args)
+        expected, got = DECODE_SCHEDULE.reference(*args), RUN[DECODE_SCHEDULE](*args)
         assert torch.equal(expected, got), (case, expected, got)
     quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
     assert tune_attention.main(quick) == 0
@@ -206,10 +219,10 @@ def all_else_matches() -> None:
     for case in ROTATE_AND_CACHE.cases:
         # A mean is summed in another order; everything else rounds where the reference does.
         args = ROTATE_AND_CACHE.build("cpu", **case)
-        rotation_matches(rotate_and_cache.run, args, exact=args[3] is None)
+        rotation_matches(RUN[ROTATE_AND_CACHE], args, exact=args[3] is None)
     for case in GUMBEL_ARGMAX.cases:
         args = GUMBEL_ARGMAX.build("cpu", **case)
-        expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
+        expected, got = GUMBEL_ARGMAX.reference(*args), RUN[GUMBEL_ARGMAX](*args)
         assert torch.equal(expected, got), (case, expected, got)
     adapts_match()
     linears_match()
@@ -220,7 +233,7 @@ def all_else_matches() -> None:
     words = torch.zeros(4, dtype=torch.int64)
     for temperature, expected in ((0.0, 2), (1e-5, None), (1.0, None)):
         temperatures = torch.full((4,), temperature)
-        got = gumbel_argmax.run(logits, words, words, temperatures).tolist()
+        got = RUN[GUMBEL_ARGMAX](logits, words, words, temperatures).tolist()
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
@@ -233,10 +246,10 @@ def adapts_match() -> None:
             continue
         args = ADAPT.build("cpu", **case)
         base, x, *weights, slots = args
-        expected, got = ADAPT.reference(*args), adapt.adapt(*args)
+        expected, got = ADAPT.reference(*args), RUN[ADAPT](*args)
         tolerance = TOLERANCE[case["dtype"]]
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
-        alone = adapt.adapt(base[-1:], x[-1:], *weights, slots[-1:])
+        alone = RUN[ADAPT](base[-1:], x[-1:], *weights, slots[-1:])
         assert torch.equal(alone, got[-1:]), case
 
 
@@ -295,17 +308,17 @@ def latents_match() -> None:
     for seed, case in enumerate([*absorbed[:5], absorbed[6], *absorbed[-2:], *expanded]):
         number = (1, 7, 40)[seed % 3]
         latent_attention.multiprocessors = lambda device, number=number: number
-        latent_matches(latent_attention.run, LATENT_ATTENTION.build("cpu", **case))
+        latent_matches(RUN[LATENT_ATTENTION], LATENT_ATTENTION.build("cpu", **case))
     latent_attention.multiprocessors = multiprocessors
     expansions_match(expanded)
     args = LATENT_ATTENTION.build("cpu", rows=((3, 40), (9, 70), (1, 50)), deterministic=True)
-    latent_attention.run(*args)
+    RUN[LATENT_ATTENTION](*args)
     whole = args[8].clone()
     for token, (row, seq_len) in ((11, (1, 70)), (5, (1, 64)), (12, (2, 50))):
         one = [each[token : token + 1] for each in (args[0], args[1], args[7], args[8])]
         starts, lengths = torch.tensor([0, 1]).int(), torch.tensor([seq_len]).int()
         tables = args[4][row : row + 1]
-        latent_attention.run(
+        RUN[LATENT_ATTENTION](
             one[0], one[1], *args[2:4], tables, starts, lengths, *one[2:], *args[9:]
         )
         assert torch.equal(one[3][0], whole[token]), token
@@ -319,13 +332,13 @@ def expansions_match(cases: list[dict[str, Any]]) -> None:
         assert args[13] is not None
         assert args[14] > 2 * keys
         latent_expanded.piece_keys = lambda up, keys=keys: keys
-        latent_matches(latent_attention.run, args)
+        latent_matches(RUN[LATENT_ATTENTION], args)
     latent_expanded.piece_keys = piece_keys
     ways_divide_the_tokens(LATENT_ATTENTION.build("cpu", **cases[0]))
     # As a step that warms up: nothing is written.
     empty = LATENT_ATTENTION.build("cpu", rows=((0, 0),), padding=3, expands=True)
     assert (empty[13].tolist(), empty[14]) == ([0, 0], 0)
-    latent_matches(latent_attention.run, empty)
+    latent_matches(RUN[LATENT_ATTENTION], empty)
 
 
 def ways_divide_the_tokens(args: tuple[Any, ...]) -> None:
@@ -359,7 +372,8 @@ def beside_a_library(case: dict[str, Any]) -> None:
         calls.append(args)
         prefill(*args)
 
-    attention_matches(LibraryAttention(counted, [shape], paged_attention.run).run, args)
+    attention = LibraryAttention(counted, [shape], paged_attention.run)
+    attention_matches(PAGED_ATTENTION.record.taking_flat(attention.run), args)
     assert len(calls) == 1
 
 
