@@ -96,7 +96,7 @@ def seconds_of(
         schedule = step_schedule(call.key_cache, call.query.shape[1], *rows, call.spec)
         num_bytes = PAGED_ATTENTION.cost(*given).bytes
         seconds[name] = call_seconds(
-            PagedAttention.taking_flat(paged_attention.run),
+            paged_attention.run,
             (*given[:-1], schedule),
             num_bytes,
             call.query.device,

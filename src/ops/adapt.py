@@ -146,7 +146,7 @@ ADAPT = Op(
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ],
     cost=_cost,
-    lazy={"cuda": "src.ops.triton.adapt:run"},
+    lazy={"cuda": "src.ops.triton.adapt:adapt"},
 )
 
 adapt = ADAPT.function

@@ -85,7 +85,7 @@ class LibraryAttention:
         prefill: The library's function.
         shapes: The shapes that it supports. The Triton kernels alone serve other shapes, decode
             steps and deterministic engines.
-        base: `run` of the Triton kernels.
+        base: `launch` of the Triton kernels.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ def open_library(
     # A package built for another torch or CUDA may raise anything, when it is imported or when a
     # kernel is launched.
     try:
-        base = importlib.import_module("src.ops.triton.paged_attention").run
+        base = importlib.import_module("src.ops.triton.paged_attention").launch
         library = LIBRARIES[name](torch.cuda.get_device_capability(device)[0])
     except LibraryUnavailableError:
         raise

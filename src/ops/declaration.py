@@ -90,8 +90,8 @@ class Op(Generic[P, R]):
         build: Makes one case: `build(device, **case)`.
         cases: The grid that the kernels are tested over.
         cost: Minimal bytes and FLOPs of a call.
-        lazy: Device type -> where its kernel lives (`"module:attribute"`), a function of the
-            record. It is imported at the first call on that device type, so that a CPU process
+        lazy: Device type -> where its kernel lives (`"module:attribute"`), a function of flat
+            arguments. It is imported at the first call on that device type, so that a CPU process
             never imports Triton. A device type without an entry is served by the reference.
 
     Attributes
@@ -232,8 +232,7 @@ class Op(Generic[P, R]):
             return self._reference_kernel
         module, _, attribute = self._lazy["cuda"].partition(":")
         try:
-            run = getattr(importlib.import_module(module), attribute)
-            return Kernel("triton", self.record.taking_flat(run))
+            return Kernel("triton", getattr(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             if error.name != "triton":
                 raise

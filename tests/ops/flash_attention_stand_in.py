@@ -183,6 +183,6 @@ def install(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> TritonInTorch:
     """Have CPU tensors served as on a Hopper, with this in place of the Triton kernels."""
     replaced = TritonInTorch()
-    monkeypatch.setattr("src.ops.triton.paged_attention.run", replaced)
+    monkeypatch.setattr("src.ops.triton.paged_attention.launch", replaced)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     return replaced

@@ -315,7 +315,7 @@ def test_another_implementation_of_the_program_is_left_alone(
 @pytest.mark.parametrize("name", PAGED_LIBRARIES)
 def test_a_library_on_its_device_equals_the_reference(name: str) -> None:
     pytest.importorskip("flash_attn_interface", reason="FlashAttention-3 is not installed")
-    run = import_module("src.ops.triton.paged_attention").run
+    run = import_module("src.ops.triton.paged_attention").launch
     library = LIBRARIES[name](9)
     try:
         for case in HALF_CASES:

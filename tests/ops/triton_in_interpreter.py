@@ -7,11 +7,13 @@ argument `attention` it runs paged attention on its cases and on random rows, wi
 import os
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
+import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 
@@ -44,19 +46,6 @@ from src.ops.triton import (
 )
 from tests.ops import flash_attention_stand_in
 from tests.ops.comparison import TOLERANCE, attention_matches, latent_matches, rotation_matches
-
-RUN = {
-    op: op.record.taking_flat(kernels.run)
-    for op, kernels in (
-        (PAGED_ATTENTION, paged_attention),
-        (DECODE_SCHEDULE, decode_schedule),
-        (ROTATE_AND_CACHE, rotate_and_cache),
-        (GUMBEL_ARGMAX, gumbel_argmax),
-        (LATENT_ATTENTION, latent_attention),
-        (ADAPT, adapt),
-    )
-}
-"""The kernels, with flat arguments."""
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -159,7 +148,7 @@ def random_rows_match(cases: int) -> None:
         paged_decode.multiprocessors = lambda device, programs=programs: programs
         case = random_case(seed)
         try:
-            attention_matches(RUN[PAGED_ATTENTION], PAGED_ATTENTION.build("cpu", **case))
+            attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
         except AssertionError as error:
             raise AssertionError(f"{programs} programs, {case}") from error
     paged_decode.multiprocessors = multiprocessors
@@ -193,7 +182,7 @@ interpreter._convert_float = _convert_as_torch
 def main() -> None:
     if sys.argv[1:] == ["attention"]:
         for case in ATTENTION_CASES:
-            attention_matches(RUN[PAGED_ATTENTION], PAGED_ATTENTION.build("cpu", **case))
+            attention_matches(paged_attention.run, PAGED_ATTENTION.build("cpu", **case))
         random_rows_match(6)  # each number of programs once
     else:
         all_else_matches()
@@ -203,7 +192,7 @@ def main() -> None:
 def all_else_matches() -> None:
     for case in DECODE_SCHEDULE.cases:
         args = DECODE_SCHEDULE.build("cpu", **case)
-        expected, got = DECODE_SCHEDULE.reference(*args), RUN[DECODE_SCHEDULE](*args)
+        expected, got = DECODE_SCHEDULE.reference(*args), decode_schedule.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
     quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
     assert tune_attention.main(quick) == 0
@@ -219,10 +208,10 @@ def all_else_matches() -> None:
     for case in ROTATE_AND_CACHE.cases:
         # A mean is summed in another order; everything else rounds where the reference does.
         args = ROTATE_AND_CACHE.build("cpu", **case)
-        rotation_matches(RUN[ROTATE_AND_CACHE], args, exact=args[3] is None)
+        rotation_matches(rotate_and_cache.run, args, exact=args[3] is None)
     for case in GUMBEL_ARGMAX.cases:
         args = GUMBEL_ARGMAX.build("cpu", **case)
-        expected, got = GUMBEL_ARGMAX.reference(*args), RUN[GUMBEL_ARGMAX](*args)
+        expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
     adapts_match()
     linears_match()
@@ -233,7 +222,7 @@ def all_else_matches() -> None:
     words = torch.zeros(4, dtype=torch.int64)
     for temperature, expected in ((0.0, 2), (1e-5, None), (1.0, None)):
         temperatures = torch.full((4,), temperature)
-        got = RUN[GUMBEL_ARGMAX](logits, words, words, temperatures).tolist()
+        got = gumbel_argmax.run(logits, words, words, temperatures).tolist()
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
@@ -246,10 +235,10 @@ def adapts_match() -> None:
             continue
         args = ADAPT.build("cpu", **case)
         base, x, *weights, slots = args
-        expected, got = ADAPT.reference(*args), RUN[ADAPT](*args)
+        expected, got = ADAPT.reference(*args), adapt.adapt(*args)
         tolerance = TOLERANCE[case["dtype"]]
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
-        alone = RUN[ADAPT](base[-1:], x[-1:], *weights, slots[-1:])
+        alone = adapt.adapt(base[-1:], x[-1:], *weights, slots[-1:])
         assert torch.equal(alone, got[-1:]), case
 
 
@@ -260,21 +249,31 @@ def linears_match() -> None:
         for tokens, outputs, dtype in ((1, 5, torch.float32), (70, 67, torch.float16)):
             case = {"tokens": tokens, "outputs": outputs, "dtype": dtype, "weight": kind}
             args = LINEAR.build("cpu", inputs=192, has_bias=seed % 2 == 0, seed=seed, **case)
-            if len(args) == 5:
+            if len(args) == 6:
                 # Contiguous or not: tokens may lie apart.
                 args = (torch.cat((args[0], args[0]), 1)[:, :192], *args[1:])
             expected, got = LINEAR.reference(*args), linear.run(*args)
             tolerance = TOLERANCE[dtype]
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
             assert torch.equal(linear.run(args[0][-1:], *args[1:]), got[-1:]) or tokens > 32
-    for kind in ("same", "strips of int8"):
-        args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, weight=kind)
-        assert torch.equal(linear.run(*args), LINEAR.reference(*args))
+    args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64)
+    assert torch.equal(linear.run(*args), LINEAR.reference(*args))
+    for kind in ("strips of int8", "strips of same", "e2m1/32"):
+        of = {"weight": kind, "dtype": torch.bfloat16}
+        args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, **of)
+        refuses(linear.run, args)
+    # Rows whose groups end within a run of levels.
+    x, weight, *rest = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, weight="int8")
+    refuses(linear.run, (x[:, :48], weight[:, :48].contiguous(), *rest))
+
+
+def refuses(run: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> None:
+    """It never falls back to decoding the whole matrix in every call."""
+    with pytest.raises(ValueError, match="no kernel for CUDA multiplies"):
+        run(*args)
 
 
 def experts_match() -> None:
-    # Its conversions are the interpreter's.
-    experts.has_float8 = lambda device: True
     for case in EXPERTS.cases:
         # Strips are the CPU's, and the interpreter's products of bfloat16 are none.
         if case["dtype"] == torch.bfloat16 or case["weight"].startswith("strips"):
@@ -308,17 +307,17 @@ def latents_match() -> None:
     for seed, case in enumerate([*absorbed[:5], absorbed[6], *absorbed[-2:], *expanded]):
         number = (1, 7, 40)[seed % 3]
         latent_attention.multiprocessors = lambda device, number=number: number
-        latent_matches(RUN[LATENT_ATTENTION], LATENT_ATTENTION.build("cpu", **case))
+        latent_matches(latent_attention.run, LATENT_ATTENTION.build("cpu", **case))
     latent_attention.multiprocessors = multiprocessors
     expansions_match(expanded)
     args = LATENT_ATTENTION.build("cpu", rows=((3, 40), (9, 70), (1, 50)), deterministic=True)
-    RUN[LATENT_ATTENTION](*args)
+    latent_attention.run(*args)
     whole = args[8].clone()
     for token, (row, seq_len) in ((11, (1, 70)), (5, (1, 64)), (12, (2, 50))):
         one = [each[token : token + 1] for each in (args[0], args[1], args[7], args[8])]
         starts, lengths = torch.tensor([0, 1]).int(), torch.tensor([seq_len]).int()
         tables = args[4][row : row + 1]
-        RUN[LATENT_ATTENTION](
+        latent_attention.run(
             one[0], one[1], *args[2:4], tables, starts, lengths, *one[2:], *args[9:]
         )
         assert torch.equal(one[3][0], whole[token]), token
@@ -332,13 +331,13 @@ def expansions_match(cases: list[dict[str, Any]]) -> None:
         assert args[13] is not None
         assert args[14] > 2 * keys
         latent_expanded.piece_keys = lambda up, keys=keys: keys
-        latent_matches(RUN[LATENT_ATTENTION], args)
+        latent_matches(latent_attention.run, args)
     latent_expanded.piece_keys = piece_keys
     ways_divide_the_tokens(LATENT_ATTENTION.build("cpu", **cases[0]))
     # As a step that warms up: nothing is written.
     empty = LATENT_ATTENTION.build("cpu", rows=((0, 0),), padding=3, expands=True)
     assert (empty[13].tolist(), empty[14]) == ([0, 0], 0)
-    latent_matches(RUN[LATENT_ATTENTION], empty)
+    latent_matches(latent_attention.run, empty)
 
 
 def ways_divide_the_tokens(args: tuple[Any, ...]) -> None:
@@ -372,7 +371,7 @@ def beside_a_library(case: dict[str, Any]) -> None:
         calls.append(args)
         prefill(*args)
 
-    attention = LibraryAttention(counted, [shape], paged_attention.run)
+    attention = LibraryAttention(counted, [shape], paged_attention.launch)
     attention_matches(PAGED_ATTENTION.record.taking_flat(attention.run), args)
     assert len(calls) == 1
 

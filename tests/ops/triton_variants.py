@@ -19,13 +19,6 @@ from src.core.plan import RowStep, StepPlan
 from src.engine.execution.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import _KERNEL_WARM_UP_TOKENS
-from src.ops import (
-    DECODE_SCHEDULE,
-    GUMBEL_ARGMAX,
-    LATENT_ATTENTION,
-    PAGED_ATTENTION,
-    ROTATE_AND_CACHE,
-)
 from src.ops.latent_expansion import LatentShape, plan_expansion
 from src.ops.triton import (
     decode_schedule,
@@ -61,17 +54,15 @@ def step(inputs: StepInputs, window: int) -> None:
     query, key, value = fused.split((HEADS, KV_HEADS, KV_HEADS), 1)
     out = torch.empty(num_tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16)
     table = torch.zeros(LONGEST, HEAD_DIM)
-    ROTATE_AND_CACHE.record.taking_flat(rotate_and_cache.run)(
+    rotate_and_cache.run(
         query, key, value, None, None, 1e-5, table, inputs.positions_t, inputs.slot_mappings_t[0],
         cache, cache, out,
     )  # fmt: skip
     tile = tuning.decode_shape(90, HEAD_DIM, 2).tile
     members = tuning.packed_rows(HEADS // KV_HEADS) // (HEADS // KV_HEADS)
     rows = (inputs.block_tables_b[0], inputs.query_start_loc, inputs.seq_lens_b)
-    schedule = DECODE_SCHEDULE.record.taking_flat(decode_schedule.run)(
-        *rows, BLOCK_SIZE, window, 0, tile, members
-    )
-    PAGED_ATTENTION.record.taking_flat(paged_attention.run)(
+    schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, 0, tile, members)
+    paged_attention.run(
         query, None, None, cache, cache, *rows, inputs.slot_mappings_t[0], out, None,
         [0.1, 0.0, window, 0.0], inputs.max_query_len, inputs.max_seq_len, False, schedule,
     )  # fmt: skip
@@ -79,9 +70,7 @@ def step(inputs: StepInputs, window: int) -> None:
     if len(positions) == 0:  # warming up draws for the padding row
         positions = torch.zeros(1, dtype=torch.int64)
     logits = torch.empty(len(positions), 1024)
-    GUMBEL_ARGMAX.record.taking_flat(gumbel_argmax.run)(
-        logits, torch.zeros_like(positions), positions, torch.zeros(len(positions))
-    )
+    gumbel_argmax.run(logits, torch.zeros_like(positions), positions, torch.zeros(len(positions)))
 
 
 def latent_step(inputs: StepInputs) -> None:
@@ -91,7 +80,7 @@ def latent_step(inputs: StepInputs) -> None:
     plan = None if inputs.lengths_b is None else plan_expansion(*inputs.lengths_b, LATENTS)
     made = (None, 0) if plan is None else (torch.from_numpy(plan.plan), plan.keys)
     kind = {"dtype": torch.bfloat16}
-    LATENT_ATTENTION.record.taking_flat(latent_attention.run)(
+    latent_attention.run(
         torch.empty(num_tokens, LATENT_HEADS, nope + rope, **kind),
         torch.empty(num_tokens, width, **kind),
         torch.zeros(1, BLOCK_SIZE, width, **kind),

@@ -93,7 +93,8 @@ def _expand(
         tl.store(out + place, result.to(out.dtype.element_ty), mask=within)
 
 
-def run(call: Adapt) -> Tensor:
+@Adapt.taking_flat
+def adapt(call: Adapt) -> Tensor:
     """Launch the kernels."""
     base, x, down, up = call.base, call.x, call.down, call.up
     ranks, starts, slots = call.ranks, call.starts, call.slots

@@ -122,6 +122,7 @@ def _starts_kernel(
     tl.store(starts + 2 * rows, tl.sum(leading + own, 0))
 
 
+@DecodeSchedule.taking_flat
 def run(call: DecodeSchedule) -> Tensor:
     """Launch the kernels."""
     block_tables, query_start_loc, seq_lens, *numbers = call

@@ -96,6 +96,7 @@ def _merge_kernel(chunk_scores, chunk_tokens, tokens, chunks, BLOCK: tl.constexp
     tl.store(tokens + row, tl.where(is_sound, best, NO_TOKEN))
 
 
+@GumbelArgmax.taking_flat
 def run(call: GumbelArgmax) -> Tensor:
     """Launch the kernels."""
     logits, seeds = call.logits, call.seeds

@@ -284,6 +284,7 @@ def _merge_kernel(
     tl.store(merged + pair * RANK + r, result, mask=r < RANK)
 
 
+@LatentAttention.taking_flat
 def run(call: LatentAttention) -> None:
     """Launch the kernels."""
     query, latent, cache, up, out = call.query, call.latent, call.cache, call.up, call.out

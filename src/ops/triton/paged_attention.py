@@ -157,7 +157,7 @@ def _prefill_kernel(
     tl.store(out + where[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
-def run(call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> None:
+def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> None:
     """Launch the kernels.
 
     Parameters
@@ -201,6 +201,10 @@ def run(call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> 
     if max_query_len > 1 and prefill is None:
         shape = prefill_shape(*device, tokens * group)
         _prefill(*rows, out, spec, padded, sort, shape, fewest=2)
+
+
+run = PagedAttention.taking_flat(launch)
+"""The kernel of the op."""
 
 
 def _write_cache(

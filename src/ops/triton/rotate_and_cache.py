@@ -180,6 +180,7 @@ def constants(head_dim: int, heads: int) -> dict[str, int]:
     }
 
 
+@RotateAndCache.taking_flat
 def run(call: RotateAndCache) -> None:
     """Launch the kernel."""
     query, key, value, out = call.query, call.key, call.value, call.out
