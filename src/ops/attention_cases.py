@@ -116,7 +116,9 @@ def build(
 def _slices(fused: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, ...]:
     """Query, key and value, as they lie in what one projection gives."""
     heads, head_dim = (num_heads, num_kv_heads, num_kv_heads), fused.shape[2]
-    return fused.flatten(1).unflatten(1, (-1, head_dim)).split(heads, dim=1)
+    by_head = fused.flatten(1).unflatten(1, (-1, head_dim))
+    slices: tuple[Tensor, ...] = by_head.split(heads, dim=1)
+    return slices
 
 
 def _kept_as(dtype: torch.dtype, numbers: Tensor) -> Tensor:
