@@ -24,6 +24,7 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from src.ops import OPS, Kernel, Op
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.cache_root import cache_root
@@ -83,7 +84,7 @@ def digest_of_op(op: Op[..., Any], case: Mapping[str, Any]) -> tuple[str, str]:
 def digest_of_family(checkpoint: Path, loaded: Mapping[str, Any]) -> str:
     """The digest of logits: of a prompt in two chunks, and of two tokens after it."""
     try:
-        model = load_model(checkpoint, **loaded)
+        model = load_model(checkpoint, LoadOptions(**loaded))
     except ModelLoadError as error:
         return f"refused: {error}"
     sequence = PagedSequence(model)
