@@ -333,3 +333,16 @@ def test_no_import_hides_from_these_laws(tmp_path: Path) -> None:
         "src.engine.execution.worker",
         "src.http",
     ]
+
+
+def test_weights_lie_below_the_layers_and_loading_above_the_model() -> None:
+    """A format knows no file, no layer and no kernel library; no layer knows how it is filled."""
+    of_loading = re.compile(r"models/(loading/|generic/|implementations\.py|__init__\.py)")
+    for path, line, imported in imports_in("models"):
+        where = f"{ids(path)}:{line} imports {imported}"
+        if ids(path).startswith("models/weights/"):
+            is_known = re.match(r"src\.models\.(weights|fields)\b|src\.(ops|core)\b", imported)
+            assert is_known or not imported.startswith("src."), where
+            assert not imported.startswith("src.ops.cpu"), where
+        if imported.startswith("src.models.loading"):
+            assert of_loading.match(ids(path)), where

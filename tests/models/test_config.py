@@ -11,8 +11,8 @@ import pytest
 from src.core.errors import ModelLoadError
 from src.models import ModelConfig, load_config, supported_architectures
 from src.models.families.family import Family
+from src.models.loading.loader import resolve_max_positions
 from src.models.registry import FAMILIES
-from src.models.weights.loader import resolve_max_positions
 from tests.support.checkpoints import CLASSES, make_checkpoint
 
 LLAMA: dict[str, Any] = {

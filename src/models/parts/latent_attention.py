@@ -1,8 +1,10 @@
-"""Writes latent attention into a decoder's program; see `decoder.write_decoder`."""
+"""Writes latent attention."""
 
 from __future__ import annotations
 
-from src.models.builder import Name, ProgramBuilder
+from collections.abc import Callable
+
+from src.models.builder import Name
 from src.models.config import LatentAttentionConfig
 from src.models.layers.latent_attention import (
     LatentInSpec,
@@ -11,54 +13,49 @@ from src.models.layers.latent_attention import (
     LatentMixerWeights,
     latent_in,
 )
-from src.models.layers.norms import NormSpec
-from src.models.program import POSITIONS, StepTensor
+from src.models.parts.attention import ATTENDED, write_attention_out
+from src.models.parts.layer import RESIDUAL, LayerWriter
+from src.models.program import POSITIONS
 from src.models.weights.parameters import Placement
 from src.models.weights.transforms import ByHead, InHalves
 
 QUERY, LATENT = "query", "latent"
 
 
-class LatentWriter:
-    """Writes what is before the output projection.
+def write_latent_attention(
+    layer: LayerWriter, config: LatentAttentionConfig, between: Callable[[], None] = lambda: None
+) -> None:
+    """Write latent attention; see `PartWriter`."""
+    writer = _Writer(layer, config)
+    writer.write_in()
+    between()
+    write_attention_out(layer, config, writer.write_mixer())
 
-    Parameters
-    ----------
-    own, stored
-        What names of the layer's parameters, and of its tensors in the checkpoint, begin with.
-    hidden
-        Size of the residual stream.
-    """
 
-    def __init__(
-        self,
-        builder: ProgramBuilder,
-        config: LatentAttentionConfig,
-        own: str,
-        stored: str,
-        hidden: int,
-    ) -> None:
-        self._builder, self._config = builder, config
-        self._own, self._stored = own, stored
-        self._hidden = hidden
-        self._heads = builder.group.shard(config.num_heads)
+class _Writer:
+    """Writes what is before the output projection."""
+
+    def __init__(self, layer: LayerWriter, config: LatentAttentionConfig) -> None:
+        self._layer, self._builder, self._config = layer, layer.builder, config
+        self._own, self._stored = layer.own, layer.stored
+        self._heads = layer.builder.group.shard(config.num_heads)
         self._query_dim = config.nope_dim + config.rope_dim
 
-    def write_in(
-        self, residual: str, norm: Name, norm_spec: NormSpec | None, trained_positions: int
-    ) -> None:
-        """Write the segment that projects; ``norm`` is the parameter of its input's norm."""
-        builder, config = self._builder, self._config
+    def write_in(self) -> None:
+        """Write the segment that projects."""
+        builder, config, layer = self._builder, self._config, self._layer
+        norm = layer.block_norm("input_norm", layer.config.attention_norm)
+        trained = layer.model.max_position_embeddings
         builder.segment(
             latent_in,
             LatentInSpec(
-                self._heads,
-                config.nope_dim,
-                config.rope_dim,
-                config.rank,
-                config.query_rank,
-                norm_spec,
-                config.inner_norm,
+                num_heads=self._heads,
+                nope_dim=config.nope_dim,
+                rope_dim=config.rope_dim,
+                rank=config.rank,
+                query_rank=config.query_rank,
+                norm=layer.norm_spec(layer.config.attention_norm),
+                inner_norm=config.inner_norm,
             ),
             LatentInWeights(
                 norm,
@@ -66,17 +63,17 @@ class LatentWriter:
                 self._down("bias") if config.down_bias else None,
                 *self._query(),
                 self._inner_norm("latent_norm", config.rank, config.latent_norm_name),
-                builder.rope_table(config.rope, config.rope_dim, trained_positions),
+                builder.rope_table(config.rope, config.rope_dim, trained),
             ),
-            (residual, POSITIONS),
+            (RESIDUAL, POSITIONS),
             (
                 builder.step_tensor(QUERY, self._heads, self._query_dim),
                 builder.step_tensor(LATENT, config.rank + config.rope_dim),
             ),
         )
 
-    def write_mixer(self, writes: str) -> int:
-        """Write the mixer; returns the size of its output, the step tensor ``writes``."""
+    def write_mixer(self) -> int:
+        """Write the mixer; returns the size of its output."""
         builder, config = self._builder, self._config
         size = self._heads * config.value_dim
         rows = config.nope_dim + config.value_dim
@@ -89,17 +86,17 @@ class LatentWriter:
         builder.mixer(
             "latent_attention",
             LatentMixerSpec(
-                self._heads,
-                config.value_dim,
-                config.rank,
-                config.rope_dim,
-                builder.dtype,
-                config.scale,
-                builder.deterministic,
+                num_heads=self._heads,
+                value_dim=config.value_dim,
+                rank=config.rank,
+                rope_dim=config.rope_dim,
+                dtype=builder.dtype,
+                scale=config.scale,
+                deterministic=builder.deterministic,
             ),
             LatentMixerWeights(up),
             (QUERY, LATENT),
-            StepTensor(writes, (size,), builder.dtype),
+            builder.step_tensor(ATTENDED, size),
         )
         return size
 
@@ -129,7 +126,7 @@ class LatentWriter:
         is_bias = kind == "bias"
         return self._builder.parameter(
             f"{self._own}latent_down_{kind}",
-            (first + last,) if is_bias else (first + last, self._hidden),
+            (first + last,) if is_bias else (first + last, self._layer.hidden),
             "vector" if is_bias else "matrix",
             (query, latent),
             fill=0.0 if is_bias else None,

@@ -1,14 +1,14 @@
-"""Writes the segments, the mixer and the parameters of one layer with a recurrent state."""
+"""Writes a recurrent state in attention's place."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
-from src.models.builder import Name, ProgramBuilder
-from src.models.config import ModelConfig, RecurrenceConfig
-from src.models.layers.norms import NormSpec
+from src.models.builder import Name
+from src.models.config import RecurrenceConfig
 from src.models.layers.recurrence import (
     RecurrenceInSpec,
     RecurrenceInWeights,
@@ -20,6 +20,7 @@ from src.models.layers.recurrence import (
     mamba_in,
     recurrence_out,
 )
+from src.models.parts.layer import RESIDUAL, LayerWriter
 from src.models.program import StepTensor
 from src.models.weights.parameters import Placement
 from src.models.weights.transforms import PartByPart, Taps
@@ -28,65 +29,58 @@ CHANNELS, GATE, DECAY, FACTOR, READ = "channels", "gate", "decay", "factor", "re
 
 
 def write_recurrence(
-    builder: ProgramBuilder,
-    model: ModelConfig,
-    config: RecurrenceConfig,
-    layer: int,
-    norm: tuple[NormSpec | None, Name],
-    residual: StepTensor,
+    layer: LayerWriter, config: RecurrenceConfig, between: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the part of a layer that is in attention's place elsewhere; every rank has it whole.
-
-    Args:
-        builder: collects it.
-        model: the model's description.
-        config: the part's description.
-        layer: its number.
-        norm: of the residual stream; its parameter is declared already.
-        residual: the residual stream.
-    """
-    writer = _Writer(builder, model, config, layer)
-    writer.write_in(norm, residual)
+    """Write a recurrence, which every rank has whole; see `PartWriter`."""
+    writer = _Writer(layer, config)
+    writer.write_in()
+    between()
     writer.write_mixer()
-    writer.write_out(residual)
+    writer.write_out()
 
 
 class _Writer:
-    def __init__(
-        self, builder: ProgramBuilder, model: ModelConfig, config: RecurrenceConfig, layer: int
-    ) -> None:
-        self._builder, self._model, self._config = builder, model, config
-        self._own = f"layers.{layer}."
-        self._stored = f"{model.layer_name.format(layer)}.{config.name}."
+    def __init__(self, layer: LayerWriter, config: RecurrenceConfig) -> None:
+        self._layer, self._builder, self._config = layer, layer.builder, config
+        self._own = layer.own
+        self._stored = f"{layer.stored}{config.name}."
         self._values = config.heads * config.dim
         self._mixer = RecurrenceMixerSpec(
-            *(config.key_heads, config.heads, config.key_dim, config.dim, config.taps),
+            key_heads=config.key_heads,
+            heads=config.heads,
+            key_dim=config.key_dim,
+            dim=config.dim,
+            taps=config.taps,
             value_first=config.kind == "mamba",
             delta=config.kind == "delta",
             normalizes=config.kind == "delta",
-            dtype=builder.dtype,
-            deterministic=builder.deterministic,
+            dtype=layer.builder.dtype,
+            deterministic=layer.builder.deterministic,
         )
 
-    def write_in(self, norm: tuple[NormSpec | None, Name], residual: StepTensor) -> None:
+    def write_in(self) -> None:
         """Channels, gate, decay and factor of every token."""
         builder, config, channels = self._builder, self._config, self._mixer.channels
+        layer, norm = self._layer, self._layer.config.attention_norm
         is_delta = config.kind == "delta"
         rows = channels + self._values + config.heads * (2 if is_delta else 1)
         shortest, longest = config.step_limits
         builder.segment(
             delta_in if is_delta else mamba_in,
             RecurrenceInSpec(
-                *(norm[0], config.heads, self._values, channels),
+                norm=layer.norm_spec(norm),
+                heads=config.heads,
+                gate=self._values,
+                channels=channels,
                 shortest=shortest or None,
                 longest=None if math.isinf(longest) else longest,
                 deterministic=builder.deterministic,
             ),
             RecurrenceInWeights(
-                norm[1],
+                layer.block_norm("input_norm", norm),
                 builder.parameter(
                     self._own + "in_weight",
-                    (rows, self._model.hidden_size),
+                    (rows, layer.hidden),
                     "matrix",
                     self._by_key_head() if is_delta else (self._placed("in_proj.weight"),),
                 ),
@@ -94,7 +88,7 @@ class _Writer:
                 self._wide("log_decay", "A_log"),
                 self._wide("step_bias", "dt_bias"),
             ),
-            (residual.name,),
+            (RESIDUAL,),
             (
                 builder.step_tensor(CHANNELS, channels),
                 StepTensor(GATE, (self._values,), torch.float32),
@@ -141,20 +135,21 @@ class _Writer:
             builder.step_tensor(READ, self._values),
         )
 
-    def write_out(self, residual: StepTensor) -> None:
+    def write_out(self) -> None:
         """Norm, gate and projection of what was read."""
         builder, config = self._builder, self._config
         is_delta = config.kind == "delta"
-        hidden = self._model.hidden_size
+        hidden = self._layer.hidden
         groups = config.heads if is_delta else config.key_heads
         size = config.dim if is_delta else self._values
         builder.segment(
             recurrence_out,
             RecurrenceOutSpec(
-                *(self._model.norm.eps, groups),
+                eps=self._layer.model.norm.eps,
+                groups=groups,
                 gates_first=not is_delta,
                 repeats=is_delta,
-                multiplier=self._model.residual_multiplier,
+                multiplier=self._layer.model.residual_multiplier,
             ),
             RecurrenceOutWeights(
                 builder.vector(
@@ -168,8 +163,8 @@ class _Writer:
                 ),
                 self._vector("output_bias", hidden, "out_proj.bias") if config.bias else None,
             ),
-            (READ, GATE, residual.name),
-            (residual,),
+            (READ, GATE, RESIDUAL),
+            (self._layer.residual,),
         )
 
     def _placed(self, tensor: str) -> Placement:

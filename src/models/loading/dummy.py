@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from src.models.loading.filling import make, make_aliases
 from src.models.model import Model
-from src.models.weights.filling import make, make_aliases
 from src.models.weights.parameters import allocate
 
 # Number of values that are drawn once and repeated. Prime, so that rows of a matrix differ.

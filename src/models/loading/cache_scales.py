@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 
 from src.core.errors import ModelLoadError
-from src.models.weights.checkpoint import StoredTensor, TensorReader
+from src.models.checkpoint import StoredTensor, TensorReader
+from src.models.layer_kv import CacheScales
 from src.models.weights.parameters import NUMBERS
 
 # Tools write them beside the projections or within them. `kv_scale` is of both. Scales of queries
@@ -18,13 +18,6 @@ _NAME = re.compile(
     r"\.(?P<layer>\d{1,9})\.self_attn\."
     r"(?:(?:attn\.|[kv]_proj\.)?(?P<kind>kv|k|v|q|prob)_scale|(?P<of>[kv])_proj\.output_scale)$"
 )
-
-
-class CacheScales(NamedTuple):
-    """Scales of one layer: ``key = stored * keys``. 1.0 where the checkpoint has none."""
-
-    keys: float = 1.0
-    values: float = 1.0
 
 
 def scale_names(stored: Mapping[str, StoredTensor]) -> set[str]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from src.core.cpus import usable_cpus
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
+from src.models.checkpoint import StoredTensor, TensorReader
 from src.models.model import Model
-from src.models.weights.checkpoint import StoredTensor, TensorReader
 from src.models.weights.parameters import (
     NUMBERS,
     WEIGHT,

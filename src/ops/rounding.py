@@ -1,4 +1,4 @@
-"""Rounding of a matrix's rows to few bits, in torch; the CPU's kernels give the same bits.
+"""Rounding of a matrix's rows to few bits: in torch, or by the CPU's kernels, to the same bits.
 
 `src/ops/cpu/quantize.cpp` repeats every operation. Sums are of integers, so their order does not
 matter; nothing else is a sum of products, which a compiler might fuse.
@@ -6,14 +6,61 @@ matter; nothing else is a sum of products, which a compiler might fuse.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from src.ops.linear import pack_int4
+from src.ops.cpu.build import kernel_library
+from src.ops.cpu.calls import DTYPES
+from src.ops.matrix import INT4_RUN, Encoding, Matrix, pack_int4
 
+Method = Literal["int8", "int4"]
+
+_ROWS_AT_ONCE = 1024  # rows quantized at a time, so that what is computed of them stays small
 _PARTS = 256  # of a step: values are rounded to them before they are summed
 _NOTHING = 2.0**-100  # of a range: its inverse would overflow
 _MOST_IN_32_BITS = 8192  # numbers of a group: no sum of theirs overflows
+
+
+def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = False) -> Matrix:
+    """Quantize a matrix [N, K] of any float dtype.
+
+    Parameters
+        weight: Finite values.
+        method: `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and
+            a scale and an offset, in bfloat16, per `group_size` values of a row.
+        group_size: Of int4; a multiple of 32 that divides K.
+        tiled: Whether to lay it out in tiles for integer products, which round inputs to 8 bits.
+            Matrices that cannot be cut into tiles stay in rows.
+
+    Raises
+        ValueError: K is not a multiple of 32, or for int4 not of the group size.
+    """
+    inputs = weight.shape[1]
+    unit = group_size if method == "int4" else INT4_RUN
+    if inputs % unit or unit % INT4_RUN:
+        raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
+    encoding = Encoding("int8", None, torch.float32)
+    if method == "int4":
+        encoding = Encoding("int4", unit, torch.bfloat16, has_offsets=True)
+    if weight.is_meta:
+        # Running the operations on meta tensors would take a second per start.
+        parts = encoding.parts(*weight.shape).items()
+        empty = {kind: weight.new_empty(shape, dtype=dtype) for kind, (shape, dtype) in parts}
+        scales = empty["scales"] if encoding.group else empty["scales"].squeeze(1)
+        outline = Matrix(empty["values"], encoding, scales, empty.get("offsets"))
+        return outline.tiled() if tiled else outline
+    library = kernel_library()
+    if library is not None and weight.is_cpu and weight.dtype in DTYPES:
+        return library.quantize(weight.contiguous(), method, unit, tiled=tiled)
+    pieces: list[tuple[Tensor, ...]] = [
+        round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
+        for rows in weight.split(_ROWS_AT_ONCE)
+    ]
+    values, scales, *offsets = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
+    matrix = Matrix(values, encoding, scales, offsets[0] if offsets else None)
+    return matrix.tiled() if tiled else matrix
 
 
 def round_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:

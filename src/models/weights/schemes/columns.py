@@ -1,21 +1,15 @@
-"""What the linear methods of schemes have in common: staging of parts, and their places."""
+"""What schemes have in common: groups of columns, and the scales of a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from src.models.weights.parameters import Index, Parameter, allocate_unset
-
-
-class PartSpec(NamedTuple):
-    """One part of a matrix [N, K] in rows: its dtype, and how many columns it has."""
-
-    dtype: torch.dtype
-    columns: int
+from src.models.weights.parameters import Parameter
+from src.ops.matrix import INT4_RUN, SMALLEST_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +41,32 @@ class Columns:
             )
 
 
-def staged(specs: dict[str, PartSpec], rows: int, device: torch.device) -> dict[str, Tensor]:
-    """Room for the parts of a matrix of so many rows."""
-    return {
-        name: allocate_unset((rows, spec.columns), spec.dtype, device)
-        for name, spec in specs.items()
-    }
+def group_in(size: int | None, inputs: int, smallest: int = SMALLEST_GROUP) -> int | None:
+    """The largest group of columns that divides both groups of ``size`` and rows of ``inputs``.
+
+    None: there is no group that weights can have, a multiple of ``smallest``. ``size`` None stands
+    for whole rows.
+    """
+    group = inputs if size is None else math.gcd(size, inputs)
+    return None if inputs % INT4_RUN or group % smallest else group
 
 
-def at_rows(part: Tensor, index: Index) -> Tensor:
-    """The rows of a part at a placement's index."""
-    return part[index] if index else part
+def spread(numbers: Tensor, size: int | None, inputs: int, group: int) -> Tensor:
+    """Numbers of groups of ``size`` columns, [N, G], for each ``group`` columns of a row.
+
+    ``group`` divides ``size`` and ``inputs``. The last group of ``size`` may be cut short.
+    """
+    starts = torch.arange(0, inputs, group) // (size or inputs)
+    return numbers[:, starts]
 
 
-def spans(parameter: Parameter) -> tuple[tuple[int, int], ...]:
-    """The rows of a parameter that each of its placements fills, as (start, stop)."""
+def starts_of(parameter: Parameter) -> tuple[int, ...]:
+    """The first rows that placements fill of a matrix, or of each matrix of a stack."""
     found = []
     for placement in parameter.placements:
-        rows = placement.index[0] if placement.index else slice(None)
-        assert isinstance(rows, slice)
-        start, stop, _ = rows.indices(parameter.shape[0])
-        found.append((start, stop))
-    return tuple(found)
+        rows = placement.index[-1] if placement.index else slice(None)
+        found.append(rows.start or 0 if isinstance(rows, slice) else 0)
+    return tuple(dict.fromkeys(found))
 
 
 def of_shape(tensor: Tensor, rows: int) -> Tensor:

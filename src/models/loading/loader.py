@@ -6,10 +6,9 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tqdm import tqdm
@@ -18,74 +17,43 @@ from src.core.config import GIB
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.distributed import Group
-from src.models.adapters.memory import AdapterRoom
-from src.models.config import DTYPE_NAMES, ModelConfig
-from src.models.model import Model
-from src.models.registry import family_of, load_config
-from src.models.weights.cache_scales import read_scales, scale_names
-from src.models.weights.checkpoint import (
+from src.models.checkpoint import (
     StoredTensor,
     TensorReader,
     equal_contents,
     open_checkpoint,
 )
-from src.models.weights.dummy import fill_dummy
-from src.models.weights.filling import check_tensors, fill, stored_names
-from src.models.weights.methods import Formats, Method, formats_of
+from src.models.config import DTYPE_NAMES, ModelConfig
+from src.models.loading.cache_scales import read_scales, scale_names
+from src.models.loading.dummy import fill_dummy
+from src.models.loading.filling import check_tensors, fill, stored_names
+from src.models.loading.options import LoadHooks, LoadOptions, Progress
+from src.models.model import Model, ModelOptions
+from src.models.registry import family_of, load_config
+from src.models.weights.methods import Formats, formats_of
 
 logger = logging.getLogger(__name__)
 
-LoadFormat = Literal["auto", "dummy"]
-Progress = Callable[[int, int], None]  # (bytes read, total bytes); any thread, one call at a time
-
 # Tokens. Every position has a row in a table of RoPE, whether or not memory holds such a context.
 _MOST_BY_DEFAULT = 2**20
+_DEFAULT, _NO_HOOKS = LoadOptions(), LoadHooks()
 
 
-def load_model(
-    path: Path,
-    *,
-    dtype: str = "auto",
-    device: torch.device | None = None,
-    load_format: LoadFormat = "auto",
-    seed: int = 0,
-    progress: Progress | None = None,
-    max_model_len: int | None = None,
-    quantization: Method | None = None,
-    group_size: int = 32,
-    rounds_inputs: bool | None = False,
-    deterministic: bool = False,
-    adapters: AdapterRoom | None = None,
-    before_each_matrix: Callable[[], None] = lambda: None,
-    when_allocated: Callable[[Model], None] = lambda model: None,
-) -> Model:
+def load_model(path: Path, options: LoadOptions = _DEFAULT, hooks: LoadHooks = _NO_HOOKS) -> Model:
     """Build the model of a directory and fill its parameters.
 
     Args:
         path: a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
-        dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
-        device: where parameters live; None: the CPU.
-        load_format: `dummy` fills parameters from `seed` and reads no file but `config.json`.
-        seed: of dummy weights.
-        progress: called with the bytes read and the total bytes. None: a progress bar, if standard
-            error is a terminal.
-        max_model_len: longest sequence in tokens; None: the length that the model is made for.
-        quantization: of the projections' weights after reading, see `formats_of`.
-        group_size: of `int4`.
-        rounds_inputs: whether quantized projections also round their inputs; None: if the model is
-            bfloat16.
-        deterministic: whether a token's result must be the same bits in every batch.
-        adapters: slots for adapters; None: there are none.
-        before_each_matrix: called before each matrix is quantized.
-        when_allocated: called when all parameters are allocated, before any is filled.
+        options: what is chosen of it.
+        hooks: what is called meanwhile.
 
     Raises:
         ModelLoadError: the checkpoint cannot be served; the message says why.
     """
     config = load_config(path)
-    device = device or torch.device("cpu")
-    family, torch_dtype = family_of(config.architecture), resolve_dtype(dtype, config)
-    stored = _named(_open(path), config) if load_format != "dummy" else {}
+    family = family_of(config.architecture)
+    is_dummy = options.load_format == "dummy"
+    stored = {} if is_dummy else _named(_open(path), config)
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -93,7 +61,6 @@ def load_model(
     elif config.tie_word_embeddings and embedding not in stored and head in stored:
         # A checkpoint that stores the shared tensor once may have stored it as the head.
         stored[embedding] = stored[head]
-    rounds = _rounds_inputs(rounds_inputs, torch_dtype)
     wanted: set[str] = set()
 
     def check(model: Model) -> None:
@@ -103,18 +70,9 @@ def load_model(
         passed_over |= {name for name in stored if _is_unread(name, config)} | scale_names(stored)
         check_tensors(path, stored, model, passed_over | _empty_biases(stored, wanted))
 
-    model = Model(
-        config,
-        family.write,
-        dtype=torch_dtype,
-        device=device,
-        max_positions=resolve_max_positions(max_model_len, config),
-        deterministic=deterministic,
-        adapters=adapters,
-        formats=_formats(config, stored, quantization, group_size, rounds),
-        before_allocating=check if load_format != "dummy" else lambda model: None,
-    )
-    if dtype == "auto" and config.dtype == "float16" and torch_dtype != torch.float16:
+    given = _model_options(config, options, stored)
+    model = Model(config, family.write, given, check if not is_dummy else lambda model: None)
+    if options.dtype == "auto" and config.dtype == "float16" and given.dtype != torch.float16:
         logger.info(
             "the checkpoint is float16, whose range %s leaves: served in bfloat16; "
             "model.dtype may be float32",
@@ -124,52 +82,56 @@ def load_model(
         # A head that shares the embedding's values has no tensor of its own.
         own = {embedding: stored[embedding], head: stored.get(head, stored[embedding])}
         model.adapters.base = own
-    when_allocated(model)
-    if load_format == "dummy":
-        fill_dummy(model, seed, before_each_matrix)
+    hooks.when_allocated(model)
+    if is_dummy:
+        fill_dummy(model, options.seed, hooks.before_each_matrix)
         return model
     model.kv_scales = read_scales(stored)
-    with _Reporter(sum(stored[name].size for name in wanted & stored.keys()), progress) as report:
-        fill(model, stored, report, before_each_matrix)
+    total = sum(stored[name].size for name in wanted & stored.keys())
+    with _Reporter(total, hooks.progress) as report:
+        fill(model, stored, report, hooks.before_each_matrix)
     _tell_formats(model, config)
     return model
 
 
 def outline_model(
     path: Path,
+    options: LoadOptions = _DEFAULT,
     *,
-    dtype: str = "auto",
-    max_model_len: int | None = None,
-    quantization: Method | None = None,
-    group_size: int = 32,
-    rounds_inputs: bool | None = False,
-    deterministic: bool = False,
-    adapters: AdapterRoom | None = None,
     group: Group | None = None,
     outlines_tables: bool = False,
 ) -> Model:
     """The model that `load_model` builds, but on the meta device: shapes without values.
 
-    Reads no file but `config.json`. Arguments are those of `load_model` and `Model`. With a `group`
-    it is the part of one of its ranks.
+    Reads no file but `config.json`. With a `group` it is the part of one of its ranks; see
+    `ModelOptions` for `outlines_tables`.
 
     Raises:
         ModelLoadError: the configuration cannot be served.
     """
     config = load_config(path)
-    torch_dtype = resolve_dtype(dtype, config)
-    rounds = _rounds_inputs(rounds_inputs, torch_dtype)
-    return Model(
-        config,
-        family_of(config.architecture).write,
-        dtype=torch_dtype,
+    given = replace(
+        _model_options(config, options, {}),
         device=torch.device("meta"),
-        max_positions=resolve_max_positions(max_model_len, config),
-        group=group,
+        served_on=options.device or torch.device("cpu"),
+        group=group or Group(),
         outlines_tables=outlines_tables,
-        deterministic=deterministic,
-        adapters=adapters,
-        formats=_formats(config, {}, quantization, group_size, rounds),
+    )
+    return Model(config, family_of(config.architecture).write, given)
+
+
+def _model_options(
+    config: ModelConfig, options: LoadOptions, stored: Mapping[str, StoredTensor]
+) -> ModelOptions:
+    """What the options come to for this checkpoint."""
+    dtype = resolve_dtype(options.dtype, config)
+    return ModelOptions(
+        dtype=dtype,
+        device=options.device or torch.device("cpu"),
+        max_positions=resolve_max_positions(options.max_model_len, config),
+        deterministic=options.deterministic,
+        adapters=options.adapters,
+        formats=_formats(config, stored, options, _rounds_inputs(options.rounds_inputs, dtype)),
     )
 
 
@@ -197,21 +159,20 @@ def _tell_formats(model: Model, config: ModelConfig) -> None:
 def _formats(
     config: ModelConfig,
     stored: Mapping[str, StoredTensor],
-    quantization: Method | None,
-    group_size: int,
+    options: LoadOptions,
     rounds_inputs: bool,
 ) -> Formats:
     """The checkpoint's own formats, or those that ``model.quantization`` asks for."""
     own = config.formats
     if own is None:
-        return formats_of(quantization, group_size, rounds_inputs=rounds_inputs)
-    if quantization is not None:
+        return formats_of(options.quantization, options.group_size, rounds_inputs=rounds_inputs)
+    if options.quantization is not None:
         raise ModelLoadError(
-            f"model.quantization = {quantization!r}: the checkpoint is quantized already "
+            f"model.quantization = {options.quantization!r}: the checkpoint is quantized already "
             f"({own.name}) and is served as it is; leave the setting out"
         )
     own = own.rounding(inputs=rounds_inputs)
-    return own.opened(stored) if stored else own
+    return own.opened({name: each.dtype for name, each in stored.items()}) if stored else own
 
 
 def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
