@@ -104,6 +104,15 @@ QUOTED = [
     "日本語 </parameter> 😀",
     "A call begins with <tool_call>, a value with <arg_value>.",
     "Name <arg_key>mode</arg_key> between tags.",
+    # Lines that are a closing tag, and more of the file behind them.
+    "A call ends with\n</tool_call>\nand nothing else.",
+    "</tool_call>\nis a line",
+    "first\n</function>\n</tool_call>\nlast",
+    "first\n</function>\nlast",
+    "</tool_call>\n",
+    "a\n</tool_call>\n<tool_call>\nare tags, and so is\n</tool_call>\n",
+    "a\n</tool_call>\n" + "A long text follows. " * 60 + "\nSee </parameter> and </arg_value>.",
+    "a\n</tool_call>\nsee </parameter> and </arg_value>, and then\n</tool_call>\nthe end",
 ]
 # Calls within a file, whole, as a text about tools or a test of a parser has them.
 CALL_TEXTS = [
@@ -253,6 +262,20 @@ LEFT_OUT: list[tuple[str, str, str, list[Any], str]] = [
         "",
     ),
     ("two", "qwen3_coder", f"{Q_FILE}{Q_LS}", [A_FILE, LS], ""),
+    (
+        "of value, and text before the next",
+        "qwen3_coder",
+        f"{Q_LS}\nNow I write.\n{Q_FILE}".replace("</parameter>\n", "", 1),
+        [LS, A_FILE],
+        "Now I write.\n",
+    ),
+    (
+        "of value, and text before the next",
+        "glm45",
+        f"{G_FILE}\nNow <tool_call> it.\n{G_LS}".replace("</arg_value>", ""),
+        [A_FILE, LS],
+        "Now <tool_call> it.\n",
+    ),
     ("a name made up", "qwen3_coder", Q_FILE.replace("content", "made_up"), [MADE_UP], ""),
     (
         "before a name made up",
