@@ -728,7 +728,7 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
          "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
          "input[0].content[0].text"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "later_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_none"}]}, "input[0].id"),
         ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].type"),

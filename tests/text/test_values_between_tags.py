@@ -270,6 +270,13 @@ LEFT_OUT: list[tuple[str, str, str, list[Any], str]] = [
         "Now I write.\n",
     ),
     (
+        "of value, and text with a tag",
+        "qwen3_coder",
+        Q_LS.replace("</parameter>\n", "") + "\nIt has no </parameter> tag.",
+        [LS],
+        "It has no </parameter> tag.",
+    ),
+    (
         "of value, and text before the next",
         "glm45",
         f"{G_FILE}\nNow <tool_call> it.\n{G_LS}".replace("</arg_value>", ""),
@@ -365,7 +372,12 @@ def test_no_arguments_are_made_of_a_part_of_a_quoted_call(
 
 def test_an_answer_that_is_cut_short_has_no_call_by_its_end() -> None:
     """Without the closing tag the value may go on behind the place where it is cut."""
-    for text in (Q_LS.replace("\n", "").replace("</parameter>", ""), Q_LS.split("</function>")[0]):
+    no_closer = Q_LS.replace("</parameter>\n", "")
+    for text in (
+        no_closer.replace("\n", ""),
+        Q_LS.split("</function>")[0],
+        no_closer + "\nand more",
+    ):
         reader = parser("qwen3_coder")
         events = reader.feed(text) + reader.finish(cut_short=True)
         assert not any(isinstance(event, ToolCallArguments) for event in events)

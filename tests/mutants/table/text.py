@@ -60,6 +60,11 @@ MUTATIONS = (
             "                if False:\n",
         ),
         (
+            "what a process says unasked is a part of its answer",
+            "        if len(received) > length:\n",
+            "        if False:\n",
+        ),
+        (
             "the end of CPU time counts as an accident",
             "is_late=is_late or status == -signal.SIGPROF",
             "is_late=is_late",
