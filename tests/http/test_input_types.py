@@ -476,16 +476,15 @@ def test_a_call_that_says_nothing_has_no_arguments() -> None:
 def members_that_may_be_missing(of: Any) -> Iterator[tuple[str, str, bool]]:
     """Type, member, and whether it is null rather than left out, of all members of a union."""
     if typing_extensions.is_typeddict(of):
-        hints = typing.get_type_hints(of)
+        hints, extras = (typing.get_type_hints(of, include_extras=each) for each in (False, True))
         for kind in _strings(hints.pop("type")):
-            yield from ((kind, name, False) for name in of.__optional_keys__ & hints.keys())
-            nullable = (name for name, hint in hints.items() if NONE in typing.get_args(hint))
-            yield from ((kind, name, True) for name in nullable)
+            for name, hint in hints.items():
+                if typing.get_origin(extras[name]) is not typing_extensions.Required:
+                    yield kind, name, False
+                if type(None) in typing.get_args(hint):
+                    yield kind, name, True
     for part in typing.get_args(of):
         yield from members_that_may_be_missing(part)
-
-
-NONE: Final = type(None)
 
 
 def test_an_item_goes_without_what_it_may_go_without() -> None:

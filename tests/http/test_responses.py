@@ -733,7 +733,7 @@ async def test_what_agents_send_is_taken(demo: httpx.AsyncClient) -> None:
         ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
         ({"input": "word " * 4000}, "input"),
         ({"input": [{"content": [{}] * 1100, "output": [{}] * 1000}] * 2}, "input"),
         ({"temperature": 3}, "temperature"),

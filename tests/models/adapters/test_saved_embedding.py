@@ -19,6 +19,7 @@ from src.models.model import Model
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
+from tests.support.gguf_files import Type, write_gguf
 
 PREFIX = "base_model.model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -85,6 +86,26 @@ def test_others_are_refused_by_the_tensors_name(
     message = "adapters that change the"
     with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name} .*{message}"):
         read(adapter, model)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
+@pytest.mark.parametrize("name", [EMBEDDING, HEAD])
+def test_those_of_a_quantized_base_cannot_be_compared(
+    name: str, kind: Type, checkpoint: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """A converter wrote blocks of the numbers: what was saved is neither those nor others."""
+    file = write_gguf(tmp_path / "base.gguf", checkpoint, "llama", lambda _: kind)
+    model = load_model(file, adapters=AdapterRoom(1, 8))
+    alone = read(adapter, model)
+    own = base_of(checkpoint)[name]
+    # The widest type that a file may have: its size is no reason for another refusal.
+    save_with(adapter, {name: own.double()})
+    with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name}: .* quantized, .*save_embedding"):
+        read(adapter, model)
+    save_with(adapter, {name: torch.cat((own, own[:1]))})
+    with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name} .*change the vocabulary"):
+        read(adapter, model)
+    assert alone.updates
 
 
 def test_whoever_does_not_know_the_base_refuses_them(
