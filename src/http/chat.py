@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import anyio
 import msgspec
 
 from src.core.config import ChatSection
@@ -15,6 +14,7 @@ from src.core.errors import RequestError
 from src.core.sampling_params import THINKING_BUDGET
 from src.core.structured_output import StructuredOutput
 from src.engine.client import AsyncEngine
+from src.http.body_work import in_turn
 from src.http.call import Call
 from src.http.chat_shape import ChatShape
 from src.http.conversation import conversation
@@ -196,7 +196,7 @@ async def _plan(
     # The first plan of this kind tries the chat template out.
     tries_template = bool(offer.tools and prompt_token_ids) and template is None
     if takes_long or (tries_template and settings.calls_in_reasoning == "auto"):
-        return await anyio.to_thread.run_sync(planned)
+        return await in_turn(planned)
     return planned()
 
 

@@ -85,7 +85,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Prepared
     cut = cut_of(request, context, most)
     prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, cut)
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
-    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut)
+    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut, call.tenant)
     params = _params(engine, request)
     job = Job(
         prompts=[(ids, _fitted(engine, request, params, ids)) for ids in token_ids],

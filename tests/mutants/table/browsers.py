@@ -165,18 +165,23 @@ MUTATIONS = (
         ),
         (
             "long bodies are worked on side by side",
-            "ThreadPoolExecutor(1, thread_name_prefix=name)",
-            "ThreadPoolExecutor(9, thread_name_prefix=name)",
+            'TurnPool(1, "slipstream-long-bodies")',
+            'TurnPool(9, "slipstream-long-bodies")',
         ),
         (
             "bodies of all owners stand in one line",
-            "self._waiting.push(owner, (future, work))",
-            'self._waiting.push("", (future, work))',
+            "lane.submit(OWNER.get(),",
+            'lane.submit("",',
         ),
         (
             "bodies wait for longer ones",
             "lane = _LONG if size > _LONG_BYTES else _MIDDLING",
             "lane = _LONG",
+        ),
+        (
+            "what is computed of requests stands in one line",
+            "_WORK.submit(OWNER.get(),",
+            '_WORK.submit("",',
         ),
         (
             "all long bodies are decoded in one turn",

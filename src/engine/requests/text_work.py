@@ -1,0 +1,42 @@
+"""Work on requests' texts that takes long: in threads, beside the event loop, owners in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from src.core.cpus import usable_cpus
+from src.core.turn_pool import TurnPool
+
+# Longer texts wait among themselves. Each takes a thread for tens of milliseconds, or seconds.
+_LONG_CHARS: Final = 64 * 1024
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TextWork:
+    """Threads for tokenizing and the like, those for long texts apart."""
+
+    def __init__(self) -> None:
+        threads = usable_cpus()
+        self._short = TurnPool(threads, "slipstream-texts")
+        self._long = TurnPool(threads, "slipstream-long-texts")
+
+    async def run(
+        self, owner: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run ``function`` on a text of ``size`` characters once it is the turn of ``owner``.
+
+        Whoever is cancelled while waiting leaves nothing to be done.
+        """
+        pool = self._long if size > _LONG_CHARS else self._short
+        job = pool.submit(owner, functools.partial(function, *args, **kwargs))
+        return await asyncio.wrap_future(job.future)
+
+    def close(self) -> None:
+        """End the threads; what waits is cancelled. Blocks while some text is worked on."""
+        self._short.close()
+        self._long.close()
