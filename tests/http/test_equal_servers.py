@@ -1,4 +1,4 @@
-"""Two servers of equal settings with `model.deterministic` give the same answers to the last bit."""
+"""Two servers of equal settings with `model.deterministic` give the same answers to every bit."""
 
 from __future__ import annotations
 

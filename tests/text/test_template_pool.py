@@ -506,12 +506,14 @@ def test_a_process_that_speaks_otherwise_is_ended(
         monkeypatch.setattr(template_renderer, "CHECKOUT", tmp_path)
         renderer = Renderer()
         begun = time.monotonic()
-        with pytest.raises(EndedError) as caught:
-            renderer.ask(Request(b"key", "x", 1.0, {}))
-        assert caught.value.is_late
-        assert time.monotonic() - begun < 10
-        assert not is_alive(renderer.pid)
-        renderer.close()
+        try:
+            with pytest.raises(EndedError) as caught:
+                renderer.ask(Request(b"key", "x", 1.0, {}))
+            assert caught.value.is_late
+            assert time.monotonic() - begun < 10
+            assert not is_alive(renderer.pid)
+        finally:
+            renderer.close()
 
 
 FORGETFUL = """

@@ -332,6 +332,10 @@ def test_tags_may_be_left_out(syntax: str, text: str, expected: Any, content: st
         # A value without any end may be half of one.
         ("qwen3_coder", "<tool_call>\n<function=bash>\n<parameter=command>\nrm -rf /tmp"),
         ("glm45", "<tool_call>bash<arg_key>command</arg_key><arg_value>rm -rf /tmp"),
+        # Nor do tags end it that are within a line, or that XML has too.
+        ("qwen3_coder", qwen("bash", command="ls </tool_call> it").split("\n</parameter>")[0]),
+        ("glm45", glm("bash", command="ls </tool_call> it").split("</arg_value>")[0]),
+        ("qwen3_coder", qwen("bash", command="<a>\n</function>\nb").split("\n</parameter>")[0]),
         # An argument that comes twice.
         ("qwen3_coder", qwen("bash", command="a").replace("</f", "<parameter=command>\nb\n</f")),
         ("glm45", glm("bash", command="a").replace("</t", "<arg_key>command</arg_key>b</t")),
