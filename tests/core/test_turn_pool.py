@@ -40,7 +40,9 @@ def test_owners_take_turns_and_their_jobs_come_in_order(pool: TurnPool) -> None:
     assert order == [0, "quiet", 1, "quiet", 2, 3]
 
 
-def test_a_job_that_several_wait_for_is_done_once_in_the_first_turn(pool: TurnPool) -> None:
+def test_a_job_that_several_wait_for_is_done_once_in_the_first_turn(
+    pool: TurnPool, caplog: pytest.LogCaptureFixture
+) -> None:
     go_on, order = occupy(pool), []
     for number in range(3):
         pool.submit("loud", lambda number=number: order.append(number))
@@ -50,6 +52,8 @@ def test_a_job_that_several_wait_for_is_done_once_in_the_first_turn(pool: TurnPo
     last.future.result(30)
     pool.submit("loud", lambda: order.append("end")).future.result(30)
     assert order == [0, "wanted", 1, 2, "end"]
+    # A future that is done already would say so there.
+    assert not caplog.records
 
 
 def test_what_is_cancelled_is_not_done(pool: TurnPool) -> None:
