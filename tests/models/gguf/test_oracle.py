@@ -167,8 +167,8 @@ def test_experts_may_have_rounded_inputs(make: Callable[..., tuple[Path, Path]])
     exact = want.logits
     error = (dense_logits(model, PROMPT) - exact).abs() / exact.abs().amax(dim=-1, keepdim=True)
     # Rounding to 127 steps of the largest input is an error of a standard deviation of
-    # 1 / (127 * sqrt(12)) of it, and so of 0.7 % of a product of 256 inputs, the largest of which is
-    # three times as large as they are on average. Eight products follow each other: 2 %, of
+    # 1 / (127 * sqrt(12)) of it, and so of 0.7 % of a product of 256 inputs, the largest of which
+    # is three times as large as they are on average. Eight products follow each other: 2 %, of
     # logits the largest of which is three times as large as the others: 0.6 % on average, and four
     # times that for the largest of ten thousand. Of both, twice that again and more. With the
     # values of one expert of eight in another order, or its scales doubled, the largest is 15 % or
