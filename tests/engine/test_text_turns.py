@@ -75,7 +75,7 @@ async def test_owners_take_turns(builder: RequestBuilder, watched: _Watched, tex
     ]
     await asyncio.sleep(0)
     quiet = [
-        asyncio.create_task(builder.tokenize(f"mine{text}", ChatOptions(tenant="quiet"))),
+        asyncio.create_task(builder.tokenize(f"mine{text}", ChatOptions(tenant="quiet"), "loud")),
         asyncio.create_task(builder.tokenize(f"more{text}", tenant="other")),
     ]
     await asyncio.sleep(0)
