@@ -510,6 +510,17 @@ def test_an_item_goes_without_what_it_may_go_without() -> None:
         items_told([{"role": "user", "content": "first"}, bare])
 
 
+@pytest.mark.parametrize(
+    "union", [anthropic.types.ContentBlockParam, anthropic.types.beta.BetaContentBlockParam]
+)
+def test_a_block_goes_without_what_it_may_go_without(union: Any) -> None:
+    for kind, name, is_null in members_that_may_be_missing(union):
+        role, block, expected = BLOCKS[kind]
+        rest = {**block, name: None} if is_null else {k: block[k] for k in block.keys() - {name}}
+        if expected is not REFUSED:
+            messages_told([{"role": role, "content": [rest]}])
+
+
 def test_nothing_is_left_out_unsaid_where_nothing_may_be_replaced() -> None:
     image = {"type": "image", "source": PNG}
     for block in (image, {"type": "later", "content": [TEXT, image]}):
