@@ -232,6 +232,11 @@ MUTATIONS = (
             "    if False:\n",
         ),
         (
+            "a drawing that failed is told as an image",
+            '        held = [{"type": "image"} for _ in held]\n',
+            '        held = [{"type": "image"}]\n',
+        ),
+        (
             "a result names no call",
             '    if read.type in _RESULTS and read.type != "tool_search_output":\n',
             "    if False:\n",
