@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from src.core.config import LimitsSection, StructuredOutputSection
+from src.core.errors import ShuttingDownError
 from src.core.sampling_params import SamplingParams
 from src.core.settings import CHECKOUT
 from src.core.status import ModelInfo
@@ -114,3 +115,25 @@ async def test_what_else_is_looked_up_has_its_owners_turn(
         [1], params, arrival=0.0, priority=0, timeout=None, cache_salt="", tenant="quiet"
     )
     assert seen == ["quiet", "quiet"]
+
+
+async def test_whoever_waits_or_comes_as_it_closes_learns_that_it_closes(
+    builder: RequestBuilder, watched: _Watched
+) -> None:
+    held = asyncio.create_task(builder.tokenize("wait" + SHORT))
+    while not watched.begun:
+        await asyncio.sleep(0.001)
+    waiting, left = (asyncio.create_task(builder.tokenize(SHORT)) for _ in range(2))
+    await asyncio.sleep(0)
+    left.cancel()
+    closing = asyncio.create_task(asyncio.to_thread(builder.close))
+    with pytest.raises(ShuttingDownError):
+        await waiting
+    # Whoever has gone himself is told nothing.
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    watched.go_on.set()
+    assert await held
+    await closing
+    with pytest.raises(ShuttingDownError):
+        await builder.tokenize(SHORT)

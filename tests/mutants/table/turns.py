@@ -50,6 +50,16 @@ MUTATIONS = (
             "pool = self._short",
         ),
         (
+            "what waits as an engine closes is cancelled",
+            "            if self._is_closed and not (task is not None and task.cancelling()):\n",
+            "            if False:\n",
+        ),
+        (
+            "what comes after an engine has closed is an internal error",
+            "        except RuntimeError:  # it is closed\n            raise _closed() from None\n",
+            "        except RuntimeError:\n            raise\n",
+        ),
+        (
             "texts of all owners stand in one line",
             "pool.submit(owner, functools",
             'pool.submit("", functools',
