@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from src import LLM, SamplingParams
 from src.core.errors import ModelLoadError
 from src.models import load_model
+from src.models.adapters import reader
 from src.models.adapters.memory import AdapterRoom
 from src.models.adapters.reader import AdapterWeights, read_adapter
 from src.models.model import Model
@@ -98,14 +99,25 @@ def test_those_of_a_quantized_base_cannot_be_compared(
     model = load_model(file, adapters=AdapterRoom(1, 8))
     alone = read(adapter, model)
     own = base_of(checkpoint)[name]
-    # The widest type that a file may have: its size is no reason for another refusal.
-    save_with(adapter, {name: own.double()})
+    save_with(adapter, {name: own})
     with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name}: .* quantized, .*save_embedding"):
         read(adapter, model)
     save_with(adapter, {name: torch.cat((own, own[:1]))})
     with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name} .*change the vocabulary"):
         read(adapter, model)
     assert alone.updates
+
+
+def test_an_embedding_may_be_wider_than_the_quantized_one(
+    checkpoint: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How large a file may be is no reason for another refusal."""
+    file = write_gguf(tmp_path / "base.gguf", checkpoint, "llama", lambda _: Type.Q4_0)
+    model = load_model(file, adapters=AdapterRoom(1, 8))
+    monkeypatch.setattr(reader, "_MOST_OTHER_BYTES", 4096)
+    save_with(adapter, {name: each.double() for name, each in base_of(checkpoint).items()})
+    with pytest.raises(ModelLoadError, match="the model's own is quantized"):
+        read(adapter, model)
 
 
 def test_whoever_does_not_know_the_base_refuses_them(

@@ -162,6 +162,7 @@ MUTATIONS = (
             f"{_BODIES}::test_longer_bodies_hold_up_themselves_alone",
             f"{_BODIES}::test_others_have_a_turn_between_two_long_bodies",
             f"{_BODIES}::test_owners_take_turns",
+            f"{_BODIES}::test_owners_take_turns_in_what_else_is_computed",
         ),
         (
             "long bodies are worked on side by side",
