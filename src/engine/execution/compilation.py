@@ -26,6 +26,7 @@ from src.compile import (
     Job,
     without_data,
 )
+from src.compile.job import flatten, is_tensor, repeats
 from src.core.errors import forget_locals
 from src.core.start_timeline import StartTimeline
 from src.engine.execution.forward_pass import Code
@@ -305,11 +306,16 @@ class ProgramCompilation:
 
 
 def _alike(model: Model) -> list[list[tuple[Variant, Call]]]:
-    """Groups of calls that can share code: equal chain, and equal shapes of weights."""
+    """Groups of calls that can share code: equal chain, and equal shapes of weights.
+
+    A weight that comes twice must do so in all of them.
+    """
     groups: dict[Any, list[tuple[Variant, Call]]] = {}
     for variant in model.variants:
         for call in variant.program.calls:
-            key = (call.chain, without_data(variant.bound[call.slot]))
+            weights = variant.bound[call.slot]
+            same = repeats(tuple(flatten(weights, is_tensor)))
+            key = (call.chain, without_data(weights), same)
             groups.setdefault(key, []).append((variant, call))
     return list(groups.values())
 

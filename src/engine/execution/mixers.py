@@ -224,9 +224,6 @@ class Recurrence(LayerMixer):
     number.
     """
 
-    # The reference, which serves on CUDA, asks for the lengths of rows.
-    is_captured = False
-
     def __init__(
         self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None
     ) -> None:

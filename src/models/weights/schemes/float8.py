@@ -132,15 +132,7 @@ def _multiply_rounded(
     """Products of rounded inputs, of which each token [T, 1] has one scale."""
     rounded = to_float8(x, input_scales)
     if _multiplies_float8(x, values):
-        product: Tensor = torch._scaled_mm(
-            rounded,
-            values.t(),
-            scale_a=input_scales.contiguous(),
-            scale_b=scales[None, :],
-            bias=bias,
-            out_dtype=x.dtype,
-        )
-        return product
+        return ops.float8_product(rounded, values, input_scales, scales, bias, x.dtype)
     sums = ops.linear(rounded.to(x.dtype), values, scales).float() * input_scales
     return (sums if bias is None else sums + bias).to(x.dtype)
 
