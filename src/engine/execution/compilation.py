@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 # An example number of tokens; compiled code takes any number.
 _NUM_TOKENS = 8
+# The same for just-in-time compilation, which times candidates of a kernel on these tokens: as many
+# as a short prompt has.
+_TIMED_TOKENS = 256
 _NICENESS = 10
 _POLL = 0.1  # seconds
 HEAD_START = 3.0
@@ -301,7 +304,7 @@ class ProgramCompilation:
             for function, ((variant, call), *_) in zip(compiled, alike, strict=True):
                 if self._closed.is_set():
                     break
-                function(*model.call_arguments(call, _NUM_TOKENS, variant))
+                function(*model.call_arguments(call, min(_TIMED_TOKENS, most), variant))
         return [[compiled[number] for number in numbers] for numbers in _numbers(alike)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,15 +31,7 @@ from src.ops.latent_expansion import LatentShape, plan_expansion
 
 
 class LayerMixer:
-    """The mixer of one layer, with its KV memory. Each kind is a subclass.
-
-    Attributes
-    ----------
-    is_captured
-        Whether its kernels can be captured in a graph.
-    """
-
-    is_captured: ClassVar[bool] = True
+    """The mixer of one layer, with its KV memory. Each kind is a subclass."""
 
     def __init__(
         self, mixer: Mixer, weights: Any, kv_cache: KVCache, backend: Backend | None

@@ -15,7 +15,6 @@ from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.memory import trial_bytes
 from src.engine.execution.graphs.pool import GraphPool
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
-from src.engine.execution.mixers import MIXERS
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
 from src.models import ServedModel
@@ -50,9 +49,6 @@ def plan_graphs(
         See :class:`ForwardPass`.
     """
     if backend is None or not config.compile.captures:
-        return None
-    if not all(MIXERS[mixer.kind].is_captured for mixer in model.mixers):
-        logger.info("steps are not captured: a layer has a recurrent state")
         return None
     ladder = PaddingLadder(
         config.scheduler.max_num_seqs,
