@@ -82,7 +82,7 @@ def _keep_kernel(
         channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = channel < channels
         state = states + tl.load(slots + row) * states_stride + channel
-        # A thread has the same channels in each round, and reads behind what it has written.
+        # It reads behind what it has written, once all threads have read what is written next.
         for kept in tl.static_range(TAPS - 1):
             place = count + kept
             if place < TAPS - 1:
@@ -90,6 +90,7 @@ def _keep_kernel(
             else:
                 seen = (begin + place - (TAPS - 1)).to(tl.int64)
                 value = tl.load(x + seen * x_stride + channel, mask=inside, other=0.0)
+            tl.debug_barrier()
             tl.store(state + kept * channels, value, mask=inside)
 
 

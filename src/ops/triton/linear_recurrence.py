@@ -95,12 +95,14 @@ def _recurrence_kernel(
             next_v = tl.load(values + at * value_stride, mask=is_column, other=0.0)
             next_decay = tl.load(decays + at * heads)
             next_factor = tl.load(factors + at * heads)
-            for token in range(begin, end):
+            last = end.to(tl.int64) - 1
+            for _ in range(begin, end):
                 q, k = next_q.to(tl.float32), next_k.to(tl.float32)
                 v = next_v.to(tl.float32)
                 kept, written = tl.exp(next_decay), next_factor
+                to = out + at * (heads * DIM) + p
                 # Behind the row's last token that token is loaded again.
-                at = tl.minimum(token + 1, end - 1).to(tl.int64)
+                at = tl.minimum(at + 1, last)
                 next_q = tl.load(queries + at * query_stride, mask=is_row, other=0.0)
                 next_k = tl.load(keys + at * key_stride, mask=is_row, other=0.0)
                 next_v = tl.load(values + at * value_stride, mask=is_column, other=0.0)
@@ -117,7 +119,6 @@ def _recurrence_kernel(
                 result = tl.sum(state * q[:, None], 0)
                 if skip is not None:
                     result += added * v
-                to = out + token.to(tl.int64) * (heads * DIM) + p
                 tl.store(to, result.to(out.dtype.element_ty), mask=is_column)
             tl.store(state_at, state, mask=mask)
 
