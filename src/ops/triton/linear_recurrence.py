@@ -48,7 +48,7 @@ def _recurrence_kernel(
     rows,
     tokens,
     heads,
-    shared,  # heads of values to one of keys
+    per_key,  # heads of values to one of keys
     DELTA: tl.constexpr,
     NORMALIZES: tl.constexpr,
     ROOT: tl.constexpr,
@@ -81,8 +81,8 @@ def _recurrence_kernel(
             state_at += (head * KEY_DIM + n[:, None]) * DIM + p[None, :]
             mask = is_row[:, None] & is_column[None, :]
             state = tl.load(state_at, mask=mask, other=0.0)
-            queries = query + head // shared * KEY_DIM + n
-            keys = key + head // shared * KEY_DIM + n
+            queries = query + head // per_key * KEY_DIM + n
+            keys = key + head // per_key * KEY_DIM + n
             values = value + head * DIM + p
             decays = decay + head
             factors = factor + head
