@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -255,10 +256,18 @@ def test_a_weight_that_comes_twice_does_so_in_every_call() -> None:
     assert frames() == 1
 
 
-def test_a_refusal_says_what_was_asked_and_where() -> None:
-    compiled = CompiledFunction(gate_many, (1,), MOST_TOKENS)
-    with pytest.raises(CompilationError, match=r"number of tokens: .*> 2.*gate_many"):
+@pytest.mark.parametrize(
+    ("function", "asked"),
+    [(gate_many, r"3 <= L\['x'\]"), (gate_two, r"x\.shape\[0\] > 1.*in gate_two")],
+)
+def test_a_refusal_says_what_was_asked(
+    function: Callable[[Tensor, Tensor], Tensor], asked: str
+) -> None:
+    """By torch's own words, or with the line of code that asked."""
+    compiled = CompiledFunction(function, (1,), MOST_TOKENS)
+    with pytest.raises(CompilationError) as raised:
         compiled(torch.randn(4, 6), torch.randn(8, 4))
+    assert re.search(f"depends on the number of tokens: (.|\n)*{asked}", str(raised.value))
 
 
 def test_a_process_without_its_compiler_gets_no_compiled_function() -> None:
