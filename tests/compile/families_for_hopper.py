@@ -22,9 +22,9 @@ from src.compile.just_in_time import CompiledFunction
 from src.engine.execution.compilation import _alike, _token_arguments
 from src.models import Model
 from src.models.adapters.memory import AdapterRoom
+from src.models.loading.loader import LoadOptions, _model_options
 from src.models.program import run_chain
 from src.models.registry import family_of, load_config
-from src.models.weights.loader import _formats
 from tests.compile import hopper_stand_in as hopper
 from tests.support.checkpoints import CLASSES, make_checkpoint
 from tests.support.families import SHORT_SIGHTED
@@ -76,16 +76,16 @@ def config_of(name: str) -> Any:
 
 def model_of(config: Any, name: str) -> Model:
     options = FORMATS.get(name, {})
-    quantization = options.get("quantization")
-    return Model(
-        config,
-        family_of(config.architecture).write,
-        dtype=torch.bfloat16,
+    load = LoadOptions(
+        dtype="bfloat16",
         device=hopper.DEVICE,
-        max_positions=MOST_TOKENS,
+        max_model_len=config.max_position_embeddings,
+        quantization=options.get("quantization"),
+        rounds_inputs=False,
         adapters=options.get("adapters"),
-        formats=_formats(config, {}, quantization, 32, rounds_inputs=False),
     )
+    given = _model_options(config, load, {})
+    return Model(config, family_of(config.architecture).write, given)
 
 
 def launched(model: Model) -> dict[str, list[str]]:

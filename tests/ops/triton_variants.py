@@ -21,9 +21,11 @@ from src.engine.execution.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.execution.row_state import RowState
 from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS, warm_up_tokens
 from src.models import Model
+from src.models.model import ModelOptions
 from src.models.fields import Fields
 from src.models.registry import family_of
 from src.ops.latent_expansion import LatentShape, plan_expansion
+from src.ops.matrix import NUMBERS
 from src.ops.triton import (
     adapt,
     causal_convolution,
@@ -64,8 +66,8 @@ def step(inputs: StepInputs, window: int, group: int = 0) -> None:
     out = torch.empty(num_tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16)
     table = torch.zeros(LONGEST, HEAD_DIM)
     rotate_and_cache.run(
-        query, key, value, None, None, 1e-5, table, inputs.positions_t, inputs.slot_mappings_t[group],
-        cache, cache, out,
+        query, key, value, None, None, 1e-5, table, inputs.positions_t,
+        inputs.slot_mappings_t[group], cache, cache, out,
     )  # fmt: skip
     tile = tuning.decode_shape(90, HEAD_DIM, 2).tile
     members = tuning.packed_rows(HEADS // KV_HEADS) // (HEADS // KV_HEADS)
@@ -146,7 +148,7 @@ def mixed(num_tokens: int, num_experts: int, chosen: int) -> None:
         torch.empty(num_experts, 64, 32, **kind),
         torch.ones(num_tokens, chosen),
         torch.zeros(num_tokens, chosen, dtype=torch.int64),
-        *(None, None, None, None, 0, 1.0, 0.0, False, False),
+        *(None, None, None, None, 0, 1.0, 0.0, False, False, *(2 * (NUMBERS["bfloat16"].kind,))),
     )
 
 
@@ -167,7 +169,7 @@ def model_of_experts(num_experts: int, chosen: int) -> Model:
     }
     config = family.describe(Fields(fields, "shape", family.defaults))
     meta = torch.device("meta")
-    return Model(config, family.write, dtype=torch.bfloat16, device=meta, max_positions=64)
+    return Model(config, family.write, ModelOptions(torch.bfloat16, meta, 64))
 
 
 def check_sizes() -> None:

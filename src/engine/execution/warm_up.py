@@ -7,7 +7,7 @@ from src.models.layers.experts import ExpertsSpec
 from src.ops.experts import PAIRS_OF_A_CROWD
 
 KERNEL_WARM_UP_TOKENS = (8, 1040)
-"""On a GPU: one small step, and one large enough for kernels that have a variant for large steps."""
+"""On a GPU: one small step, and one for kernels that have a variant for large steps."""
 
 
 def warm_up_tokens(model: ServedModel, most_tokens: int) -> tuple[int, ...]:
