@@ -247,9 +247,7 @@ def test_a_weight_that_comes_twice_does_so_in_every_call() -> None:
     x = torch.randn(5, 4)
     for _ in range(3):
         weight = torch.randn(4)
-        torch.testing.assert_close(
-            compiled((weight, weight), x), scale_twice((weight, weight), x)
-        )
+        torch.testing.assert_close(compiled((weight, weight), x), scale_twice((weight, weight), x))
     others = torch.randn(4), torch.randn(4)
     with pytest.raises(ValueError, match="compiled for"):
         compiled(others, x)

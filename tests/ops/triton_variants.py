@@ -21,8 +21,8 @@ from src.engine.execution.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.execution.row_state import RowState
 from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS, warm_up_tokens
 from src.models import Model
-from src.models.model import ModelOptions
 from src.models.fields import Fields
+from src.models.model import ModelOptions
 from src.models.registry import family_of
 from src.ops.latent_expansion import LatentShape, plan_expansion
 from src.ops.matrix import NUMBERS
@@ -169,7 +169,8 @@ def model_of_experts(num_experts: int, chosen: int) -> Model:
     }
     config = family.describe(Fields(fields, "shape", family.defaults))
     meta = torch.device("meta")
-    return Model(config, family.write, ModelOptions(torch.bfloat16, meta, 64))
+    options = ModelOptions(dtype=torch.bfloat16, device=meta, max_positions=64)
+    return Model(config, family.write, options)
 
 
 def check_sizes() -> None:

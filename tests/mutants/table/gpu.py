@@ -8,7 +8,9 @@ _VARIANTS = ("tests/ops/test_triton.py::test_triton_kernels[triton_variants]",)
 MUTATIONS = (
     *mutations_of(
         "src/compile/just_in_time.py",
-        ("tests/compile/test_just_in_time.py::test_a_weight_that_comes_twice_does_so_in_every_call",),
+        (
+            "tests/compile/test_just_in_time.py::test_a_weight_that_comes_twice_does_so_in_every_call",
+        ),
         (
             "code that was compiled for one weight at two places is called with two",
             "[each.device for each in tensors], repeats(tensors)",
