@@ -12,6 +12,7 @@ from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
+from src.ops.float8_product import FLOAT8_PRODUCT, float8_product
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
@@ -31,6 +32,7 @@ OPS: tuple[Op[..., Any], ...] = (
     CAUSAL_CONVOLUTION,
     LINEAR_RECURRENCE,
     ADAPT,
+    FLOAT8_PRODUCT,
 )
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
+    "FLOAT8_PRODUCT",
     "GUMBEL_ARGMAX",
     "LATENT_ATTENTION",
     "LINEAR",
@@ -55,6 +58,7 @@ __all__ = [
     "causal_convolution",
     "decode_schedule",
     "experts",
+    "float8_product",
     "gumbel_argmax",
     "latent_attention",
     "linear",

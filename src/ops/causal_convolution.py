@@ -121,6 +121,7 @@ CAUSAL_CONVOLUTION = Op(
     build=_build,
     cases=_grid(),
     cost=_cost,
+    lazy={"cuda": "src.ops.triton.causal_convolution:run"},
 )
 
 causal_convolution = CAUSAL_CONVOLUTION.function

@@ -232,7 +232,8 @@ class Op(Generic[P, R]):
             return self._reference_kernel
         module, _, attribute = self._lazy["cuda"].partition(":")
         try:
-            return Kernel("triton", getattr(importlib.import_module(module), attribute))
+            name = "triton" if module.startswith("src.ops.triton.") else "torch"
+            return Kernel(name, getattr(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             if error.name != "triton":
                 raise

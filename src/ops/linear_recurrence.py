@@ -178,6 +178,7 @@ LINEAR_RECURRENCE = Op(
     build=_build,
     cases=_grid(),
     cost=_cost,
+    lazy={"cuda": "src.ops.triton.linear_recurrence:run"},
 )
 
 linear_recurrence = LINEAR_RECURRENCE.function

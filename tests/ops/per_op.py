@@ -11,6 +11,7 @@ from src.ops import (
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
+    FLOAT8_PRODUCT,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
     LINEAR,
@@ -42,7 +43,7 @@ class OpTests:
     large: Case
     # Asserts that a kernel does to these arguments what the reference does.
     matches: Comparison
-    # What serves on CUDA: an op without a kernel in `lazy` has its reference there.
+    # What serves on CUDA.
     on_cuda: str = "triton"
 
 
@@ -124,12 +125,18 @@ TESTS_OF: dict[Op[..., Any], OpTests] = {
         large={"tokens": 1, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8},
         matches=_is_close,
     ),
+    FLOAT8_PRODUCT: OpTests(
+        checked=({"tokens": 2, "has_bias": True}, {"tokens": 1, "is_static": True}),
+        small={"tokens": 1},
+        large={"tokens": 2},
+        matches=_is_close,
+        on_cuda="torch",
+    ),
     CAUSAL_CONVOLUTION: OpTests(
         checked=({"padding": 2}, {"dtype": torch.bfloat16, "has_bias": False}, {"rows": ()}),
         small={"rows": (1,)},
         large={"rows": (1, 1)},
         matches=states_match,
-        on_cuda="reference",
     ),
     LINEAR_RECURRENCE: OpTests(
         checked=(
@@ -140,7 +147,6 @@ TESTS_OF: dict[Op[..., Any], OpTests] = {
         small={"rows": (1,)},
         large={"rows": (1, 1)},
         matches=states_match,
-        on_cuda="reference",
     ),
     ADAPT: OpTests(
         checked=(

@@ -23,7 +23,7 @@ _INPUTS = 64
 _OUTPUTS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "tokens"])
 def _project(
     x, down, ranks, slots, inner,
     tokens, inputs, x_stride,
@@ -57,7 +57,7 @@ def _project(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "tokens"])
 def _expand(
     base, up, ranks, starts, slots, inner, out,
     tokens, outputs,

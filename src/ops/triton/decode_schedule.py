@@ -20,7 +20,7 @@ _FEWEST_ROWS = 1024
 
 # Arguments whose value or alignment varies from step to step must not select another variant: it
 # would be compiled while a request waits.
-@triton.jit(do_not_specialize=["seq_lens", "shared", "table_stride", "rows"])
+@triton.jit(do_not_specialize=["block_tables", "seq_lens", "shared", "table_stride", "rows"])
 def _pack_kernel(
     block_tables,  # [rows, table_stride] int32
     query_start_loc,  # [rows + 1] int32

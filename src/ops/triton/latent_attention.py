@@ -40,7 +40,7 @@ _PROJECTED = 16  # tokens of a program of a projection
 _COPIED = 1024
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["slot_mapping", "rows"])
 def _write_kernel(
     latent,  # [tokens, width], rows latent_stride apart
     cache,  # [blocks, block_size, width]
@@ -129,7 +129,9 @@ def _is_expanded(expansion, row, has_plan):
     return tl.load(expansion + row + 1, mask=has_plan > 0, other=0) > before
 
 
-@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows", "num_tokens", "has_plan"])
+@triton.jit(
+    do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows", "num_tokens", "has_plan"]
+)
 def _attend_kernel(
     absorbed,  # [tokens, heads, RANK]
     query,  # [tokens, heads, NOPE + ROPE], rows query_stride apart; only rotated parts are read

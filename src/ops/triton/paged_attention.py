@@ -33,7 +33,7 @@ from src.ops.triton.tuning import (
 
 
 # As for the schedule's kernels: arguments that vary from step to step select no other variant.
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["slot_mapping", "rows"])
 def _write_cache_kernel(
     key,  # [tokens, kv_heads, head_dim], rows key_stride apart
     value,
@@ -67,7 +67,7 @@ def _write_cache_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
+@triton.jit(do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows"])
 def _prefill_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
     key_cache,

@@ -76,7 +76,7 @@ def _store_codes(
 
 
 # `positions` may be a slice of a step's inputs: its alignment must not select another variant.
-@triton.jit(do_not_specialize=["positions"])
+@triton.jit(do_not_specialize=["slot_mapping", "positions"])
 def _rotate_and_cache_kernel(
     query,  # [tokens, heads, 2 * HALF], rows query_stride apart
     key,  # [tokens, kv_heads, 2 * HALF], rows key_stride apart
