@@ -325,9 +325,9 @@ def _build_parts(
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
-        worker.warm_up()
+        worker.code.warm_up()
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
-    worker.use_pauses()
+    worker.idle.begin()
     info = _model_info(config, model, device, memory.max_model_len)
     limits = SchedulerLimits.of(
         config,
@@ -409,7 +409,9 @@ def _settle_code(
             everything = config.compile.cuda_graphs == "wait"
             timeline.begin("capture")
             with contextlib.suppress(WorkerClosedError):
-                worker.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
+                worker.code.capture_graphs(
+                    graph_plan.backend, graph_plan.ladder, everything=everything
+                )
                 timeline.end("capture")
 
     if compilation is not None:

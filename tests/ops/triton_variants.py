@@ -16,9 +16,9 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from src.core.plan import RowStep, StepPlan
+from src.engine.execution.code_host import _KERNEL_WARM_UP_TOKENS
 from src.engine.execution.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.execution.row_state import RowState
-from src.engine.execution.worker import _KERNEL_WARM_UP_TOKENS
 from src.ops.latent_expansion import LatentShape, plan_expansion
 from src.ops.triton import (
     decode_schedule,
