@@ -33,10 +33,12 @@ from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.worker import Worker
 from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.plugins import use_plugins
 from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
+from src.engine.sampling.processors import Processors
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
@@ -114,6 +116,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     report("configuration", STARTUP_PHASES["configuration"], f"reading {config.model.path}")
     device = resolve_device(config.device.type)
     require_attention(config.device, device)
+    processors = use_plugins(config, device.type)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
         timeline.begin("kernels")
@@ -164,7 +167,9 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 unknown[-1],
             )
         tokenizer.render_in(templates)
-        return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
+        return _build_parts(
+            config, report, timeline, tokenizer, model, compilation, processors, ends
+        )
 
 
 def _begin_compilation(
@@ -306,6 +311,7 @@ def _build_parts(
     tokenizer: Tokenizer,
     model: ServedModel,
     compilation: ProgramCompilation | None,
+    processors: Processors,
     ends: contextlib.ExitStack,
 ) -> EngineParts:
     device = model.spec.device
@@ -319,7 +325,7 @@ def _build_parts(
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, attention, ends)
+    worker, memory = _build_runner(config, model, attention, processors, ends)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
@@ -347,7 +353,7 @@ def _build_parts(
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
+        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, processors),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
@@ -363,7 +369,11 @@ def _build_parts(
 
 
 def _build_runner(
-    config: Config, model: ServedModel, attention: Backend | None, ends: contextlib.ExitStack
+    config: Config,
+    model: ServedModel,
+    attention: Backend | None,
+    processors: Processors,
+    ends: contextlib.ExitStack,
 ) -> tuple[Worker, MemoryPlan]:
     """The worker, and how its memory is shared out."""
     device = model.spec.device
@@ -385,7 +395,7 @@ def _build_runner(
             device=device,
             page_blocks=kv_cache.layout.page_blocks,
         ),
-        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device)),
+        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors)),
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
     )

@@ -7,7 +7,7 @@
 from src.ops.adapt import ADAPT, NO_SLOT, adapt
 from src.ops.attention_spec import AttentionSpec
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
-from src.ops.declaration import Cost, Kernel, Op
+from src.ops.declaration import Cost, Kernel, Op, OpKernel
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
@@ -48,6 +48,7 @@ __all__ = [
     "Cost",
     "Kernel",
     "Op",
+    "OpKernel",
     "Routing",
     "adapt",
     "causal_convolution",
