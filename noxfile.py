@@ -29,7 +29,7 @@ WHOLE_ENGINES = (
 # Of these, what meets most of an engine in a minute: `tests` runs them both ways.
 COMPILED_TOO = (
     *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
-    *("tests/http/test_completions.py", "tests/http/test_chat.py"),
+    *("tests/http/completions/test_completions.py", "tests/http/chat/test_chat.py"),
 )
 
 
@@ -303,7 +303,10 @@ def install_for_page(session: nox.Session) -> None:
 def page(session: nox.Session) -> None:
     """The page at `/`, and pages of others, in a headless Chromium; arguments go to pytest."""
     install_for_page(session)
-    files = ("tests/http/page_in_browser.py", "tests/http/foreign_pages_in_browser.py")
+    files = (
+        "tests/http/playground/page_in_browser.py",
+        "tests/http/playground/foreign_pages_in_browser.py",
+    )
     session.run("python", "-m", "pytest", *files, *session.posargs)
 
 
@@ -311,7 +314,7 @@ def page(session: nox.Session) -> None:
 def pictures(session: nox.Session) -> None:
     """Draw docs/pictures of the page and of /docs, with a headless Chromium."""
     install_for_page(session)
-    session.run("python", "-m", "tests.http.page_pictures")
+    session.run("python", "-m", "tests.http.playground.page_pictures")
 
 
 @nox.session
@@ -326,7 +329,7 @@ def fuzz(session: nox.Session) -> None:
     """Generated requests of all kinds against a server: none makes it fail. Minutes."""
     install(session, "test", "fuzz")
     build_kernels(session)
-    files = ("tests/fuzz/api_fuzz.py", "tests/http/test_fuzz.py")
+    files = ("tests/fuzz/api_fuzz.py", "tests/http/server/test_fuzz.py")
     session.run(
         *("python", "-m", "pytest", *files, *session.posargs), env={"HYPOTHESIS_EXAMPLES": "2000"}
     )

@@ -28,7 +28,7 @@ from benchmarks.record import Figure, Recorder, add_common
 from src.ops import EXPERTS
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.experts import grouped
-from src.ops.linear import to_quantized_strips, to_strips
+from src.ops.matrix import Encoding, Matrix, Tiling, as_matrix, to_quantized_strips, to_strips
 
 _BEYOND_CACHES: Final = 2**28  # bytes of all layers
 _PASS_SECONDS: Final = 0.05  # minimal duration of a pass
@@ -50,7 +50,8 @@ class Step:
     def cost(self, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
         """Bytes and operations, for any layout of the weights."""
         none = (None, None, *_PLAIN)
-        cost = EXPERTS.cost(self.hidden, gate_up, down, self.weights, self.ids, *none)
+        kinds = (as_matrix(gate_up).kind, as_matrix(down).kind)
+        cost = EXPERTS.cost(self.hidden, gate_up, down, self.weights, self.ids, *none, *kinds)
         return cost.bytes, cost.flops
 
 
@@ -63,24 +64,28 @@ class Layer:
         self.down = (torch.randn(experts, hidden, intermediate) * intermediate**-0.5).to(dtype)
         rows = (self.gate_up, self.down)
         self.strips = (
-            [torch.stack([to_strips(each) for each in held]) for held in rows]
+            [
+                Matrix.plain(torch.stack([to_strips(each) for each in held]), Tiling.TILES)
+                for held in rows
+            ]
             if dtype == torch.bfloat16
             else None
         )
         self.int8 = [_int8(held) for held in rows]
 
 
-def _int8(held: Tensor) -> tuple[Tensor, Tensor]:
+def _int8(held: Tensor) -> Matrix:
     scales = held.float().abs().amax(dim=2) / 127
     values = (held.float() / scales[:, :, None]).round().to(torch.int8)
     strips = [to_quantized_strips(*each)[0] for each in zip(values, scales, strict=True)]
-    return torch.stack(strips), scales
+    encoding = Encoding("int8", None, torch.float32)
+    return Matrix(torch.stack(strips), encoding, scales, tiling=Tiling.TILES)
 
 
 def contestants(layers: list[Layer]) -> dict[str, Call]:
     def kernel(index: int, step: Step) -> Tensor:
         layer = layers[index % len(layers)]
-        return run(step, layer.gate_up, layer.down)
+        return run(step, Matrix.plain(layer.gate_up), Matrix.plain(layer.down))
 
     def strips(index: int, step: Step) -> Tensor:
         held = layers[index % len(layers)].strips
@@ -88,16 +93,14 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
         return run(step, *held)
 
     def int8(index: int, step: Step) -> Tensor:
-        (gate_up, gate_up_scales), (down, down_scales) = layers[index % len(layers)].int8
-        return run(step, gate_up, down, gate_up_scales, down_scales)
+        return run(step, *layers[index % len(layers)].int8)
 
-    def run(step: Step, gate_up: Tensor, down: Tensor, *scales: Tensor) -> Tensor:
+    def run(step: Step, gate_up: Matrix, down: Matrix) -> Tensor:
         library = kernel_library()
         assert library is not None
         return library.experts(
-            *(step.hidden, gate_up, down, step.weights, step.ids),
-            *(scales or (None, None)),
-            *_PLAIN,
+            *(step.hidden, gate_up.values, down.values, step.weights, step.ids),
+            *(gate_up.scales, down.scales, *_PLAIN, gate_up.kind, down.kind),
         )
 
     def by_torch(index: int, step: Step) -> Tensor:
@@ -107,7 +110,8 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
     def loop(index: int, step: Step) -> Any:
         layer = layers[index % len(layers)]
         given = (step.hidden, layer.gate_up, layer.down, step.weights, step.ids)
-        return EXPERTS.reference(*given, None, None, *_PLAIN)
+        kinds = (as_matrix(layer.gate_up).kind, as_matrix(layer.down).kind)
+        return EXPERTS.reference(*given, None, None, *_PLAIN, *kinds)
 
     calls: dict[str, Call] = {"kernel": kernel}
     if layers[0].strips is not None:

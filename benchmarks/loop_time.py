@@ -222,9 +222,9 @@ def phases() -> Iterator[Clocks]:
     from src.engine.requests.streams import Choice
     from src.engine.scheduling.scheduler import Scheduler
     from src.engine.telemetry.observer import EngineObserver
-    from src.http.chat_shape import ChatShape
-    from src.http.completion_shape import CompletionShape
-    from src.http.direct import DirectWriter
+    from src.http.chat.encoder import ChatEncoder
+    from src.http.completions.encoder import CompletionEncoder
+    from src.http.hypercorn.direct import DirectWriter
     from src.text.output import OutputText
 
     found = Clocks()
@@ -236,8 +236,8 @@ def phases() -> Iterator[Clocks]:
         ("detokenize", OutputText, "go_on"),
         ("deliver", Choice, "take"),
         *(("observe", EngineObserver, m) for m in ("launched", "committed", "delivered", "turned")),
-        ("encode", CompletionShape, "events"),
-        ("encode", ChatShape, "events"),
+        ("encode", CompletionEncoder, "events"),
+        ("encode", ChatEncoder, "events"),
         ("write", DirectWriter, "write"),
     ):
         found.measure(name, owner, method)

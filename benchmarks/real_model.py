@@ -32,7 +32,8 @@ from src import AsyncEngine, Config, SamplingParams
 from src.core.settings import CHECKOUT, known_settings, load_config
 from src.models import Model, load_model, outline_model
 from src.models.gguf.configuration import read_configuration
-from src.models.weights.methods import QuantizedWeight
+from src.models.loading.options import LoadOptions
+from src.ops.projection import Projection
 from src.text.gguf_tokenizer import read_gguf_tokenizer
 
 PAGE: Final = CHECKOUT / "docs" / "quantization.md"
@@ -127,7 +128,7 @@ def decode(file: Path, directory: Path) -> Path:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     raw = read_configuration(file) | {"dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(raw))
-    model = load_model(file, dtype="float32")
+    model = load_model(file, LoadOptions(dtype="float32"))
     save_file(dict(_tensors(model)), directory / "model.safetensors", {"format": "pt"})
     return directory
 
@@ -139,7 +140,7 @@ def _tensors(model: Model) -> list[tuple[str, torch.Tensor]]:
         if parameter.kind == "head" and model.config.tie_word_embeddings:
             continue
         weight: Any = model.weights[name]
-        values = weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
+        values = weight.dequantized() if isinstance(weight, Projection) else weight
         for placement in parameter.placements:
             part = values[placement.index] if placement.index else values
             found.append((placement.tensor, part.contiguous().clone()))
@@ -182,7 +183,7 @@ async def right_answers(engine: AsyncEngine) -> int:
 async def measure(setting: Setting, path: Path, text: str) -> tuple[Config, dict[str, Figure]]:
     config = configuration(setting, path)
     quantization = config.model.quantization
-    outline = outline_model(path, dtype=config.model.dtype, quantization=quantization)
+    outline = outline_model(path, LoadOptions(dtype=config.model.dtype, quantization=quantization))
     weights = sum(each.nbytes for each in outline.parameters().values()) / 2**20
     async with AsyncEngine.open(config) as engine:
         ids = list(await engine.tokenize(text))[:TOKENS]

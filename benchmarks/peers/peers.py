@@ -170,6 +170,7 @@ def _on_cpu() -> list[Peer]:
             },
         ),
         *(_openvino(openvino, weights) for weights in ("fp16", "int8", "int4")),
+        _onnxruntime(torch),
         *(_llama(_LLAMA, weights) for weights in ("BF16", "Q8_0", "Q4_0")),
         *_transformers(torch, "cpu"),
     ]
@@ -197,6 +198,27 @@ def _openvino(environment: PeerEnvironment, weights: str) -> Peer:
         environment,
         options={"weights": weights},
         converter=export,
+    )
+
+
+def _onnxruntime(torch: str) -> Peer:
+    environment = PeerEnvironment(
+        "onnxruntime-genai", (torch, "onnxruntime-genai", "onnx_ir", "transformers")
+    )
+    build = (
+        *("{python}", "-m", "onnxruntime_genai.models.builder"),
+        *("-m", "{checkpoint}", "-o", "{converted}", "-p", "int4", "-e", "cpu"),
+        *("-c", "{converted}.cache", "--extra_options", "int4_block_size=32"),
+    )
+    return Peer(
+        "onnxruntime-genai, int4",
+        "onnxruntime-genai",
+        "drive_onnxruntime",
+        "cpu",
+        environment,
+        options={"weights": "int4"},
+        converter=build,
+        caches_prefixes=False,
     )
 
 

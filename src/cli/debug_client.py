@@ -44,7 +44,7 @@ def client_of(arguments: argparse.Namespace) -> DebugClient:
     """
     key = arguments.key
     if key is None:
-        from src.http.keys import admin_key
+        from src.http.server.keys import admin_key
 
         key = admin_key(config_of(arguments).http)
     return DebugClient(arguments.url, key)

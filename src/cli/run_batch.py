@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _answer_all(batch: _Batch, config: Config, target: Path, concurrency: int) -> int:
     """Run a batch and print a summary; returns the exit code."""
     # Imported here because other commands need no server.
-    from src.http.process_exit import EXIT_ENGINE_DEAD, first_line
+    from src.http.server.process_exit import EXIT_ENGINE_DEAD, first_line
 
     dead = asyncio.run(batch.run(config, target, concurrency))
     print(f"{batch.answered} answered, {batch.refused} refused", file=sys.stderr)

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def with_own_names(config: Config, binds: Sequence[str]) -> Config:
     """The configuration that also answers to the names of the addresses to listen on."""
-    from src.http.browsers import ALLOWED_HOST
+    from src.http.server.browsers import ALLOWED_HOST
 
     hosts = [bind.rpartition(":")[0] for bind in binds if not bind.startswith(("unix:", "fd:"))]
     # Addresses need no entry, and `*` would be one for all names.
@@ -148,7 +148,7 @@ async def _serve(app: Any, settings: Any, config: Config) -> int:
 
 async def _drain(app: Any, stop: asyncio.Event, config: Config, settings: Any) -> None:
     """Refuse new requests until running ones have finished, then close the port."""
-    from src.http.process_exit import end_process
+    from src.http.server.process_exit import end_process
 
     logger.info("finishing what runs, for at most %g s", config.http.shutdown_timeout)
     await app.state.server.drain()
@@ -161,7 +161,7 @@ async def _drain(app: Any, stop: asyncio.Event, config: Config, settings: Any) -
 
 async def _end_at_once(app: Any, stop: asyncio.Event, settings: Any) -> None:
     """Abort running requests, notify their clients, and end."""
-    from src.http.process_exit import end_process
+    from src.http.server.process_exit import end_process
 
     settings.graceful_timeout = min(settings.graceful_timeout, 1.0)
     aborting = asyncio.create_task(app.state.server.drain(0))

@@ -11,6 +11,21 @@ from src.core.adapter import Adapter
 from src.core.sampling_params import SamplingParams
 
 
+class StepValues(msgspec.Struct, frozen=True):
+    """Values of one of the model's own step inputs, for the first tokens of a prompt.
+
+    Attributes
+    ----------
+    shape
+        Number of tokens, and the shape of one token's value.
+    data
+        In C order, as int64 or float32; which of them, the model's program declares.
+    """
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to be continued. ``n`` completions are ``n`` requests that share a prompt.
 
@@ -46,6 +61,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     media_keys
         Block index -> hash and offset of the images or sounds in that block, which its KV depends
         on besides its tokens.
+    step_inputs
+        Values of the model's own step inputs, by name; only the device half reads them. What KV
+        depends on must also be in ``cache_salt`` or ``media_keys``.
     grammar
         The compiled ``params.structured_output``; only the device half reads it.
     thinking
@@ -68,6 +86,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     adapter: Adapter | None = None
     media_keys: Mapping[int, bytes] = {}
+    step_inputs: Mapping[str, StepValues] = {}
     grammar: Any = None
     thinking: Any = None
     grammar_times: tuple[float, float] | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, Final
 
 import msgspec
 
 from src.core.errors import InvalidRequestError
+from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.structured_output import StructuredOutput
 from src.core.thinking import Thinking
 
@@ -63,6 +63,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         likeliest one, and those that tie with it.
     min_p
         Keep tokens at least this fraction as likely as the likeliest, 0 to 1.
+    top_n_sigma
+        Keep tokens whose logit is at most this many standard deviations of all logits below the
+        largest one, 0 to 100; 0 keeps all (https://arxiv.org/abs/2411.07641).
+    typical_p
+        Keep the smallest set of tokens whose surprise is nearest to the entropy and whose
+        probability reaches it, 0 to 1; 1 keeps all (https://arxiv.org/abs/2202.00666).
     presence_penalty, frequency_penalty
         Subtracted from the logits of tokens in the output, once or per occurrence, -2 to 2.
     repetition_penalty
@@ -107,6 +113,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -144,14 +152,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """
         self._validate_types()
         _check_range("n", self.n, 1, MAX_N)
-        _check_range("temperature", self.temperature, 0.0, 2.0)
-        _check_range("top_k", self.top_k, -1, INT64_MAX)
-        _check_range("top_p", self.top_p, 0.0, 1.0)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not (0.0 < self.repetition_penalty < math.inf):
-            raise _invalid("repetition_penalty", self.repetition_penalty, "a finite number over 0")
+        for parameter in SAMPLER_PARAMETERS:
+            value = getattr(self, parameter.name)
+            if not parameter.admits(value):
+                raise _invalid(parameter.name, value, parameter.bound)
         if self.max_tokens is not None:
             _check_range("max_tokens", self.max_tokens, 1, INT64_MAX)
         upper = INT64_MAX if self.max_tokens is None else self.max_tokens

@@ -114,6 +114,30 @@ def served_names(section: ModelSection) -> tuple[str, ...]:
     return (path.resolve().name if path.is_dir() else section.path,)
 
 
+class StepInputShape(NamedTuple):
+    """A step input of the model's own, of which requests bring values for tokens of their prompt.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    shape
+        Of one token's value.
+    is_integer
+        Whether values are integers.
+    beyond
+        What other tokens have: ``zeros``, or ``onwards``, numbers that go on from the largest.
+    below
+        Integers are from 0 up to this, exclusive; ``None``: any.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_integer: bool
+    beyond: str
+    below: int | None
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """The model as its clients see it.
@@ -121,7 +145,7 @@ class ModelInfo:
     ``default_sampling`` has the checkpoint's own sampling parameters, by the names of
     :class:`~src.core.sampling_params.SamplingParams`. ``default_max_tokens`` is the checkpoint's
     default number of output tokens; ``None`` is as many as fit. ``implementation`` is ``native`` or
-    ``transformers``. ``device_type`` is ``cpu`` or ``cuda``.
+    ``transformers``. ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own.
     """
 
     name: str
@@ -134,6 +158,7 @@ class ModelInfo:
     created: int
     default_sampling: dict[str, Any]
     default_max_tokens: int | None = None
+    step_inputs: tuple[StepInputShape, ...] = ()
 
 
 @dataclass(frozen=True)

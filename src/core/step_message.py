@@ -8,10 +8,12 @@ They are confidential: installs contain the tokens of prompts, and parameters ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from src.core.plan import StepPlan
-from src.core.request import Request
+from src.core.request import Request, StepValues
 from src.core.sampling_params import SamplingParams
 
 
@@ -39,6 +41,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         be serialized, so the worker that samples keeps it under this handle.
     thinking
         Handle of what ends its thinking, which does not travel either; ``None`` without a bound.
+    step_inputs
+        Values of the model's own step inputs for its first tokens, by name.
     """
 
     key: int
@@ -49,6 +53,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: int | None = None
     thinking: int | None = None
+    step_inputs: Mapping[str, StepValues] = {}
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
@@ -62,6 +67,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             bad_words_token_ids=request.bad_words_token_ids,
             grammar=None if request.grammar is None else request.key,
             thinking=None if request.thinking is None else request.key,
+            step_inputs=request.step_inputs,
         )
 
 

@@ -98,15 +98,14 @@ class EngineLoop:
         """
         if self._ended is not None:
             raise copy.copy(self._ended)
-        self.scheduler.check_room([choice.request for choice in choices])
+        self.scheduler.add_all([choice.request for choice in choices])
         for choice in choices:
-            self._submit(choice, choices[0])
+            self._watch(choice)
         self._idle.clear()
         self._wake.set()
 
-    def _submit(self, choice: Choice, first: Choice) -> None:
+    def _watch(self, choice: Choice) -> None:
         request = choice.request
-        self.scheduler.add(request, first.request.key)
         self._choices[request.key] = choice
         self._unannounced[request.key] = request
         self._observer.submitted(choice)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
 from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
+from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
-from src.core.status import STARTUP_PHASES, ModelInfo, served_names
+from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
@@ -52,7 +53,7 @@ from src.models import (
 )
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
-from src.models.weights.methods import QuantizedWeight
+from src.models.loading.options import LoadHooks, LoadOptions
 from src.ops.cpu.build import (
     ensure_built,
     is_compiling,
@@ -62,6 +63,8 @@ from src.ops.cpu.build import (
 )
 from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
+from src.ops.matrix import Tiling
+from src.ops.projection import Projection
 from src.text import Tokenizer
 from src.text.template_pool import TemplatePools
 
@@ -69,8 +72,6 @@ logger = logging.getLogger(__name__)
 
 # (phase, progress of the whole start from 0 to 1, one readable line); called from any thread
 Report = Callable[[str, float, str], None]
-
-_DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -187,14 +188,7 @@ def _begin_compilation(
     if device.type != "cpu":
         return ProgramCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=most)
     outline = outline_model(
-        path,
-        dtype=config.model.dtype,
-        max_model_len=config.model.max_model_len,
-        quantization=config.model.quantization,
-        group_size=config.model.quantization_group_size,
-        rounds_inputs=rounds_inputs,
-        deterministic=config.model.deterministic,
-        adapters=AdapterRoom.of(config.lora),
+        path, LoadOptions.of(config, rounds_inputs, AdapterRoom.of(config.lora))
     )
     num_threads = config.device.num_threads or usable_cpus()
     return ProgramCompilation(
@@ -265,22 +259,13 @@ def _load_model(
     report("weights", STARTUP_PHASES["weights"], f"loading {config.model.path}")
     room = room_for_adapters(config.lora, implementation)
     with _room_for_compilers() as make_room:
-        model = implementation.load(
-            path,
-            dtype=config.model.dtype,
-            device=device,
-            load_format=config.model.load_format,
-            seed=config.model.seed,
+        hooks = LoadHooks(
             progress=_weights_progress(report),
-            max_model_len=config.model.max_model_len,
-            quantization=config.model.quantization,
-            group_size=config.model.quantization_group_size,
-            rounds_inputs=rounds_inputs,
-            deterministic=config.model.deterministic,
-            **({} if room is None else {"adapters": room}),
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
+        options = replace(LoadOptions.of(config, rounds_inputs, room), device=device)
+        model = implementation.load(path, options, hooks)
     if isinstance(model, TransformersModel) and device.type != "cpu" and config.compile.is_on:
         model.compile_layers()
     if compilation is not None:
@@ -288,11 +273,11 @@ def _load_model(
         compilation.wait_just_in_time()
     if config.model.quantization is not None and isinstance(model, Model):
         experts = [model.weights[name] for name in model.names_of("experts")]
-        matrices = [w.values for w in model.weights.values() if isinstance(w, QuantizedWeight)]
+        matrices = [w.matrix for w in model.weights.values() if isinstance(w, Projection)]
         logger.info(
             "weights rounded to %s, inputs to 8 bits in %d of %d projections",
             config.model.quantization,
-            sum(values.dim() == 3 for values in matrices),
+            sum(matrix.tiling is Tiling.TILES for matrix in matrices),
             len(matrices),
         )
         if left := sum(each.nbytes for each in experts if isinstance(each, torch.Tensor)):
@@ -394,6 +379,7 @@ def _build_runner(
             block_size=memory.kv.block_size,
             device=device,
             page_blocks=kv_cache.layout.page_blocks,
+            own_inputs=model.own_inputs,
         ),
         Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors)),
         num_threads=config.device.num_threads or usable_cpus(),
@@ -492,17 +478,23 @@ def _model_info(
         created=int(time.time()),
         default_sampling=_default_sampling(model),
         default_max_tokens=model.generation.max_new_tokens,
+        step_inputs=tuple(
+            StepInputShape(
+                each.tensor.name, each.tensor.shape, each.is_integer, each.beyond, each.below
+            )
+            for each in model.own_inputs
+        ),
     )
 
 
 def _default_sampling(model: ServedModel) -> dict[str, Any]:
     generation = model.generation
-    values = {name: getattr(generation, name) for name in _DEFAULT_SAMPLING}
-    if generation.do_sample is False:
-        # Only the repetition penalty also changes a greedy choice.
-        penalty = values["repetition_penalty"]
-        values = {"temperature": 0.0, "repetition_penalty": penalty}
-    return {name: value for name, value in values.items() if value is not None}
+    if generation.do_sample is not False:
+        return dict(generation.sampling)
+    # What also changes a greedy choice is heeded.
+    greedy = {each.name for each in SAMPLER_PARAMETERS if each.changes_greedy}
+    heeded = {name: value for name, value in generation.sampling.items() if name in greedy}
+    return {"temperature": 0.0, **heeded}
 
 
 def _end_token_ids(model: ServedModel, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,71 +14,15 @@ from starlette.types import Receive, Scope, Send
 
 from src.core.config import Config
 from src.core.errors import RequestError
-from src.http.adapters import load_adapter, unload_adapter
-from src.http.call import Call, Endpoint, refuse
-from src.http.chat import create_chat_completion
-from src.http.completions import create_completion
-from src.http.debug import DEBUG_ENDPOINTS
-from src.http.direct import SERVER_SEND
-from src.http.errors import MethodNotAllowedError, RouteNotFoundError
-from src.http.guard import Guard
-from src.http.health import health, live, ready, version
-from src.http.lifespan import lifespan
-from src.http.load import get_load, is_sleeping, server_load
-from src.http.messages.handlers import count_tokens, create_message
-from src.http.metrics import show_metrics
-from src.http.models import list_models, show_model
-from src.http.openapi.handlers import show_docs, show_openapi
-from src.http.playground.handlers import show_page, show_page_file
-from src.http.render import render_chat, render_completion
-from src.http.responses.handlers import (
-    cancel_response,
-    count_input_tokens,
-    create_response,
-    delete_response,
-    list_input_items,
-    show_response,
-)
-from src.http.server import Server
-from src.http.tokens import detokenize, tokenize, tokenizer_info
-
-# Path, method, handler; docs/api.md describes each, and a test fails when it does not.
-ENDPOINTS: Final = (
-    ("/v1/completions", "POST", create_completion),
-    ("/v1/completions/render", "POST", render_completion),
-    ("/v1/chat/completions", "POST", create_chat_completion),
-    ("/v1/chat/completions/render", "POST", render_chat),
-    ("/v1/responses", "POST", create_response),
-    ("/v1/responses/input_tokens", "POST", count_input_tokens),
-    ("/v1/responses/{response_id}", "GET", show_response),
-    ("/v1/responses/{response_id}", "DELETE", delete_response),
-    ("/v1/responses/{response_id}/cancel", "POST", cancel_response),
-    ("/v1/responses/{response_id}/input_items", "GET", list_input_items),
-    ("/v1/messages", "POST", create_message),
-    ("/v1/messages/count_tokens", "POST", count_tokens),
-    ("/v1/load_lora_adapter", "POST", load_adapter),
-    ("/v1/unload_lora_adapter", "POST", unload_adapter),
-    ("/v1/models", "GET", list_models),
-    ("/v1/models/{model:path}", "GET", show_model),
-    ("/tokenize", "POST", tokenize),
-    ("/detokenize", "POST", detokenize),
-    ("/tokenizer_info", "GET", tokenizer_info),
-    ("/get_load", "GET", get_load),
-    ("/load", "GET", server_load),
-    ("/is_sleeping", "GET", is_sleeping),
-    ("/ping", "GET", health),
-    ("/ping", "POST", health),
-    ("/live", "GET", live),
-    ("/ready", "GET", ready),
-    ("/health", "GET", health),
-    ("/metrics", "GET", show_metrics),
-    ("/version", "GET", version),
-    ("/openapi.json", "GET", show_openapi),
-    ("/docs", "GET", show_docs),
-    ("/", "GET", show_page),
-    ("/playground/{name}", "GET", show_page_file),
-    *DEBUG_ENDPOINTS,
-)
+from src.http.endpoints import ENDPOINTS
+from src.http.hypercorn.direct import SERVER_SEND
+from src.http.openapi.operations import Access
+from src.http.playground.files import is_page_request
+from src.http.server.call import Call, EndpointApp, refuse
+from src.http.server.errors import MethodNotAllowedError, RouteNotFoundError
+from src.http.server.guard import Guard
+from src.http.server.lifespan import lifespan
+from src.http.server.state import Server
 
 
 class Application(Starlette):
@@ -105,9 +48,18 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
     server = Server(config, owns_process=owns_process)
     app = Application(
         routes=[
-            Route(path, Endpoint(handler), methods=[verb]) for path, verb, handler in ENDPOINTS
+            Route(entry.path, EndpointApp(entry.handler), methods=[entry.method])
+            for entry in ENDPOINTS
         ],
-        middleware=[Middleware(Guard, server=server)],
+        middleware=[
+            Middleware(
+                Guard,
+                server=server,
+                open_paths=_paths_of("open"),
+                admin_paths=_paths_of("admin"),
+                is_page=is_page_request,
+            )
+        ],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
     )
@@ -116,6 +68,10 @@ def create_app(config: Config | None = None, *, owns_process: bool = True) -> St
     app.state.server = server
     app.state.endpoints = ENDPOINTS
     return app
+
+
+def _paths_of(access: Access) -> frozenset[str]:
+    return frozenset(entry.path for entry in ENDPOINTS if entry.access == access)
 
 
 class _Refusal(Response):

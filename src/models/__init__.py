@@ -10,11 +10,11 @@ from src.models.generation import GenerationDefaults
 from src.models.hub import resolve_model
 from src.models.implementations import Implementation, choose_implementation
 from src.models.layer_kv import LayerKVSpec, keys_and_values
+from src.models.loading.loader import load_model, outline_model
 from src.models.model import Model, ModelSpec
 from src.models.program import Call, Mixer, Program
 from src.models.registry import load_config, supported_architectures
 from src.models.served import ImplementationName, ServedModel
-from src.models.weights.loader import load_model, outline_model
 
 __all__ = [
     "Call",

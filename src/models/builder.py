@@ -19,6 +19,7 @@ from src.models.program import (
     Mixer,
     Program,
     Segment,
+    StepInput,
     StepTensor,
 )
 from src.models.weights.parameters import Kind, Parameter, Placement
@@ -52,6 +53,8 @@ class ProgramBuilder:
     aliases: dict[str, str] = field(default_factory=dict)
     _segments: list[Segment | Mixer] = field(default_factory=list)
     _head: Segment | None = None
+    _inputs: list[StepInput] = field(default_factory=list)
+    _outputs: list[str] = field(default_factory=list)
     _num_mixers: int = 0
 
     def parameter(
@@ -126,6 +129,19 @@ class ProgramBuilder:
         """A step tensor in the model's dtype."""
         return StepTensor(name, shape, self.dtype)
 
+    def step_input(self, given: StepInput) -> StepTensor:
+        """Declare a step tensor that requests bring values of; see `program.StepInput`.
+
+        Layers that declare the same one share it.
+        """
+        if given not in self._inputs:
+            self._inputs.append(given)
+        return given.tensor
+
+    def output(self, name: str) -> None:
+        """Declare that a step tensor is wanted beside the hidden states; one segment writes it."""
+        self._outputs.append(name)
+
     def program(self, adapted: Collection[str] = ()) -> Program:
         """The finished program.
 
@@ -141,7 +157,8 @@ class ProgramBuilder:
             raise ValueError("a program needs a head")
         names = [INPUT_IDS, POSITIONS, *([ADAPTER_SLOTS] if adapted else [])]
         inputs = [StepTensor(name, (), torch.int64) for name in names]
-        return Program(adapted_segments(self._segments, adapted), self._head, inputs)
+        segments = adapted_segments(self._segments, adapted)
+        return Program(segments, self._head, inputs, self._inputs, self._outputs)
 
 
 @dataclass(frozen=True)

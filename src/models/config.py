@@ -52,6 +52,8 @@ class AttentionConfig:
     interleaved
         Whether the checkpoint's rows of a head are rotated as pairs (2 i, 2 i + 1). They are
         reordered at load, since the layers rotate pairs (i, i + rotary_dim / 2).
+    sections
+        See `layers.attention.AttentionInSpec`. With any, requests bring `ROPE_POSITIONS`.
     sinks_name
         The tensor of attention sinks, one logit per query head; None: there are none.
     temperature
@@ -76,6 +78,7 @@ class AttentionConfig:
     cap: float | None = None
     rotary_dim: int | None = None
     interleaved: bool = False
+    sections: tuple[int, ...] = ()
     temperature: Temperature | None = None
     rotated_norm: bool = False
     has_gate: bool = False
@@ -263,6 +266,10 @@ class ExpertsConfig:
     )
 
 
+# What may be in attention's place.
+MixingConfig: TypeAlias = AttentionConfig | LatentAttentionConfig | RecurrenceConfig
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """One layer: attention and an MLP with optional norms, each added to the residual stream.
@@ -277,7 +284,7 @@ class LayerConfig:
         ``attention_norm``. Then ``mlp_norm`` is not used.
     """
 
-    attention: AttentionConfig | LatentAttentionConfig | RecurrenceConfig
+    attention: MixingConfig
     mlp: MLPConfig | ExpertsConfig
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None
@@ -311,6 +318,8 @@ class ModelConfig:
         which adapters are made, has not.
     formats
         How a quantized checkpoint stores its matrices; None: plainly, or as the family says.
+    takes_embeddings
+        Whether requests may bring `EMBEDDINGS` for tokens in place of those of their ids.
     unread_layers
         How many layers the checkpoint may have behind the last, to predict further tokens. They are
         not read.
@@ -337,6 +346,7 @@ class ModelConfig:
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"
     head_name: str = "lm_head"
+    takes_embeddings: bool = False
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property

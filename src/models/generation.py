@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from src.core.errors import ModelLoadError
+from src.core.sampler_parameters import SAMPLER_PARAMETERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +18,9 @@ class GenerationDefaults:
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+    # Sampler parameters by their names, those that the checkpoint gives.
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def parse_generation(
@@ -50,17 +48,19 @@ def parse_generation(
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     if not all(isinstance(token, int) for token in eos_ids):
         raise ModelLoadError(f"{source}: eos_token_id must be token ids, got {eos!r}")
+    sampling = {}
+    for each in SAMPLER_PARAMETERS:
+        if each.from_checkpoint:
+            value = read(each.name, *((int,) if each.kind is int else (int, float)))
+            if value is not None:
+                sampling[each.name] = value
     return GenerationDefaults(
         eos_token_ids=eos_ids,
         bos_token_id=read("bos_token_id", int),
         pad_token_id=read("pad_token_id", int),
         do_sample=read("do_sample", bool),
-        temperature=read("temperature", int, float),
-        top_p=read("top_p", int, float),
-        top_k=read("top_k", int),
-        min_p=read("min_p", int, float),
-        repetition_penalty=read("repetition_penalty", int, float),
         max_new_tokens=read("max_new_tokens", int),
+        sampling=sampling,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import SUFFIX, files_of, first_bytes, is_first, is_gguf, named_kind
+from src.models.checkpoint import PICKLE_SUFFIXES
 from src.models.gguf.files import find_gguf, is_named, listed
-from src.models.weights.checkpoint import PICKLE_SUFFIXES
 
 _TEXT_FILES: Final = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
 _WEIGHT_FILES: Final = (

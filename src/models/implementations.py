@@ -11,9 +11,9 @@ from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.models.config_file import read_config_file
 from src.models.generic.loading import load_by_transformers
+from src.models.loading.loader import load_model
 from src.models.registry import has_family
 from src.models.served import ImplementationName, ServedModel
-from src.models.weights.loader import load_model
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Implementation:
     is_program
         As of `served.ServedModel`.
     load
-        Arguments as of `weights.loader.load_model`.
+        Arguments as of `loading.loader.load_model`.
     """
 
     name: ImplementationName

@@ -17,6 +17,13 @@ CODES = MappingProxyType({torch.int8: "int8", torch.float8_e4m3fn: "fp8"})
 """Dtype of codes -> its name in the configuration and in logs."""
 
 
+class CacheScales(NamedTuple):
+    """Scales of one layer: ``key = stored * keys``. 1.0 where the checkpoint has none."""
+
+    keys: float = 1.0
+    values: float = 1.0
+
+
 class KVTensor(NamedTuple):
     """One tensor of a layer's memory; ``shape`` is of one token, or of one sequence."""
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from src.models.model import Model
 from src.models.program import Call, Mixer, StepTensor
+from src.ops.matrix import Matrix, Tiling
+from src.ops.projection import Projection
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WIDTH = 118
@@ -108,17 +110,15 @@ def _parameter(model: Model, name: str) -> Iterator[str]:
             yield f"    {where}{' ' * bool(where)}{placement.tensor}"
 
 
-def _held(weight: Any) -> str:
-    """The tensors that hold a matrix in an encoding of its own."""
-    names = weight._fields if hasattr(weight, "_fields") else [each.name for each in fields(weight)]
-    said = []
-    for name in names:
-        part = getattr(weight, name)
-        if isinstance(part, Tensor):
-            said.append(f"{name} {list(part.shape)} {_dtype(part.dtype)}")
-        elif hasattr(part, "_fields") or is_dataclass(part):
-            said.append(_held(part))
-    return f"{type(weight).__name__}({', '.join(said)})"
+def _held(weight: Projection | Matrix) -> str:
+    """The encoding of a matrix, how its inputs are rounded, and the tensors that hold it."""
+    matrix = weight.matrix if isinstance(weight, Projection) else weight
+    parts = weight.tensors().items()
+    tensors = ", ".join(f"{name} {list(each.shape)} {_dtype(each.dtype)}" for name, each in parts)
+    tiles = f" in {matrix.tiling.value}" * (matrix.tiling is Tiling.TILES)
+    rounding = weight.rounding if isinstance(weight, Projection) else None
+    inputs = "" if rounding is None else f", inputs {rounding.number} per {rounding.scaled}"
+    return f"{matrix.encoding}{tiles}{inputs} ({tensors})"
 
 
 def _ends(index: int | slice) -> tuple[Any, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from src.models.adapters.targets import in_halves
 from src.models.builder import ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.generation import GenerationDefaults
-from src.models.layer_kv import LayerKVSpec, kv_of
+from src.models.layer_kv import CacheScales, LayerKVSpec, kv_of
 from src.models.program import (
     ADAPTER_SLOTS,
     HIDDEN,
@@ -27,16 +28,24 @@ from src.models.program import (
     Mix,
     Mixer,
     Program,
+    StepInput,
     run_chain,
     run_head,
     run_program,
 )
-from src.models.weights.cache_scales import CacheScales
-from src.models.weights.methods import ByKind, Formats, Kept, LinearMethod
-from src.models.weights.parameters import Kind, Parameter, allocate, allocate_unset
-from src.ops.linear import fits_strips, to_strips
+from src.models.weights.methods import ByKind, Formats, Stored
+from src.models.weights.parameters import (
+    Kind,
+    Method,
+    Parameter,
+    Value,
+    allocate,
+    allocate_unset,
+)
+from src.ops.matrix import Matrix, Tiling, fits_strips, to_strips
+from src.ops.projection import Projection
 
-__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelSpec"]
+__all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelOptions", "ModelSpec"]
 
 WriteProgram = Callable[[ProgramBuilder, ModelConfig], None]
 
@@ -58,6 +67,45 @@ class ModelSpec:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Everything that a model is built of beside its configuration.
+
+    Attributes
+    ----------
+    device
+        Of its parameters; `meta` for an outline.
+    max_positions
+        See `ModelSpec`.
+    group
+        The ranks that hold it.
+    deterministic
+        Whether a token's result must be the same bits in every batch.
+    formats
+        What chooses how parameters are held.
+    rotates_in_op
+        See `ProgramBuilder`; None: if the device is CUDA.
+    outlines_tables
+        Whether tables are computed on the device itself. On the meta device that takes no memory,
+        but imports torch's compiler.
+    adapters
+        Slots for adapters; None: it takes none.
+    served_on
+        The device whose kernels multiply, for an outline; None: ``device``.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_positions: int
+    group: Group = field(default_factory=Group)
+    deterministic: bool = False
+    formats: Formats = field(default_factory=ByKind)
+    rotates_in_op: bool | None = None
+    outlines_tables: bool = False
+    adapters: AdapterRoom | None = None
+    served_on: torch.device | None = None
+
+
 class Variant(NamedTuple):
     """A program, per call of it the weights of its functions, and its index among the variants."""
 
@@ -69,16 +117,16 @@ class Variant(NamedTuple):
 class Model:
     """A program with preallocated, fused parameters, which are not filled yet.
 
-    With `outlines_tables` tables are computed on the device itself. On the meta device that takes
-    no memory, but imports torch's compiler. `before_allocating` is called when the table of
-    parameters is complete, before any of them takes memory.
+    `before_allocating` is called when the table of parameters is complete, before any of them takes
+    memory.
 
     Attributes:
         config: the checkpoint's configuration.
+        options: what it is built of beside that.
         group: the ranks that hold it.
         spec: shape, numerics and placement.
         formats: what chooses how parameters are held.
-        methods: parameter -> the linear method that holds it; others are plain tensors.
+        methods: parameter -> what makes its value; others are plain tensors.
         aliases: parameter -> the parameter whose values it shares.
         program: the calls and mixers to compute.
         table: every parameter by name. A tied head is not in it, unless it has another format.
@@ -93,39 +141,32 @@ class Model:
         self,
         config: ModelConfig,
         write: WriteProgram,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_positions: int,
-        group: Group | None = None,
-        deterministic: bool = False,
-        formats: Formats | None = None,
-        rotates_in_op: bool | None = None,
-        outlines_tables: bool = False,
-        adapters: AdapterRoom | None = None,
+        options: ModelOptions,
         before_allocating: Callable[[Model], None] = lambda model: None,
     ) -> None:
+        dtype, device, adapters = options.dtype, options.device, options.adapters
+        rotates = options.rotates_in_op
         builder = ProgramBuilder(
             dtype=dtype,
             device=device,
-            max_positions=max_positions,
-            group=group or Group(),
-            deterministic=deterministic,
-            rotates_in_op=device.type == "cuda" if rotates_in_op is None else rotates_in_op,
+            max_positions=options.max_positions,
+            group=options.group,
+            deterministic=options.deterministic,
+            rotates_in_op=device.type == "cuda" if rotates is None else rotates,
         )
         write(builder, config)
-        self.config = config
+        self.config, self.options = config, options
         self.group = builder.group
         self.spec = ModelSpec(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            max_positions=max_positions,
+            max_positions=options.max_positions,
             dtype=dtype,
             device=device,
         )
-        self.formats = formats or ByKind()
+        self.formats = options.formats
         self.program: Program = builder.program()
-        self.methods: dict[str, LinearMethod] = {}
+        self.methods: dict[str, Method] = {}
         self.kv_scales: dict[int, CacheScales] = {}
         self.table: dict[str, Parameter] = {
             name: self._held(parameter) for name, parameter in builder.parameters.items()
@@ -139,8 +180,8 @@ class Model:
                 # It has a format of its own, so it is a separate parameter with equal values.
                 self.table[name] = head
         before_allocating(self)
-        self.weights: dict[str, Kept] = {
-            name: _on(device, make) if outlines_tables else make().to(device)
+        self.weights: dict[str, Value] = {
+            name: _on(device, make) if options.outlines_tables else make().to(device)
             for name, make in builder.buffers.items()
         }
         for parameter in self.table.values():
@@ -197,11 +238,16 @@ class Model:
         return self.program.mixers
 
     @property
+    def own_inputs(self) -> tuple[StepInput, ...]:
+        """The step inputs that its family declared."""
+        return self.program.own_inputs
+
+    @property
     def functions(self) -> tuple[Function, ...]:
         """The functions that run the program's calls uncompiled."""
         return (run_chain,) * len(self.program.calls)
 
-    def replace(self, name: str, weight: Kept) -> None:
+    def replace(self, name: str, weight: Value) -> None:
         """Replace a parameter's weight. Not while a call runs.
 
         A mixer's weights must be replaced before the engine builds its mixers, which keep them.
@@ -235,7 +281,8 @@ class Model:
             if parameter.kind == "matrix" or (parameter.kind == "head" and includes_head):
                 weight = self.weights[name]
                 if isinstance(weight, Tensor) and fits_strips(weight):
-                    self.replace(name, lay_out(weight))
+                    tiles = Matrix.plain(lay_out(weight), Tiling.TILES)
+                    self.replace(name, Projection(tiles))
                 yield
 
     def forward(
@@ -246,6 +293,8 @@ class Model:
         mix: Mix,
         kept: Tensor | None = None,
         adapter_slots: Tensor | None = None,
+        own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
+        outputs: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H] in the model's dtype.
 
@@ -258,13 +307,16 @@ class Model:
             kept: int64 [K], indices of the tokens whose hidden states are wanted. None: all.
             adapter_slots: int64 [T], the slot of each token's adapter, -1 for none. None: no token
                 has one, and nothing is computed for adapters.
+            own_inputs: [T, ...], the program's own inputs by name.
+            outputs: gets the program's outputs, see `program.run_program`.
         """
-        given = {INPUT_IDS: input_ids, POSITIONS: positions}
-        if adapter_slots is None:
-            return run_program(self.program, functions, self.bound, given, mix, kept)
-        assert self.adapted is not None, "it has no slots"
-        given[ADAPTER_SLOTS] = adapter_slots
-        return run_program(self.adapted.program, functions, self.adapted.bound, given, mix, kept)
+        given = {INPUT_IDS: input_ids, POSITIONS: positions, **own_inputs}
+        variant = self._variants[0]
+        if adapter_slots is not None:
+            assert self.adapted is not None, "it has no slots"
+            variant = self.adapted
+            given[ADAPTER_SLOTS] = adapter_slots
+        return run_program(variant.program, functions, variant.bound, given, mix, kept, outputs)
 
     def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
         """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
@@ -275,14 +327,14 @@ class Model:
     ) -> tuple[Any, ...]:
         """Arguments of a call of a variant, by default of `program`; its device may be meta.
 
-        Token ids, positions and slots are 0, because they must be valid; other inputs are
+        Integers (token ids, positions, slots) are 0, because they must be valid; other inputs are
         uninitialized.
         """
         bound = self.bound if variant is None else variant.bound
         device = self.spec.device
         tensors = [
             torch.zeros((num_tokens, *tensor.shape), dtype=tensor.dtype, device=device)
-            if tensor.name in (INPUT_IDS, POSITIONS, ADAPTER_SLOTS)
+            if not tensor.dtype.is_floating_point
             else allocate((num_tokens, *tensor.shape), tensor.dtype, device)
             for tensor in call.inputs
         ]
@@ -295,7 +347,7 @@ class Model:
     def parameters(self) -> dict[str, Tensor]:
         """Every distinct tensor of the parameters by name; a tied head is not repeated.
 
-        The tensors of a quantized parameter are named ``<parameter>.<field>``.
+        The tensors of a matrix with an encoding of its own are named ``<parameter>.<field>``.
         """
         tensors: dict[str, Tensor] = {}
         for name, weight in self.weights.items():
@@ -304,8 +356,7 @@ class Model:
             if isinstance(weight, Tensor):
                 tensors[name] = weight
             else:
-                parts = weight._asdict().items()
-                tensors |= {f"{name}.{field}": part for field, part in parts if part is not None}
+                tensors |= {f"{name}.{part}": own for part, own in weight.tensors().items()}
         return tensors
 
     def names_of(self, kind: Kind) -> list[str]:
@@ -320,14 +371,22 @@ class Model:
     def _held(self, parameter: Parameter) -> Parameter:
         """The parameter as the formats hold it; its method, if it has one, is put down."""
         try:
-            held, method = self.formats.hold(parameter, self.group.size)
+            held = self.formats.hold(parameter, self.group.size)
         except ValueError as error:
             raise ModelLoadError(f"{self.formats.name}: {parameter.name}: {error}") from None
+        method = held.method
+        if isinstance(method, Stored) and not method.encoding.has_kernel(
+            held.shape[-1],
+            self.options.served_on or self.options.device,
+            is_stack=len(held.shape) == 3,
+        ):
+            # Decoded once, and not in every call.
+            return replace(held, method=None)
         if method is not None:
             self.methods[parameter.name] = method
         return held
 
-    def _room_for(self, parameter: Parameter) -> Kept:
+    def _room_for(self, parameter: Parameter) -> Value:
         method, device = self.methods.get(parameter.name), self.spec.device
         if method is None:
             return allocate(parameter.shape, parameter.dtype, device)
@@ -336,10 +395,11 @@ class Model:
             outline = method.make(method.staging(parameter.shape, parameter.dtype, meta))
         except ValueError as error:
             raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
-        if isinstance(outline, Tensor):
-            return allocate_unset(outline.shape, outline.dtype, device)
-        parts = (p if p is None else allocate_unset(p.shape, p.dtype, device) for p in outline)
-        return type(outline)(*parts)
+
+        def room(part: Tensor) -> Tensor:
+            return allocate_unset(part.shape, part.dtype, device)
+
+        return room(outline) if isinstance(outline, Tensor) else outline.map(room)
 
     def _resolve(self, weights: Any) -> Any:
         """Replace names by weights in nested tuples of names (or None)."""

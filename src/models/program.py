@@ -26,12 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 INPUT_IDS, POSITIONS, HIDDEN, LOGITS = "input_ids", "positions", "hidden", "logits"
+ROPE_POSITIONS, EMBEDDINGS, IS_EMBEDDED = "rope_positions", "embeddings", "is_embedded"
+"""Step inputs that several families declare: positions with axes, [T, axes] int64; embeddings
+[T, H], and whether a token has one, [T] int64."""
 ADAPTER_SLOTS = "adapter_slots"
 """The slot of each token's adapter; only programs with adapters have this step tensor."""
 
@@ -42,6 +45,34 @@ class StepTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """A step tensor that a family declares, beside those that every step has.
+
+    A request brings its values for the first tokens of its prompt; the program reads it by name.
+
+    Attributes
+    ----------
+    tensor
+        In int64, or in a floating-point type.
+    beyond
+        What a token has for which the request brings nothing. ``zeros``; or ``onwards``, for
+        positions: numbers go on by 1 from the largest that the request brings, and without any from
+        0, the same along every axis.
+    below
+        Of integers: values are from 0 up to this, exclusive. ``None``: any.
+    """
+
+    tensor: StepTensor
+    beyond: Literal["zeros", "onwards"] = "zeros"
+    below: int | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its values are integers."""
+        return not self.tensor.dtype.is_floating_point
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,29 +220,54 @@ class Program:
 
     Attributes
     ----------
+    own_inputs
+        Those of its inputs that its family declared.
+    outputs
+        Names of step tensors that are wanted beside the hidden states.
     steps
-        From `INPUT_IDS` and `POSITIONS` to `HIDDEN`.
+        From `INPUT_IDS`, `POSITIONS` and its own inputs to `HIDDEN`.
     head
         From `HIDDEN` to `LOGITS`.
     dead
         Per step: the names that it reads and that no later step reads.
+    finished
+        Per step: the outputs that it writes.
+    read
+        Names that any step reads.
     kept
         Names that are read behind the last mixer, without the one that the mixer writes.
     """
 
     def __init__(
-        self, segments: Sequence[Segment | Mixer], head: Segment, inputs: Sequence[StepTensor]
+        self,
+        segments: Sequence[Segment | Mixer],
+        head: Segment,
+        inputs: Sequence[StepTensor],
+        own_inputs: Sequence[StepInput] = (),
+        outputs: Sequence[str] = (),
     ) -> None:
-        self.inputs = tuple(inputs)
-        self.steps: tuple[Call | Mixer, ...] = tuple(_fuse(segments, self.inputs))
+        self.own_inputs = tuple(own_inputs)
+        self.outputs = tuple(outputs)
+        self.inputs = (*inputs, *(each.tensor for each in self.own_inputs))
+        self.steps: tuple[Call | Mixer, ...] = tuple(_fuse(segments, self.inputs, self.outputs))
         written = {step.name: step for each in segments for step in _writes(each)}
         if HIDDEN not in written:
             raise ValueError(f"nobody writes {HIDDEN}")
+        writers = [
+            tensor.name for each in segments if isinstance(each, Segment) for tensor in each.writes
+        ]
+        for name in self.outputs:
+            if writers.count(name) != 1:
+                raise ValueError(f"expected one segment that writes the output {name}")
         slot = sum(isinstance(step, Call) for step in self.steps)
         self.head = _call(slot, [head], {HIDDEN: written[HIDDEN]}, (LOGITS,))
         self.last_mixer = max(
             (i for i, step in enumerate(self.steps) if isinstance(step, Mixer)), default=-1
         )
+        self.finished = tuple(
+            tuple(name for name in self.outputs if name in _written(step)) for step in self.steps
+        )
+        self.read = frozenset(name for step in self.steps for name in _reads(step))
         self.dead = tuple(self._dead(i) for i in range(len(self.steps)))
         behind = self.steps[self.last_mixer + 1 :]
         given = {self.mixers[-1].writes.name} if self.mixers else set()
@@ -241,6 +297,7 @@ def run_program(
     tensors: Mapping[str, Tensor],
     mix: Mix,
     kept: Tensor | None = None,
+    outputs: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """Run a program; returns hidden states [T, H] or [K, H].
 
@@ -249,10 +306,12 @@ def run_program(
         functions: per call, `run_chain` or a compiled replacement.
         weights: per call.
         tensors: `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence;
-            for a program with adapters also `ADAPTER_SLOTS` int64 [T].
+            for a program with adapters also `ADAPTER_SLOTS` int64 [T]; and its own inputs.
         mix: computes a mixer.
         kept: int64 [K], indices of the tokens whose hidden states are wanted. ``mix`` must return
             only these for the last mixer. None: all.
+        outputs: gets the program's outputs [T, ...]; those that are written behind the last mixer
+            have the tokens of ``kept`` alone.
     """
     values = dict(tensors)
     for index, step in enumerate(program.steps):
@@ -265,6 +324,11 @@ def run_program(
             del given
             values.update(zip(step.chain.writes, results, strict=True))
             del results
+            for name in program.finished[index]:
+                if outputs is not None:
+                    outputs[name] = values[name]
+                if name not in program.read:
+                    del values[name]
             continue
         values[step.writes.name] = mix(step, given)
         del given
@@ -309,7 +373,9 @@ def _read_first(steps: Sequence[Segment | Mixer | Call]) -> set[str]:
     return live
 
 
-def _fuse(segments: Sequence[Segment | Mixer], inputs: Sequence[StepTensor]) -> list[Call | Mixer]:
+def _fuse(
+    segments: Sequence[Segment | Mixer], inputs: Sequence[StepTensor], outputs: Sequence[str]
+) -> list[Call | Mixer]:
     known = {tensor.name: tensor for tensor in inputs}
     steps: list[Call | Mixer] = []
     run: list[Segment] = []
@@ -318,7 +384,7 @@ def _fuse(segments: Sequence[Segment | Mixer], inputs: Sequence[StepTensor]) -> 
     def close(index: int) -> None:
         nonlocal slot, run
         if run:
-            live = _read_first(segments[index:])
+            live = _read_first(segments[index:]) | set(outputs)
             names = dict.fromkeys(t.name for each in run for t in each.writes)
             steps.append(_call(slot, run, known, tuple(name for name in names if name in live)))
             known.update({t.name: t for each in run for t in each.writes})

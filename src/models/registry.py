@@ -11,6 +11,7 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
+from src.models.checkpoint import first_dtype
 from src.models.config import ModelConfig
 from src.models.config_file import name_of_config, names_of_fields, read_config_file
 from src.models.families.cohere import Cohere
@@ -43,7 +44,6 @@ from src.models.families.qwen3_next import Qwen3Next
 from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
-from src.models.weights.checkpoint import first_dtype
 from src.models.weights.checkpoint_formats import CheckpointFormats
 from src.models.weights.quantization_config import method_of, read_formats, section_of
 

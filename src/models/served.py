@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from src.models.adapters.memory import AdapterMemory
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec
 from src.models.model import ModelSpec
-from src.models.program import Function, Mix, Mixer
+from src.models.program import Function, Mix, Mixer, StepInput
 
 ImplementationName = Literal["native", "transformers"]
 
@@ -48,6 +49,10 @@ class ServedModel(Protocol):
         """Per mixer, the weights that its kind takes."""
 
     @property
+    def own_inputs(self) -> tuple[StepInput, ...]:
+        """The step inputs that it declares, beside those that every step has."""
+
+    @property
     def adapters(self) -> AdapterMemory | None:
         """Slots for adapters; None: it takes none."""
 
@@ -63,6 +68,8 @@ class ServedModel(Protocol):
         mix: Mix,
         kept: Tensor | None = None,
         adapter_slots: Tensor | None = None,
+        own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
+        outputs: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H]; see `Model.forward`."""
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Cost, Op
-from src.ops.linear import LINEAR, num_outputs
+from src.ops.linear import LINEAR
 from src.ops.linear import reference as reference_linear
+from src.ops.matrix import Matrix, Operand, as_matrix
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 """Activation of the gate -> the number that kernels know it by."""
@@ -78,6 +79,8 @@ def reference(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_kind: int,
+    down_kind: int,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
     gate_up_order: Tensor | None = None,
@@ -97,6 +100,7 @@ def reference(
             gate_up[expert],
             _of(gate_up_scales, expert),
             _of(gate_up_bias, expert),
+            gate_up_kind,
             _of(gate_up_offsets, expert),
         )
         results[tokens, slots] = reference_linear(
@@ -104,6 +108,7 @@ def reference(
             down[expert],
             _of(down_scales, expert),
             _of(down_bias, expert),
+            down_kind,
             _of(down_offsets, expert),
         )
     return combine(results, None if weighs_inputs else weights, ids, len(gate_up))
@@ -182,6 +187,8 @@ def _fake(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_kind: int,
+    down_kind: int,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
     gate_up_order: Tensor | None = None,
@@ -192,8 +199,8 @@ def _fake(
 
 def _matrices(
     count: int, outputs: int, inputs: int, dtype: torch.dtype, weight: str, seed: int
-) -> tuple[Tensor | None, ...]:
-    """Weights, scales and offsets of all experts: those of so many layers."""
+) -> tuple[Any, ...]:
+    """Kind, weights, scales and offsets of all experts: those of so many layers."""
     layers = [
         LINEAR.build(
             "cpu",
@@ -206,9 +213,9 @@ def _matrices(
         )
         for expert in range(count)
     ]
-    _, matrices, scales, _, *offsets = zip(*layers, strict=True)
+    _, matrices, scales, _, kinds, *offsets = zip(*layers, strict=True)
     held = (matrices, scales, *(offsets or [(None,)]))
-    return tuple(None if each[0] is None else torch.stack(each) for each in held)
+    return kinds[0], *(None if each[0] is None else torch.stack(each) for each in held)
 
 
 def _build(
@@ -242,14 +249,12 @@ def _build(
     if padding:
         x[-padding:], weights[-padding:], ids[-padding:] = torch.nan, torch.nan, -1
         ids[-1] = experts
-    gate_up, gate_up_scales, gate_up_offsets = _matrices(
+    gate_up_kind, gate_up, gate_up_scales, gate_up_offsets = _matrices(
         experts, 2 * intermediate, hidden, dtype, weight, seed
     )
-    down, down_scales, down_offsets = _matrices(
+    down_kind, down, down_scales, down_offsets = _matrices(
         experts, hidden, intermediate, dtype, weight, seed + 1
     )
-    assert gate_up is not None
-    assert down is not None
     gate_up_bias, down_bias = (
         torch.randn(experts, size, generator=random).to(dtype) if biased else None
         for size in (2 * intermediate, hidden)
@@ -269,12 +274,13 @@ def _build(
         else None
         for size in (hidden, intermediate)
     ]
-    tensors = (x, gate_up, down, weights, ids, gate_up_scales, down_scales, gate_up_bias, down_bias)
-    moved, others = (
-        [None if tensor is None else tensor.to(device) for tensor in some]
-        for some in (tensors, (gate_up_offsets, down_offsets, *orders))
+    scales = (gate_up_scales, down_scales)
+    given = (
+        *(x, gate_up, down, weights, ids, *scales, gate_up_bias, down_bias),
+        *(*gating_arguments(activation), weighs_inputs, deterministic),
+        *(gate_up_kind, down_kind, gate_up_offsets, down_offsets, *orders),
     )
-    return *moved, *gating_arguments(activation), weighs_inputs, deterministic, *others
+    return tuple(each.to(device) if isinstance(each, Tensor) else each for each in given)
 
 
 def _cost(
@@ -292,6 +298,8 @@ def _cost(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_kind: int,
+    down_kind: int,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
     gate_up_order: Tensor | None = None,
@@ -303,7 +311,7 @@ def _cost(
         *(gate_up_offsets, down_offsets, gate_up_order, down_order),
     )
     of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
-    outputs = num_outputs(gate_up[0], _of(gate_up_scales, 0))
+    outputs = Matrix.of_kind(gate_up_kind, gate_up, gate_up_scales).outputs
     products = hidden.shape[1] * (outputs + outputs // 2)
     return Cost(
         bytes=of_one * len(chosen.unique()) + 2 * hidden.nbytes + weights.nbytes + ids.nbytes,
@@ -316,7 +324,7 @@ EXPERTS = Op(
     "(Tensor hidden, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
     "Tensor? gate_up_scales, Tensor? down_scales, Tensor? gate_up_bias, Tensor? down_bias, "
     "int activation, float alpha, float limit, bool weighs_inputs, bool deterministic, "
-    "Tensor? gate_up_offsets=None, Tensor? down_offsets=None, "
+    "int gate_up_kind, int down_kind, Tensor? gate_up_offsets=None, Tensor? down_offsets=None, "
     "Tensor? gate_up_order=None, Tensor? down_order=None) -> Tensor",
     reference=reference,
     fake=_fake,
@@ -408,19 +416,13 @@ EXPERTS = Op(
 
 def experts(
     hidden: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Operand,
+    down: Operand,
     weights: Tensor,
     ids: Tensor,
     *,
-    gate_up_scales: Tensor | None = None,
-    down_scales: Tensor | None = None,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
-    gate_up_offsets: Tensor | None = None,
-    down_offsets: Tensor | None = None,
-    gate_up_order: Tensor | None = None,
-    down_order: Tensor | None = None,
     activation: Gating = "silu",
     weighs_inputs: bool = False,
     deterministic: bool = False,
@@ -436,23 +438,15 @@ def experts(
 
     Parameters
         hidden: [T, H] float32, bfloat16 or float16, last dimension contiguous.
-        gate_up: [E, 2 I, H], contiguous; each expert has I rows of the gate, then I rows of up. In
-            hidden's dtype, quantized, or packed in strips: each expert has one of the layouts that
-            [`linear`][src.ops.linear.linear] accepts, e.g. [E, S, K / 2, 128] bfloat16. In strips,
-            I must be a multiple of 64.
-        down: [E, H, I], in the same layouts.
+        gate_up: A stack of matrices [E, 2 I, H], plain ones in hidden's dtype. Each expert has I
+            rows of the gate, then I rows of up. In tiles, I must be a multiple of 64. A tensor is
+            a stack of plain matrices in rows.
+        down: A stack of matrices [E, H, I], likewise.
         weights: [T, k] float32.
         ids: [T, k] int64, contiguous. An invalid expert number, such as -1, adds nothing; weights
             and hidden may hold anything there. Padding uses this so that no expert is read for it.
-        gate_up_scales: Scales of quantized weights, stacked over experts; None if not quantized.
-        down_scales: The same for `down`.
         gate_up_bias: [E, 2 I] in hidden's dtype, contiguous; None for no bias.
         down_bias: [E, H], likewise.
-        gate_up_offsets: Offsets of quantized weights' groups, stacked over experts; None for none.
-        down_offsets: The same for `down`.
-        gate_up_order: [E, H] int32, which input each column of an expert's quantized weights is
-            for, where columns were sorted by group; None: column k is for input k.
-        down_order: [E, I], likewise.
         activation: How gate and up are joined.
         weighs_inputs: Whether weights are factors of the experts' inputs.
         deterministic: Whether a token's result has the same bits whatever else is in the batch. The
@@ -462,9 +456,11 @@ def experts(
     Returns
         [T, H] in hidden's dtype.
     """
+    up, last = as_matrix(gate_up), as_matrix(down)
     result: Tensor = EXPERTS.overload(
-        *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
-        *(gate_up_bias, down_bias, *gating_arguments(activation), weighs_inputs, deterministic),
-        *(gate_up_offsets, down_offsets, gate_up_order, down_order),
+        *(hidden, up.values, last.values, weights, ids),
+        *(up.scales, last.scales, gate_up_bias, down_bias),
+        *(*gating_arguments(activation), weighs_inputs, deterministic, up.kind, last.kind),
+        *(up.offsets, last.offsets, up.order, last.order),
     )
     return result

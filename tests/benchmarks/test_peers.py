@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import signal
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,3 +222,49 @@ def test_peers_on_a_file_are_given_the_file_itself(tmp_path: Path) -> None:
     Contest(entrants, tmp_path, tmp_path, file, {}, 1.0).convert()
     assert {each.options["checkpoint"] for each in entrants} == {str(file)}
     assert entrants[-1].options["converted"] == str(file)
+
+
+class _Parameters:
+    """As llama.cpp has them; an older version has no such switch."""
+
+    def __init__(self, *, has_switch: bool = True) -> None:
+        if has_switch:
+            self.use_extra_bufts = True
+
+
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_llama_cpp_is_opened_without_amx_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, has_amx: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(DRIVERS))
+    driver = importlib.import_module("drive_llama_cpp")
+    given = _Parameters()
+    library = types.SimpleNamespace(llama_model_default_params=lambda: given)
+    cpuinfo = "flags : avx512f amx_bf16 amx_tile" if has_amx else "flags : avx512f"
+    parameters, left_out = driver.model_parameters(library, cpuinfo)
+    assert parameters is given
+    assert given.use_extra_bufts is not has_amx
+    assert ("AMX" in left_out) is has_amx
+    old = types.SimpleNamespace(llama_model_default_params=lambda: _Parameters(has_switch=False))
+    if has_amx:
+        with pytest.raises(RuntimeError, match="cannot be kept from using AMX"):
+            driver.model_parameters(old, cpuinfo)
+    else:
+        assert driver.model_parameters(old, cpuinfo)[1] == ""
+
+
+def test_onnxruntime_answers_prompts_of_one_length_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(DRIVERS))
+    driver = importlib.import_module("drive_onnxruntime")
+    assert driver.by_length([[1, 2], [3], [4, 5], [6]]) == [[0, 2], [1, 3]]
+    config = tmp_path / "genai_config.json"
+    config.write_text('{"model": {"decoder": {"session_options": {"log_id": "x"}}}}')
+    driver.set_threads(config, 3)
+    assert json.loads(config.read_text())["model"]["decoder"]["session_options"] == {
+        "log_id": "x",
+        "intra_op_num_threads": 3,
+    }
+    (peer,) = chosen(peers("cpu"), ["onnxruntime-genai"])
+    assert peer.options == {"weights": "int4"}

@@ -18,6 +18,7 @@ from src.compile.job import flatten, is_tensor
 from src.compile.just_in_time import CompiledFunction
 from src.models import Call, Model
 from src.models.fields import Fields
+from src.models.model import ModelOptions
 from src.models.program import run_chain
 from src.models.registry import family_of
 from tests.compile import hopper_stand_in as hopper
@@ -52,9 +53,8 @@ def model_of(shape: dict[str, Any]) -> Model:
     fields = {"num_hidden_layers": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
     family = family_of(shape["architectures"][0])
     config = family.describe(Fields(shape | fields, "shape", family.defaults))
-    return Model(
-        config, family.write, dtype=torch.bfloat16, device=hopper.DEVICE, max_positions=4096
-    )
+    options = ModelOptions(dtype=torch.bfloat16, device=hopper.DEVICE, max_positions=4096)
+    return Model(config, family.write, options)
 
 
 def expected_shapes(shape: dict[str, Any], call: Call, tokens: int) -> list[tuple[int, ...]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from src import ops
+from src.ops.matrix import Matrix, Operand
 
 
 class Mixed(NamedTuple):
@@ -35,15 +36,13 @@ def project(
     x: Tensor,
     plain: Tensor,
     bias: Tensor,
-    bytes_weight: Tensor,
-    bytes_scales: Tensor,
-    nibbles: Tensor,
-    nibbles_scales: Tensor,
+    levels: Matrix,
+    nibbles: Matrix,
 ) -> Tensor:
     """x [T, 64] times three matrices [64, 64]: one as it is, one int8, one int4."""
-    x = ops.linear(x, plain, None, bias)
-    x = ops.linear(x * 2, bytes_weight, bytes_scales, None)
-    return ops.linear(x + 1, nibbles, nibbles_scales, bias)
+    x = ops.linear(x, plain, bias)
+    x = ops.linear(x * 2, levels)
+    return ops.linear(x + 1, nibbles, bias)
 
 
 class Passed(NamedTuple):
@@ -62,7 +61,7 @@ def pass_on(x: Tensor, weight: Tensor, positions: Tensor) -> Passed:
     The first result is an argument, the second a part of it, the third every other head of a
     product, and the others are that product.
     """
-    product = ops.linear(x + positions[:, None], weight, None, None)
+    product = ops.linear(x + positions[:, None], weight)
     return Passed(x, x[:, 16:40], product.view(-1, 8, 16)[:, ::2], product, product)
 
 
@@ -74,7 +73,7 @@ def pass_on_with_torch(x: Tensor, weight: Tensor, positions: Tensor) -> Passed:
 
 def pass_constant(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
     """The same arguments, and a tensor that is part of the code."""
-    return ops.linear(x + positions[:, None], weight, None, None) + _SHIFTS
+    return ops.linear(x + positions[:, None], weight) + _SHIFTS
 
 
 _SHIFTS = torch.arange(128) * 0.5
@@ -88,18 +87,12 @@ def impossible(x: Tensor) -> Tensor:
 def mixture(
     x: Tensor,
     router: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_scales: Tensor | None,
-    down_scales: Tensor | None,
-    gate_up_offsets: Tensor | None,
-    down_offsets: Tensor | None,
+    gate_up: Operand,
+    down: Operand,
 ) -> Tensor:
     """x [T, 64] through two of eight experts."""
     weights, ids = ops.route(ops.linear(x.float(), router), ops.Routing(chosen=2))
-    scales = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
-    offsets = {"gate_up_offsets": gate_up_offsets, "down_offsets": down_offsets}
-    return x + ops.experts(x * 2, gate_up, down, weights, ids, **scales, **offsets)
+    return x + ops.experts(x * 2, gate_up, down, weights, ids)
 
 
 class Gated(NamedTuple):

@@ -39,6 +39,7 @@ from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR
+from src.ops.matrix import Matrix
 from tests.compile.functions import (
     Mixed,
     Weights,
@@ -205,11 +206,11 @@ def test_projections_are_those_of_the_op(
 ) -> None:
     matrices: list[Any] = []
     for kind in ("same", f"{layout}int8", f"{layout}int4/32"):
-        _, weight, scales, bias = LINEAR.build(
+        _, weight, scales, bias, number = LINEAR.build(
             "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
         )
-        matrices.append((weight, bias if scales is None else scales))
-    weights = tuple(tensor for pair in matrices for tensor in pair)
+        matrices += [weight, bias] if scales is None else [Matrix.of_kind(number, weight, scales)]
+    weights = tuple(matrices)
     job = Job.of(project, (torch.randn(4, 64).to(dtype), *weights), (0,))
     (function,) = Compilation([job], root).load(caller)
     for count in (1, 2, 70):

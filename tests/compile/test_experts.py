@@ -11,6 +11,7 @@ from src.compile.job import Job
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.experts import EXPERTS
+from src.ops.matrix import Matrix
 from tests.compile.functions import mixture
 
 PACKED = "int4/32 with bfloat16 offsets"
@@ -38,7 +39,12 @@ def test_experts_are_those_of_the_op(tmp_path: Path, library: KernelLibrary, wei
             held.nan_to_num_(nan=0.01)
         elif held is not None:
             held[held == 255] = 120
-    layer = (torch.randn(8, 64), gate_up, down, *rest[:2], *rest[-2:])
+    kinds, offsets = rest[9:11], rest[11:13]
+    stacks = [
+        Matrix.of_kind(*each)
+        for each in zip(kinds, (gate_up, down), rest[:2], offsets, strict=True)
+    ]
+    layer = (torch.randn(8, 64), *stacks)
     job = Job.of(mixture, (x, *layer), (0,))
     (function,) = Compilation([job], tmp_path).load(Caller(library.path, 2))
     artifact = ArtifactCache(tmp_path).find(job)

@@ -11,7 +11,7 @@ import pytest
 from src.cli import serve
 from src.cli.main import _parser
 from src.core.settings import CHECKOUT, load_config
-from src.http.application import ENDPOINTS
+from src.http.endpoints import ENDPOINTS
 from tests.deployment.dockerfile import environment, instructions, is_sent, only
 
 
@@ -84,7 +84,7 @@ def test_the_health_check_asks_an_endpoint_that_needs_no_key() -> None:
     port, path = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", text)[0]
     assert port == only("EXPOSE").text
     assert path == "/health"
-    assert path in {entry[0] for entry in ENDPOINTS}
+    assert path in {entry.path for entry in ENDPOINTS}
     # Its program compiles, and fails where nobody listens.
     program = re.findall(r'\["python", "-c", "(.*)"\]', text)[0].replace(f":{port}", ":1")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

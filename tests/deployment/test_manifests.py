@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from src.core.settings import CHECKOUT, load_config
-from src.http.application import ENDPOINTS
+from src.http.endpoints import ENDPOINTS
 from tests.deployment import dockerfile
 from tests.deployment.manifests import FOLDER, base, container, gpu, pod, probes, read
 
@@ -34,7 +34,7 @@ def test_probes_are_those_of_the_page(documents: dict[str, Any]) -> None:
         "readinessProbe": "/ready",
         "livenessProbe": "/health",
     }
-    assert set(paths.values()) <= OPEN_TO_ALL & {entry[0] for entry in ENDPOINTS}
+    assert set(paths.values()) <= OPEN_TO_ALL & {entry.path for entry in ENDPOINTS}
     (port,) = container(documents)["ports"]
     assert str(port["containerPort"]) == dockerfile.only("EXPOSE").text
     assert {probe["httpGet"]["port"] for _, probe in probes(documents)} == {port["name"]}

@@ -12,22 +12,23 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-import src.models.weights.loader
+import src.models.loading.loader
 from src.core.config import Config
 from src.core.plan import BlockAppend, RowInstall, RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
-from src.engine.execution import mixers
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.memory_profile import compute_largest_step
+from src.engine.execution.mixers import latent_attention as latent_mixer
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from src.ops import latent_expansion
 from src.ops.latent_expansion import Expansion
 from tests.support.fake_cuda import DEVICE, NobodyWaits, fake_cuda
@@ -54,7 +55,9 @@ class Steps:
     """An engine's device half, whose tensors are all on `DEVICE`."""
 
     def __init__(self, checkpoint: Path, *, rotates: bool) -> None:
-        model = load_model(checkpoint, dtype="bfloat16", device=DEVICE, load_format="dummy")
+        model = load_model(
+            checkpoint, LoadOptions(dtype="bfloat16", device=DEVICE, load_format="dummy")
+        )
         assert rotates_in_mixers(model) is rotates
         cache = allocate_kv_cache(model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, 64, 0), DEVICE)
         self.vocab_size = model.spec.vocab_size
@@ -147,7 +150,7 @@ class Plans:
     def __init__(self) -> None:
         self.made: list[Expansion | None] = []
         latent_expansion.FEWEST_ON_GPU = PROMPT // 4
-        mixers.plan_expansion = self._plan  # type: ignore[assignment]
+        latent_mixer.plan_expansion = self._plan  # type: ignore[assignment]
 
     def _plan(self, *given: Any) -> Expansion | None:
         plan = latent_expansion.plan_expansion(*given)
@@ -164,7 +167,7 @@ class Plans:
 
 def main() -> None:
     # Values are of no use, and random ones come of a device's generator.
-    src.models.weights.loader.fill_dummy = lambda *_: None
+    src.models.loading.loader.fill_dummy = lambda *_: None
     with fake_cuda():
         steps = Steps(Path(sys.argv[1]), rotates=sys.argv[2] == "rotates")
         with NobodyWaits():

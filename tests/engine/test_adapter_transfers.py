@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from src.models import load_model
 from src.models.adapters.memory import AdapterRoom
 from src.models.adapters.reader import read_adapter
+from src.models.loading.options import LoadOptions
 from tests.support.adapters import make_adapter
 
 # A device that is not the host.
@@ -41,7 +42,9 @@ def test_an_adapter_is_copied_from_pinned_memory_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = load_model(checkpoint, device=torch.device("cpu"), adapters=AdapterRoom(2, 4))
+    model = load_model(
+        checkpoint, LoadOptions(device=torch.device("cpu"), adapters=AdapterRoom(2, 4))
+    )
     assert model.adapters is not None
     path = make_adapter(tmp_path / "it", reference)
     weights = read_adapter(path, model.adapters.targets, max_rank=4, dtype=torch.float32)

@@ -25,6 +25,7 @@ from src.engine.execution.inputs import build_inputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.row_state import RowState
 from src.models import Mixer, Model, load_model
+from src.models.loading.options import LoadOptions
 from src.ops import PAGED_ATTENTION
 from src.ops.attention_backend import AttentionKernel
 from src.ops.attention_libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
@@ -38,7 +39,7 @@ BOTH = "flash_attention_3 (prefill), triton (decode)"
 
 @pytest.fixture
 def decoder(checkpoint: Path) -> Model:
-    return load_model(checkpoint, dtype="bfloat16")
+    return load_model(checkpoint, LoadOptions(dtype="bfloat16"))
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,7 @@ def test_a_named_library_that_is_absent_or_unable_is_an_error(
         choose_attention(section, decoder, 16)
     stand_in.install(monkeypatch)
     with pytest.raises(ConfigError, match=r"the model is in float32"):
-        choose_attention(section, load_model(checkpoint, dtype="float32"), 16)
+        choose_attention(section, load_model(checkpoint, LoadOptions(dtype="float32")), 16)
 
 
 def test_triton_by_name_has_to_be_installed(
@@ -154,7 +155,7 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
     checkpoint: Path, reference_attention: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.install(monkeypatch)
-    decoder = load_model(checkpoint, dtype="bfloat16")
+    decoder = load_model(checkpoint, LoadOptions(dtype="bfloat16"))
     counts = {"auto": 0, "triton": 0}
 
     def engine(setting: Any) -> ForwardPass:

@@ -18,6 +18,7 @@ from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.startup import _content_key
 from src.engine.telemetry.readings import model_facts
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED
@@ -155,7 +156,7 @@ async def test_the_generic_back_end_keeps_them_so_too(tmp_path: Path, name: str)
 
 
 def test_latents_are_refused_by_name(tmp_path: Path) -> None:
-    model = load_model(make_checkpoint(tmp_path, "deepseekv2"), load_format="dummy")
+    model = load_model(make_checkpoint(tmp_path, "deepseekv2"), LoadOptions(load_format="dummy"))
     with pytest.raises(ConfigError, match=r"cache\.dtype = 'int8'.*keeps latents"):
         set_cache_dtype(CacheSection(dtype="int8"), model)
     set_cache_dtype(CacheSection(), model)
@@ -163,7 +164,9 @@ def test_latents_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_states_beside_attention_keep_their_dtype(tmp_path: Path) -> None:
-    model = load_model(make_checkpoint(tmp_path, "granite_moehybrid"), load_format="dummy")
+    model = load_model(
+        make_checkpoint(tmp_path, "granite_moehybrid"), LoadOptions(load_format="dummy")
+    )
     before = model.kv_cache_spec()
     set_cache_dtype(CacheSection(dtype="int8"), model)
     pairs = list(zip(before, model.kv_cache_spec(), strict=True))
@@ -176,7 +179,7 @@ def test_states_beside_attention_keep_their_dtype(tmp_path: Path) -> None:
 
 
 def test_prefixes_of_another_dtype_are_others(checkpoint: Path) -> None:
-    model = load_model(checkpoint, load_format="dummy")
+    model = load_model(checkpoint, LoadOptions(load_format="dummy"))
     config = small_config(checkpoint)
     keys = [_content_key(config, model)]
     for dtype in DTYPES.values():
@@ -187,7 +190,7 @@ def test_prefixes_of_another_dtype_are_others(checkpoint: Path) -> None:
 
 def test_only_our_own_kernels_read_them_on_a_gpu(checkpoint: Path) -> None:
     pytest.importorskip("triton", reason="triton has no wheel for this platform")
-    model = load_model(checkpoint, load_format="dummy")
+    model = load_model(checkpoint, LoadOptions(load_format="dummy"))
     model.cache_dtype = torch.int8
     with pytest.raises(ConfigError, match="only Triton's kernels read a KV cache in int8"):
         choose_attention(DeviceSection(attention="flashinfer"), model, 16)

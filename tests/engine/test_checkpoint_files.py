@@ -11,7 +11,7 @@ import pytest
 
 from src import LLM, SamplingParams
 from src.core.errors import ModelLoadError
-from src.models.weights.checkpoint import TensorReader
+from src.models.checkpoint import TensorReader
 from tests.support.checkpoints import load_reference, make_checkpoint, save_tokenizer
 from tests.support.engines import greedy, small_config
 

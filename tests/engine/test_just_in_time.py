@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from src.core.errors import EngineDeadError
 from src.engine import startup
 from src.engine.execution.compilation import ProgramCompilation
 from src.models import Implementation, Model, load_model
-from src.models.weights import loader
-from src.models.weights.filling import fill
+from src.models.loading import loader
+from src.models.loading.filling import fill
+from src.models.loading.options import LoadHooks, LoadOptions
 from src.ops.cpu.cache_root import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.probe import Probe
@@ -29,8 +31,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24)
 def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCompilation]) -> None:
     """All is compiled before a weight has its value."""
 
-    def load(path: Path, **given: Any) -> Model:
-        return load_model(path, **(given | {"when_allocated": made[0].begin_just_in_time}))
+    def load(path: Path, options: LoadOptions, hooks: LoadHooks) -> Model:
+        return load_model(path, options, replace(hooks, when_allocated=made[0].begin_just_in_time))
 
     def fill_late(*given: Any) -> None:
         compiled = made[0]._just_in_time

@@ -20,6 +20,7 @@ from src.engine.execution.memory_profile import compute_largest_step, step_bytes
 from src.engine.sampling import SampleBatch, Sampler
 from src.engine.sizing import start
 from src.models import Model, load_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
@@ -46,7 +47,7 @@ class Gauge:
 
 @pytest.fixture
 def model(checkpoint: Path) -> Model:
-    return load_model(checkpoint, dtype="float32", device=CPU, load_format="dummy")
+    return load_model(checkpoint, LoadOptions(dtype="float32", device=CPU, load_format="dummy"))
 
 
 def config(checkpoint: Path) -> Any:
@@ -88,7 +89,7 @@ def test_it_has_as_many_tokens_and_rows_as_there_may_be(
 
 def test_layers_may_have_block_tables_of_several_groups(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, "gemma2", **SHORT_SIGHTED["gemma2"])
-    model = load_model(directory, dtype="float32", device=CPU, load_format="dummy")
+    model = load_model(directory, LoadOptions(dtype="float32", device=CPU, load_format="dummy"))
     assert len(lay_out(model.kv_cache_spec(), 16).groups) > 1
     with torch.inference_mode():
         compute_largest_step(config(directory), model)

@@ -22,6 +22,7 @@ from src.engine.execution.kv_cache import plan_kv_cache
 from src.engine.execution.step_computer import StepComputer
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, score_prompts
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.families import QUICK, SHORT_SIGHTED, families
@@ -106,7 +107,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def with_little_memory(config: Config, times: float) -> Config:
     """As many blocks as one whole sequence takes, whatever groups of layers there are, and more."""
-    model = load_model(Path(config.model.path), load_format="dummy")
+    model = load_model(Path(config.model.path), LoadOptions(load_format="dummy"))
     plan, length = plan_kv_cache(
         model.kv_cache_spec(),
         replace(config.cache, num_blocks=10_000),
@@ -145,7 +146,7 @@ async def test_every_architecture_through_the_whole_engine(family: Family, way: 
     params = SHORT.__replace__(max_tokens=34) if way == "preempted" else SHORT
     if way == "preempted":
         # A row whose layers all have windows is admitted with what it will ever hold.
-        layers = load_model(directory, load_format="dummy").kv_cache_spec()
+        layers = load_model(directory, LoadOptions(load_format="dummy")).kv_cache_spec()
         grows = any(layer.per == "token" and layer.window is None for layer in layers)
         # How much is too little, and enough for two at a time, differs by groups of layers.
         for times in (1.125, 1.25, 1.5, 1.75, 2.0, 2.5):

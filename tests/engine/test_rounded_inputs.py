@@ -13,6 +13,7 @@ from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.models import Implementation
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 
@@ -56,8 +57,8 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
 ) -> None:
     asked: list[bool | None] = []
 
-    def load(*_: object, rounds_inputs: bool | None, **__: object) -> None:
-        asked.append(rounds_inputs)
+    def load(_: object, options: LoadOptions, __: object) -> None:
+        asked.append(options.rounds_inputs)
         raise LookupError
 
     monkeypatch.setattr(startup, "multiplies_bytes", lambda: multiplies_bytes)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,11 +50,34 @@ def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints of a family whose last mixer has a recurrent state."""
+
+    @cache
+    def made(family: str) -> Path:
+        return make_checkpoint(tmp_path_factory.mktemp(family), family, tokenizer=True)
+
+    return made
+
+
+# Of attention alone, in two dtypes; and families with recurrent states.
+DTYPES = ("float32", "bfloat16")
+RECURRENT = ("qwen3next", "granite_moehybrid")
+any_mixer = pytest.mark.parametrize("engine", [*DTYPES, *RECURRENT], indirect=True)
+
+
+@pytest.fixture(params=DTYPES)
 async def engine(
-    checkpoint: Path, bfloat16: Path, request: pytest.FixtureRequest
+    checkpoint: Path,
+    bfloat16: Path,
+    recurrent: Callable[[str], Path],
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[AsyncEngine]:
-    directory = checkpoint if request.param == "float32" else bfloat16
+    if request.param in RECURRENT:
+        directory = recurrent(request.param)
+    else:
+        directory = checkpoint if request.param == "float32" else bfloat16
     config = small_config(
         directory,
         compile__enforce_eager=False,
@@ -92,15 +116,14 @@ def install(computer: StepComputer, temperatures: list[float], seed: int) -> Non
         computer._rows.install(RowInstall(row, 1, row, tokens, LENGTH, [own]))
         computer._sampler.state.install(row, DeviceRequest.of(request), LENGTH)
     generator = torch.Generator().manual_seed(seed)
-    cache = computer._forward_pass.kv_cache
-    for kv in cache.named().values():
+    for kv in computer._forward_pass.kv_cache.named().values():
         kv.copy_(torch.randn(kv.shape, generator=generator))
 
 
 def traces(computer: StepComputer) -> list[torch.Tensor]:
     """All that a step may write."""
-    cache = computer._forward_pass.kv_cache
-    return [each.clone() for each in (computer._rows.tokens, *cache.named().values())]
+    kept = computer._forward_pass.kv_cache.named().values()
+    return [each.clone() for each in (computer._rows.tokens, *kept)]
 
 
 STEPS = {
@@ -117,6 +140,7 @@ STEPS = {
 }
 
 
+@any_mixer
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 async def test_one_call_and_its_parts_leave_the_same_bits(
     engine: AsyncEngine, steps: list[RowStep]
@@ -149,6 +173,7 @@ def numbers_of(steps: Sequence[RowStep]) -> list[int]:
     return [n for step in steps for n in (step.row, step.start, step.num_tokens, step.samples)]
 
 
+@any_mixer
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 async def test_logits_are_the_same_whether_other_hidden_states_are_wanted_or_not(
     engine: AsyncEngine, steps: list[RowStep]

@@ -15,10 +15,11 @@ from src import AsyncEngine, SamplingParams
 from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
-from src.models.weights.methods import QuantizedWeight
+from src.models.loading.options import LoadOptions
 from src.ops.cpu import build
 from src.ops.cpu.build import ensure_built
 from src.ops.cpu.levels import LEVELS
+from src.ops.projection import Projection
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
 from tests.support.probe import Probe
@@ -47,7 +48,7 @@ def dims(model: Model) -> list[int]:
     names = [name for name, each in model.table.items() if each.kind == "matrix"]
     assert len(names) == 4 * SIZES["num_hidden_layers"]
     weights = [model.weights[name] for name in [*names, "head"]]
-    return [w.values.dim() if isinstance(w, QuantizedWeight) else w.dim() for w in weights]
+    return [w.matrix.values.dim() if isinstance(w, Projection) else 2 for w in weights]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_what_is_laid_out_and_what_is_not(directory: Path, tmp_path: Path) -> No
     assert dims(tied) == [3] * 8 + [2]
     assert tied.weights["head"] is tied.weights["embedding"]
     for other in (
-        load_model(directory, dtype="float32"),
-        load_model(directory, quantization="int8"),
+        load_model(directory, LoadOptions(dtype="float32")),
+        load_model(directory, LoadOptions(quantization="int8")),
     ):
         before = dims(other)
         list(other.lay_out())

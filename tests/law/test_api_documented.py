@@ -6,11 +6,8 @@ import msgspec
 import pytest
 
 from src.core.settings import CHECKOUT
-from src.http.application import ENDPOINTS
-from src.http.body import MAX_DEPTH
-from src.http.errors import _FAULTS, _KINDS
+from src.http.endpoints import ENDPOINTS
 from src.http.openapi.bounds import accepted_fields, refused_fields
-from src.http.openapi.operations import OPERATIONS
 from src.http.protocol import chat
 from src.http.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from src.http.protocol.chat import ChatRequest
@@ -19,12 +16,14 @@ from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.messages import CountTokensRequest, MessageRequest
 from src.http.protocol.responses import ResponseRequest
 from src.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from src.http.server.body import MAX_DEPTH
+from src.http.server.errors import _FAULTS, _KINDS
 from src.observability.metrics import EngineMetrics
 
 PAGE = (CHECKOUT / "docs" / "api.md").read_text()
 
 
-@pytest.mark.parametrize(("path", "method"), [entry[:2] for entry in ENDPOINTS])
+@pytest.mark.parametrize(("path", "method"), [(entry.path, entry.method) for entry in ENDPOINTS])
 def test_every_endpoint_has_a_row(path: str, method: str) -> None:
     name = re.escape(path.replace(":path", ""))
     rows = re.findall(rf"^\| `{name}` \| ([A-Z, ]+) \|", PAGE, re.MULTILINE)
@@ -79,7 +78,7 @@ def test_every_field_has_its_status(heading: str) -> None:
 
 def test_every_request_has_a_table() -> None:
     described = {kind for kind, _ in TABLES.values()} | {CountTokensRequest}
-    assert {op.request for op in OPERATIONS.values() if op.request is not None} <= described
+    assert {op.request for op in ENDPOINTS if op.request is not None} <= described
 
 
 def test_the_bounds_of_lists_are_those_that_hold() -> None:

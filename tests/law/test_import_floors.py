@@ -65,6 +65,23 @@ KNOWS_BOTH_HALVES = {
     "loop",  # drives one with the other
     "startup",  # builds both, and hands them to the loop
 }
+# Rooms of the HTTP half know those before them in this order. Beside them lie the application and
+# its table of endpoints, which know all of them.
+HTTP_ROOMS = (
+    "protocol",
+    "hypercorn",
+    "server",
+    "generation",
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "tokens",
+    "admin",
+    "playground",
+    "openapi",
+)
+HTTP_FILES = {"application", "endpoints"}
 # Same calls, same plans: no device, no clock, no randomness, no order of an event loop.
 IMPURE = {"torch", "numpy", "time", "datetime", "random", "secrets", "uuid", "asyncio", "threading"}
 
@@ -234,6 +251,23 @@ def test_rooms_of_the_shell_do_not_know_each_other() -> None:
     assert not mutual
 
 
+def http_part(module: str) -> str | None:
+    """`server` of `src.http.server.call`, `application` of `src.http.application`."""
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["src", "http"] and len(parts) > 2 else None
+
+
+def test_rooms_of_http_know_those_before_them() -> None:
+    parts = {http_part(module_of(path)) for path in FILES} - {None}
+    assert parts == {*HTTP_ROOMS, *HTTP_FILES}
+    for path, line, imported in imports_in("http"):
+        here, there = http_part(module_of(path)), http_part(imported)
+        if here in HTTP_ROOMS and there is not None:
+            where = f"{ids(path)}:{line} imports {imported}"
+            assert there in HTTP_ROOMS, f"{where}: upwards"
+            assert HTTP_ROOMS.index(there) <= HTTP_ROOMS.index(here), f"{where}: {HTTP_ROOMS}"
+
+
 def test_no_imports_in_a_circle() -> None:
     """Those for type checkers only count too: two files that need each other are one subject."""
     graph = {
@@ -300,3 +334,16 @@ def test_no_import_hides_from_these_laws(tmp_path: Path) -> None:
         "src.engine.execution.worker",
         "src.http",
     ]
+
+
+def test_weights_lie_below_the_layers_and_loading_above_the_model() -> None:
+    """A format knows no file, no layer and no kernel library; no layer knows how it is filled."""
+    of_loading = re.compile(r"models/(loading/|generic/|implementations\.py|__init__\.py)")
+    for path, line, imported in imports_in("models"):
+        where = f"{ids(path)}:{line} imports {imported}"
+        if ids(path).startswith("models/weights/"):
+            is_known = re.match(r"src\.models\.(weights|fields)\b|src\.(ops|core)\b", imported)
+            assert is_known or not imported.startswith("src."), where
+            assert not imported.startswith("src.ops.cpu"), where
+        if imported.startswith("src.models.loading"):
+            assert of_loading.match(ids(path)), where

@@ -132,8 +132,10 @@ class PagedSequence:
         ]
 
     @torch.inference_mode()
-    def append(self, tokens: list[int]) -> torch.Tensor:
-        """Run the next tokens; their logits, float32 [T, V]."""
+    def append(
+        self, tokens: list[int], outputs: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Run the next tokens; their logits, float32 [T, V]. `outputs` gets the program's."""
         begin, end = self.length, self.length + len(tokens)
         ids, positions = torch.tensor(tokens), torch.arange(begin, end)
         slots = [
@@ -161,11 +163,12 @@ class PagedSequence:
         def mix(mixer: Mixer, given: Sequence[torch.Tensor]) -> torch.Tensor:
             out = given[0].new_empty(len(tokens), *mixer.writes.shape)
             computes = self.mixers[mixer.layer]
-            computes.mix(inputs, given, computes.view_of(out, given))
+            metadata = computes.prepare(inputs, None)
+            computes.mix(inputs, metadata, given, computes.view_of(out, given))
             return out
 
         model = self.model
-        hidden = model.forward(model.functions, ids, positions, mix)
+        hidden = model.forward(model.functions, ids, positions, mix, outputs=outputs)
         self.length = end
         return model.logits(model.functions, hidden)
 

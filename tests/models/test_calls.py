@@ -12,6 +12,8 @@ from torch._dynamo.decorators import mark_dynamic
 from torch.fx.experimental import _config as shape_config
 
 from src.models import Model, keys_and_values, load_model
+from src.models.loading.options import LoadOptions
+from src.models.model import ModelOptions
 from src.models.program import run_chain
 from src.models.registry import family_of, load_config
 from tests.models.harness import dense_mix
@@ -106,14 +108,10 @@ def test_attention_inputs_have_the_promised_layout(tmp_path: Path) -> None:
 def test_what_an_op_will_rotate_leaves_its_call_as_slices(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, "qwen3", head_dim=24)
     rotated, config = load_model(directory), load_config(directory)
-    model = Model(
-        config,
-        family_of(config.architecture).write,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        max_positions=256,
-        rotates_in_op=True,
+    options = ModelOptions(
+        dtype=torch.float32, device=torch.device("cpu"), max_positions=256, rotates_in_op=True
     )
+    model = Model(config, family_of(config.architecture).write, options)
     assert model.parameters().keys() == rotated.parameters().keys()
     for name in model.parameters():
         model.replace(name, rotated.weights[name])
@@ -134,7 +132,7 @@ def test_what_an_op_will_rotate_leaves_its_call_as_slices(tmp_path: Path) -> Non
 
 
 def test_logits_are_float32_whatever_the_dtype(tmp_path: Path) -> None:
-    model = load_model(make_checkpoint(tmp_path), dtype="bfloat16")
+    model = load_model(make_checkpoint(tmp_path), LoadOptions(dtype="bfloat16"))
     hidden = torch.randn(3, 64, dtype=torch.bfloat16)
     assert model.logits(model.functions, hidden).dtype == torch.float32
 
@@ -143,5 +141,5 @@ def test_kv_cache_spec_names_each_layers_window(tmp_path: Path) -> None:
     directory = make_checkpoint(
         tmp_path, "qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=2
     )
-    layers = load_model(directory, dtype="bfloat16").kv_cache_spec()
+    layers = load_model(directory, LoadOptions(dtype="bfloat16")).kv_cache_spec()
     assert layers == tuple(keys_and_values(2, 16, torch.bfloat16, at) for at in (None, None, 8))

@@ -11,8 +11,8 @@ import pytest
 from src.core.errors import ModelLoadError
 from src.models import ModelConfig, load_config, supported_architectures
 from src.models.families.family import Family
+from src.models.loading.loader import resolve_max_positions
 from src.models.registry import FAMILIES
-from src.models.weights.loader import resolve_max_positions
 from tests.support.checkpoints import CLASSES, make_checkpoint
 
 LLAMA: dict[str, Any] = {
@@ -263,8 +263,8 @@ class TestGenerationDefaults:
         }
         defaults = load_config(write(LLAMA | {"eos_token_id": 2}, generation)).generation
         assert defaults.eos_token_ids == (7, 9)
-        assert (defaults.temperature, defaults.top_p, defaults.top_k) == (0.6, 0.9, 20)
-        assert (defaults.repetition_penalty, defaults.do_sample) == (1, True)
+        sampling = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1}
+        assert (defaults.sampling, defaults.do_sample) == (sampling, True)
 
     @pytest.mark.parametrize("generation", [None, {}, {"eos_token_id": None}])
     def test_token_ids_fall_back_to_the_config(

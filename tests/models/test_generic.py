@@ -21,6 +21,7 @@ from src.models.generic.body import Body
 from src.models.generic.loading import load_by_transformers
 from src.models.generic.masks import Reach, reach_of
 from src.models.generic.positions import position_limit
+from src.models.loading.options import LoadHooks, LoadOptions
 from tests.architectures import tiny
 from tests.architectures.tiny import make_tiny
 
@@ -51,7 +52,7 @@ def test_experts_for_which_a_device_is_waited_for_are_told(
     for directory in (tmp_path, phi):
         # Nothing can be tried out there.
         with contextlib.suppress(ModelLoadError):
-            load_by_transformers(directory, dtype=dtype, device=torch.device("meta"))
+            load_by_transformers(directory, LoadOptions(dtype=dtype, device=torch.device("meta")))
     told = [line for line in caplog.messages if "waits for the device" in line]
     assert len(told) == (dtype != "bfloat16")
     assert all("Phimoe" in line and f"in {dtype}:" in line for line in told)
@@ -62,7 +63,9 @@ def test_weights_are_those_of_the_files_and_stay_so(phi: Path, tmp_path: Path) -
 
     told: list[tuple[int, int]] = []
     directory = changed(phi, tmp_path / "copy")
-    model = load_by_transformers(directory, progress=lambda *done: told.append(done))
+    model = load_by_transformers(
+        directory, hooks=LoadHooks(progress=lambda *done: told.append(done))
+    )
     stored = load_file(phi / "model.safetensors")
     parameters = model.parameters()
     # Who writes over a file changes nothing that is served.
@@ -78,7 +81,7 @@ def test_weights_are_those_of_the_files_and_stay_so(phi: Path, tmp_path: Path) -
 
 
 def test_dtype_and_length_are_as_asked(phi: Path) -> None:
-    model = load_by_transformers(phi, dtype="bfloat16", max_model_len=100)
+    model = load_by_transformers(phi, LoadOptions(dtype="bfloat16", max_model_len=100))
     assert model.spec.dtype == torch.bfloat16
     assert model.spec.max_positions == 100
     kept = [tensor for layer in model.kv_cache_spec() for tensor in layer.tensors]
@@ -90,7 +93,7 @@ def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
     (directory / "model.safetensors").unlink()
     state = torch.random.get_rng_state()
     one, same, other = (
-        load_by_transformers(directory, load_format="dummy", seed=seed).parameters()
+        load_by_transformers(directory, LoadOptions(load_format="dummy", seed=seed)).parameters()
         for seed in (1, 1, 2)
     )
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -226,13 +229,13 @@ def test_the_trial_sees_what_structure_does_not_tell(
 
     monkeypatch.setattr(trial, "Body", Leaky)
     with pytest.raises(ModelLoadError, match="does not g"):
-        load_by_transformers(phi, dtype=dtype)
+        load_by_transformers(phi, LoadOptions(dtype=dtype))
 
 
 @pytest.mark.parametrize("architecture", ["gpt_oss", "roberta"])
 def test_rounding_is_no_reason(tmp_path: Path, architecture: str) -> None:
     make_tiny(tmp_path, architecture)
-    model = load_by_transformers(tmp_path, dtype="bfloat16")
+    model = load_by_transformers(tmp_path, LoadOptions(dtype="bfloat16"))
     # Positions behind the padding token's are told from rounding, too.
     assert model.spec.max_positions == 256 - (architecture == "roberta")
 
@@ -323,7 +326,7 @@ def test_sequences_are_no_longer_than_positions(tmp_path: Path) -> None:
     make_tiny(tmp_path, "roberta")
     assert load_by_transformers(tmp_path).spec.max_positions == 255
     with pytest.raises(ModelLoadError, match=r"exceeds .*255"):
-        load_by_transformers(tmp_path, max_model_len=256)
+        load_by_transformers(tmp_path, LoadOptions(max_model_len=256))
 
 
 def test_chunks_that_the_trial_crosses_are_attended_to(tmp_path: Path) -> None:
@@ -337,7 +340,7 @@ def test_positions_of_a_decoder_beside_an_encoder_are_a_bound(tmp_path: Path) ->
     make_tiny(tmp_path, "whisper")
     assert load_by_transformers(tmp_path).spec.max_positions == 448
     with pytest.raises(ModelLoadError, match="exceeds max_target_positions: 448 tokens"):
-        load_by_transformers(tmp_path, max_model_len=449)
+        load_by_transformers(tmp_path, LoadOptions(max_model_len=449))
 
 
 def test_a_native_family_goes_first(phi: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.models.weights.methods import QuantizedWeight
-from src.ops.linear import round_inputs, rounding_unit
+from src.ops.linear import round_inputs
+from src.ops.matrix import Tiling, of_levels
+from src.ops.projection import Projection
 
 
 def levels_of(
@@ -47,15 +48,15 @@ def test_every_level_is_held_exactly(
     # Of 11 bits, as float16 has them: products and sums of them are exact in float32.
     scales = (torch.rand(rows, 384 // group, generator=generator) + 0.5).half()
     offsets = torch.randint(-999, 999, scales.shape, generator=generator) / 64 if offset else None
-    weight = QuantizedWeight.grouped(levels, bits, scales, offsets, in_strips=in_strips)
+    weight = of_levels(levels, bits, scales, offsets, tiled=in_strips)
     assert torch.equal(weight.dequantized().double(), matrix_of(levels, scales, offsets))
     cuts = rows % 64 == 0 or (group == 384 and weight.scales.dim() == 1)
-    assert (weight.values.dim() == 3) == (in_strips and cuts)
+    assert (weight.tiling is Tiling.TILES) == (in_strips and cuts)
     assert (weight.values.dtype == torch.uint8) == (bits <= 4 and group % 32 == 0)
-    outline = QuantizedWeight.grouped(
+    outline = of_levels(
         *(levels.to("meta"), bits, scales.to("meta")),
         None if offsets is None else offsets.to("meta"),
-        in_strips=in_strips,
+        tiled=in_strips,
     )
     assert outline.values.shape == weight.values.shape
 
@@ -63,12 +64,12 @@ def test_every_level_is_held_exactly(
 def test_zero_points_in_the_middle_are_no_offsets() -> None:
     levels, _ = levels_of(64, 128, 4, signed=False)
     scales = torch.rand(64, 4)
-    symmetric = QuantizedWeight.grouped(levels, 4, scales, 8 * scales)
+    symmetric = of_levels(levels, 4, scales, 8 * scales)
     assert symmetric.offsets is None
-    crooked = QuantizedWeight.grouped(levels, 4, scales, 7 * scales)
+    crooked = of_levels(levels, 4, scales, 7 * scales)
     assert crooked.offsets is not None
     assert crooked.nbytes == symmetric.nbytes + scales.nbytes
-    of_rows = QuantizedWeight.grouped(levels, 8, scales[:, :1], 128 * scales[:, :1])
+    of_rows = of_levels(levels, 8, scales[:, :1], 128 * scales[:, :1])
     assert of_rows.scales.shape == (64,)
 
 
@@ -81,18 +82,20 @@ def test_a_product_is_that_of_the_matrix(
     levels, generator = levels_of(128, 256, bits, signed=False)
     scales = torch.rand(128, 256 // group, generator=generator) / 256
     offsets = torch.rand(scales.shape, generator=generator) if offset else scales * 2 ** (bits - 1)
-    weight = QuantizedWeight.grouped(levels, bits, scales, offsets, in_strips=in_strips)
+    weight = of_levels(levels, bits, scales, offsets, tiled=in_strips)
     x = torch.randn(5, 256, generator=generator)
-    inputs = round_inputs(x, rounding_unit(weight.values, weight.scales)) if in_strips else x
+    inputs = round_inputs(x, weight.rounding_unit) if in_strips else x
     bias = torch.randn(128, generator=generator)
     expected = inputs.double() @ matrix_of(levels, scales, offsets).T + bias.double()
-    assert torch.allclose(weight.multiply(x, bias).double(), expected, atol=1e-4, rtol=1e-5)
+    assert torch.allclose(
+        Projection(weight).multiply(x, bias).double(), expected, atol=1e-4, rtol=1e-5
+    )
 
 
 def test_groups_that_cannot_be_held_are_refused() -> None:
     levels, _ = levels_of(2, 96, 4, signed=False)
     for groups in (5, 12):
         with pytest.raises(ValueError, match=f"cannot be cut into {groups} groups"):
-            QuantizedWeight.grouped(levels, 4, torch.ones(2, groups))
+            of_levels(levels, 4, torch.ones(2, groups))
     with pytest.raises(ValueError, match="rows of 80 weights"):
-        QuantizedWeight.grouped(levels[:, :80], 4, torch.ones(2, 1))
+        of_levels(levels[:, :80], 4, torch.ones(2, 1))

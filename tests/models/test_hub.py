@@ -13,6 +13,7 @@ import pytest
 
 from src.core.errors import ModelLoadError
 from src.models import load_model, resolve_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 
 COMMIT, OLD_COMMIT = "a" * 40, "b" * 40
@@ -166,7 +167,7 @@ class TestDownload:
     def test_without_weights_for_dummy_ones(self, hub: Hub, tmp_path: Path) -> None:
         directory = resolve_model("team/tiny", weights=False, cache_dir=tmp_path)
         assert not list(directory.glob("*.safetensors"))
-        assert len(load_model(directory, load_format="dummy").config.layers) == 1
+        assert len(load_model(directory, LoadOptions(load_format="dummy")).config.layers) == 1
 
     @pytest.mark.parametrize("revision", ["v1", OLD_COMMIT])
     def test_a_revision_pins(

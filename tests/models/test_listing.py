@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,12 +11,13 @@ from src.cli.main import main
 from src.core.settings import CHECKOUT
 from src.models import outline_model
 from src.models.listing import program_lines
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.families import SHORT_SIGHTED
 
 
-def listed(path: Path, **options: object) -> list[str]:
-    return program_lines(outline_model(path, outlines_tables=True, **options))  # type: ignore[arg-type]
+def listed(path: Path, **options: Any) -> list[str]:
+    return program_lines(outline_model(path, LoadOptions(**options), outlines_tables=True))
 
 
 def test_the_demo_model_is_a_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,9 +53,6 @@ def test_every_family_names_each_parameter_and_mixer(family: str, tmp_path: Path
 
 def test_encodings_are_named() -> None:
     lines = listed(CHECKOUT / "configs" / "demo", quantization="int8")
-    assert any(
-        line.startswith("    layers.0.qkv_weight [512, 192] QuantizedWeight(")
-        and "[512, 192] int8, scales [512] float32" in line
-        for line in lines
-    )
+    parts = "(values [512, 192] int8, scales [512] float32)"
+    assert f"    layers.0.qkv_weight [512, 192] int8 per row {parts}" in lines
     assert "    layers.0.input_norm [192] float32" in lines

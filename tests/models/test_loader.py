@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
-from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE
-from src.models.weights.filling import stored_names
+from src.models.checkpoint import INDEX_FILE, SINGLE_FILE
+from src.models.loading.filling import stored_names
+from src.models.loading.options import LoadHooks, LoadOptions
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -36,7 +37,7 @@ def rewrite(checkpoint: Path, change: Callable[[Tensors], object]) -> None:
 
 def refusal(checkpoint: Path, **settings: Any) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        load_model(checkpoint, **settings)
+        load_model(checkpoint, LoadOptions(**settings))
     return str(caught.value)
 
 
@@ -91,7 +92,7 @@ class TestPlacement:
         self, tmp_path: Path, stored: torch.dtype, wanted: str
     ) -> None:
         directory = make_checkpoint(tmp_path, dtype=stored)
-        decoder = load_model(directory, dtype=wanted)
+        decoder = load_model(directory, LoadOptions(dtype=wanted))
         tensors = load_file(directory / SINGLE_FILE)
         want = tensors["model.embed_tokens.weight"].to(getattr(torch, wanted))
         assert torch.equal(decoder.weights["embedding"], want)
@@ -102,9 +103,9 @@ class TestPlacement:
         self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = load_model(checkpoint)
-        monkeypatch.setattr("src.models.weights.checkpoint._CHUNK_BYTES", 1000)
+        monkeypatch.setattr("src.models.checkpoint._CHUNK_BYTES", 1000)
         for dtype in ("float32", "bfloat16"):
-            pieces = load_model(checkpoint, dtype=dtype)
+            pieces = load_model(checkpoint, LoadOptions(dtype=dtype))
             for name, parameter in pieces.parameters().items():
                 want = whole.parameters()[name].to(parameter.dtype)
                 assert torch.equal(parameter, want), name
@@ -199,7 +200,7 @@ class TestRefusals:
     def test_a_file_that_shrinks_while_it_is_read_is_named(
         self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from src.models.weights import loader
+        from src.models.loading import loader
 
         opened = loader.open_checkpoint
 
@@ -308,7 +309,9 @@ class TestRefusals:
 class TestProgress:
     def test_it_grows_to_the_total(self, checkpoint: Path) -> None:
         seen: list[tuple[int, int]] = []
-        load_model(checkpoint, progress=lambda done, total: seen.append((done, total)))
+        load_model(
+            checkpoint, hooks=LoadHooks(progress=lambda done, total: seen.append((done, total)))
+        )
         stored = load_file(checkpoint / SINGLE_FILE)
         total = sum(t.numel() * t.itemsize for t in stored.values())
         assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -333,13 +336,13 @@ class TestProgress:
 class TestDummy:
     def test_nothing_but_the_config_is_read(self, checkpoint: Path) -> None:
         (checkpoint / SINGLE_FILE).unlink()
-        logits = dense_logits(load_model(checkpoint, load_format="dummy"), PROMPT)
+        logits = dense_logits(load_model(checkpoint, LoadOptions(load_format="dummy")), PROMPT)
         assert logits.isfinite().all()
         assert 0.3 < logits.std() < 3
 
     def test_the_seed_decides(self, checkpoint: Path) -> None:
         one, same, other = (
-            load_model(checkpoint, load_format="dummy", seed=seed).parameters()
+            load_model(checkpoint, LoadOptions(load_format="dummy", seed=seed)).parameters()
             for seed in (1, 1, 2)
         )
         assert all(torch.equal(one[name], same[name]) for name in one)
@@ -348,7 +351,7 @@ class TestDummy:
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     def test_every_dtype(self, checkpoint: Path, dtype: str) -> None:
-        decoder = load_model(checkpoint, load_format="dummy", dtype=dtype)
+        decoder = load_model(checkpoint, LoadOptions(load_format="dummy", dtype=dtype))
         assert dense_logits(decoder, PROMPT).isfinite().all()
 
 
@@ -356,15 +359,16 @@ _MEASURE = """
 import sys, torch
 from pathlib import Path
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 torch.set_num_threads(1)
 def peak():
     # Not getrusage, whose peak a child inherits from its parent.
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 warm, path, dtype = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-load_model(warm, dtype=dtype)
+load_model(warm, LoadOptions(dtype=dtype))
 before = peak()
-decoder = load_model(path, dtype=dtype)
+decoder = load_model(path, LoadOptions(dtype=dtype))
 print(peak() - before)
 """
 

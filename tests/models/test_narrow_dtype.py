@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from src import LLM, SamplingParams
 from src.core.errors import GenerationError
 from src.models import load_model
-from src.models.weights.loader import outline_model
+from src.models.loading.loader import outline_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 from tests.support.gguf_files import Type, write_gguf
@@ -44,7 +45,7 @@ def test_a_checkpoint_in_float16_keeps_it_unless_the_family_leaves_its_range(
     own = torch.bfloat16 if family in WIDE else torch.float16
     assert load_model(checkpoint).spec.dtype == outline_model(checkpoint).spec.dtype == own
     for name in ("float16", "float32"):
-        assert outline_model(checkpoint, dtype=name).spec.dtype == getattr(torch, name)
+        assert outline_model(checkpoint, LoadOptions(dtype=name)).spec.dtype == getattr(torch, name)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama"])

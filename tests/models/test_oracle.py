@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from src.models import Model, load_model
+from src.models.loading.options import LoadOptions
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import CLASSES, TINY, load_reference, make_checkpoint, ropes_of
 from tests.support.rounding import LARGEST_OF_16_BITS, MEAN_OF_16_BITS, expected_logits
@@ -367,7 +368,7 @@ class TestBeyondTheDefaultLength:
         directory = make_checkpoint(tmp_path, rope=rope, **CHANGING[rope])
         default = load_model(directory)
         length = min(self.LENGTH, 2 * len(table_of(default)))
-        decoder = load_model(directory, max_model_len=length)
+        decoder = load_model(directory, LoadOptions(max_model_len=length))
         prompt = prompt_of(length)
         want = reference_logits(load_reference(directory), prompt)
         assert relative_error(dense_logits(decoder, prompt), want).max() < FLOAT32_TOLERANCE
@@ -380,7 +381,10 @@ class TestBeyondTheDefaultLength:
     def test_chunking_does_not_change_the_result(self, tmp_path: Path, rope: str) -> None:
         directory = make_checkpoint(tmp_path, rope=rope, **CHANGING[rope])
         length = min(self.LENGTH, 2 * len(table_of(load_model(directory))))
-        decoder, prompt = load_model(directory, max_model_len=length), prompt_of(length)
+        decoder, prompt = (
+            load_model(directory, LoadOptions(max_model_len=length)),
+            prompt_of(length),
+        )
         sequence = PagedSequence(decoder)
         got = torch.cat([sequence.append(prompt[i : i + 16]) for i in range(0, len(prompt), 16)])
         assert relative_error(got, dense_logits(decoder, prompt)).max() < FLOAT32_TOLERANCE

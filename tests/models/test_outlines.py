@@ -14,11 +14,13 @@ PROCESS = """
 import sys
 from pathlib import Path
 from src.models import outline_model
+from src.models.loading.options import LoadOptions
 for line in sys.stdin.read().splitlines():
     path, quantization = line.split()
     chosen = None if quantization == "-" else quantization
     for rounds in (False, True):
-        outline_model(Path(path), quantization=chosen, rounds_inputs=rounds, dtype="bfloat16")
+        options = LoadOptions(quantization=chosen, rounds_inputs=rounds, dtype="bfloat16")
+        outline_model(Path(path), options)
         for module in ("torch._dynamo", "torch._inductor", "sympy", "triton"):
             assert module not in sys.modules, (path, quantization, rounds, module)
 """

@@ -17,15 +17,18 @@ from torch import Tensor
 
 from src.distributed import Group
 from src.models import Model, load_config, load_model
-from src.models.weights.checkpoint import open_checkpoint
-from src.models.weights.loader import outline_model
-from src.models.weights.stacks import StackedWeight
+from src.models.checkpoint import open_checkpoint
+from src.models.loading.loader import outline_model
+from src.models.loading.options import LoadOptions
+from src.ops.matrix import Matrix
 from tests.models.harness import dense_logits
 from tests.models.test_placements import loaded
 from tests.models.test_quantized_checkpoints import (
     AWQ,
     FP8,
     GPTQ,
+    MODELOPT,
+    NVFP4_WEIGHTS,
     PER_GROUP,
     TOKEN,
     UNEVEN,
@@ -35,7 +38,7 @@ from tests.models.test_quantized_checkpoints import (
     prompt_of,
     weights,
 )
-from tests.support.quantized import Packer, awq, fp8, gptq, int8, packed
+from tests.support.quantized import Packer, awq, fp8, gptq, int8, nvfp4, packed
 
 BYTE, FLOAT8 = torch.int8, torch.float8_e4m3fn
 # Nothing else is quantized, so that no other inputs are rounded.
@@ -104,16 +107,20 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer, str, torch.dtype, int, bool]] =
         FP8 | {"weight_block_size": [128, 128]},
         fp8(128, name="weight_scale_inv"), "qwen3_moe", FLOAT8, 3, False,
     ),
+    "nvfp4": (
+        compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS), nvfp4(), "qwen3_moe", BYTE, 4, False,
+    ),
+    "modelopt": (MODELOPT, nvfp4(modelopt=True), "mixtral", BYTE, 4, False),
 }  # fmt: skip
 SIZES: dict[str, dict[str, int]] = {
     "fp8-second-blocks": {"hidden_size": 192, "moe_intermediate_size": 160}
 }
 
 
-def stacks(model: Model) -> list[StackedWeight]:
+def stacks(model: Model) -> list[Matrix]:
     found = [model.weights[name] for name in model.names_of("experts")]
     assert found
-    stacked = [each for each in found if isinstance(each, StackedWeight)]
+    stacked = [each for each in found if isinstance(each, Matrix)]
     assert len(stacked) == len(found)
     return stacked
 
@@ -135,7 +142,9 @@ def test_experts_stay_as_they_are_stored(
         model = load_model(directory)
     assert "decoded" not in caplog.text
     first, *_ = stacks(model)
+    assert first.is_stack
     assert first.values.dtype == dtype
+    assert first.scales is not None
     assert (first.scales.shape[2] if first.scales.dim() == 3 else 0) == groups
     assert (first.offsets is not None) == has_offsets
     check(model, reference)
@@ -144,7 +153,7 @@ def test_experts_stay_as_they_are_stored(
     assert [one.nbytes for one in outlines] == [one.nbytes for one in stacks(model)]
     values = first.dequantized()
     assert first.nbytes < values.nbytes / 2
-    dummy = load_model(directory, load_format="dummy")
+    dummy = load_model(directory, LoadOptions(load_format="dummy"))
     assert [one.nbytes for one in stacks(dummy)] == [one.nbytes for one in stacks(model)]
     assert dense_logits(dummy, prompt_of(5)).isfinite().all()
 
@@ -155,7 +164,7 @@ def test_ranks_hold_parts_of_what_is_stored(tmp_path: Path, name: str) -> None:
     directory, _ = checkpoint(tmp_path, name, **SHARDED.get(name, {}))
     formats = load_config(directory).formats
     assert formats is not None
-    formats = formats.opened(open_checkpoint(directory))
+    formats = formats.opened({n: each.dtype for n, each in open_checkpoint(directory).items()})
     whole = loaded(directory, formats=formats)
     parts = [loaded(directory, formats=formats, group=Group(rank, 2)) for rank in range(2)]
     for layer in whole.names_of("experts"):
@@ -197,8 +206,8 @@ def test_orders_of_gates_and_ups_may_differ_in_any_expert(
     )
     model = load_model(directory)
     gate_up, down = (model.weights[name] for name in model.names_of("experts"))
-    assert isinstance(gate_up, StackedWeight if apart is None else Tensor)
-    assert isinstance(down, StackedWeight)
+    assert isinstance(gate_up, Matrix if apart is None else Tensor)
+    assert isinstance(down, Matrix)
     assert down.order is not None
     # Every expert has an order of its own.
     assert len({tuple(order.tolist()) for order in down.order}) == len(down.order)

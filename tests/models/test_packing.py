@@ -14,10 +14,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model
-from src.models.weights.checkpoint import first_dtype
-from src.models.weights.methods import QuantizedWeight
+from src.models.checkpoint import first_dtype
+from src.models.loading.options import LoadOptions
 from src.models.weights.packing import Mxfp4
-from src.models.weights.stacks import StackedWeight
+from src.ops.matrix import Matrix
+from src.ops.projection import Projection
 from tests.models.harness import dense_logits
 from tests.models.test_oracle import check_float32
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -105,7 +106,7 @@ def same_values(model: Model, plain: Model, layers: set[int]) -> None:
     for name, value in plain.weights.items():
         own = model.weights[name]
         if any(name.startswith(f"layers.{i}.experts.") for i in layers) and "bias" not in name:
-            assert isinstance(own, StackedWeight)
+            assert isinstance(own, Matrix)
             # Half a byte a number, and a byte for 32 of them.
             assert own.nbytes == own.values.nbytes * 17 // 16 == value.numel() * 17 // 32
             own = own.dequantized()
@@ -120,7 +121,8 @@ def test_values_are_the_models_in_any_dtype(
     checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
     with caplog.at_level("INFO"):
         model, plain = (
-            load_model(path, dtype="bfloat16") for path in (checkpoints.packed, checkpoints.plain)
+            load_model(path, LoadOptions(dtype="bfloat16"))
+            for path in (checkpoints.packed, checkpoints.plain)
         )
     same_values(model, plain, {0, 1, 2})
     assert "experts of mxfp4, 6 matrices as they are stored" in caplog.text
@@ -132,17 +134,17 @@ def test_values_are_the_models_in_any_dtype(
 
 def test_what_is_rounded_at_load_leaves_packed_experts(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
-    model = load_model(checkpoints.packed, quantization="int8")
-    assert isinstance(model.weights["layers.1.qkv_weight"], QuantizedWeight)
-    assert isinstance(model.weights["layers.1.experts.down"], StackedWeight)
+    model = load_model(checkpoints.packed, LoadOptions(quantization="int8"))
+    assert isinstance(model.weights["layers.1.qkv_weight"], Projection)
+    assert isinstance(model.weights["layers.1.experts.down"], Matrix)
     assert dense_logits(model, [3, 4, 5]).isfinite().all()
 
 
 def test_dummy_weights_are_packed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, LEFT_OUT, {0, 1, 2})
-    model = load_model(checkpoints.packed, load_format="dummy")
+    model = load_model(checkpoints.packed, LoadOptions(load_format="dummy"))
     weight = model.weights["layers.1.experts.gate_up"]
-    assert isinstance(weight, StackedWeight)
+    assert isinstance(weight, Matrix)
     values = weight.dequantized()
     # As random weights: of variance 1 / inputs, up to the rounding to four bits.
     assert 0.8 < values.var() * values.shape[-1] < 1.2

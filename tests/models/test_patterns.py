@@ -11,7 +11,7 @@ import pytest
 
 from src.core.errors import ModelLoadError
 from src.models import load_config
-from src.models.weights.loader import outline_model
+from src.models.loading.loader import outline_model
 from src.models.weights.schemes import patterns
 from src.models.weights.schemes.names import ModuleNames
 from src.models.weights.schemes.patterns import Allowance, Patterns

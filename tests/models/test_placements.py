@@ -13,13 +13,13 @@ from torch import Tensor
 from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.models.builder import ProgramBuilder
+from src.models.checkpoint import open_checkpoint
 from src.models.config import ModelConfig
 from src.models.decoder import write_decoder
 from src.models.layers.attention import apply_rope
-from src.models.model import Model
+from src.models.loading.filling import check_tensors, fill
+from src.models.model import Model, ModelOptions
 from src.models.registry import family_of, load_config
-from src.models.weights.checkpoint import open_checkpoint
-from src.models.weights.filling import check_tensors, fill
 from src.models.weights.methods import formats_of
 from src.models.weights.parameters import Placement, own_part, rows_of, stored_shape
 from src.models.weights.transforms import InHalves, Transposed
@@ -31,7 +31,8 @@ CPU = torch.device("cpu")
 def loaded(path: Path, write: Any = None, **options: Any) -> Model:
     config = load_config(path)
     write = write or family_of(config.architecture).write
-    model = Model(config, write, dtype=torch.float32, device=CPU, max_positions=64, **options)
+    given = ModelOptions(dtype=torch.float32, device=CPU, max_positions=64, **options)
+    model = Model(config, write, given)
     stored = open_checkpoint(path)
     check_tensors(path, stored, model, set())
     fill(model, stored, lambda _: None, lambda: None)

@@ -15,7 +15,9 @@ from src.distributed import Group
 from src.engine.execution.compiled_program import compiled_program
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.models.builder import ProgramBuilder
-from src.models.model import Model
+from src.models.config import ModelConfig
+from src.models.decoder import write_decoder
+from src.models.model import Model, ModelOptions
 from src.models.program import (
     HIDDEN,
     INPUT_IDS,
@@ -23,6 +25,7 @@ from src.models.program import (
     POSITIONS,
     Mixer,
     Program,
+    StepInput,
     run_chain,
     run_head,
     run_program,
@@ -276,24 +279,30 @@ def test_what_the_kernel_library_does_not_know_it_is_not_given(depth: int, tmp_p
     config = load_config(path)
 
     def program_of(write: Any, **options: Any) -> Any:
-        model = Model(
-            *(config, write), dtype=torch.float32, device=CPU, max_positions=64, **options
-        )
+        given = ModelOptions(dtype=torch.float32, device=CPU, max_positions=64, **options)
+        model = Model(config, write, given)
         cache = allocate_kv_cache(model.kv_cache_spec(), KVCachePlan(4, 8, 0), CPU)
         functions: Any = [Bindable()] * len(model.program.calls)
         return compiled_program(model, model.variants[0], functions, cache)
 
     family = family_of(config.architecture)
     known = program_of(family.write)
-    assert len(known.attentions) == depth
+    assert [mixer.function for mixer in known.mixers] == ["attention"] * depth
     assert known.kept == {2}
     two = program_of(write_two_streams)
     # Positions and both streams.
     assert two.kept == {1, 2, 3}
     # It writes what mixers leave in one place, which is not free yet.
     assert program_of(write_late_reader) is None
+    # It gathers nothing that a family declares.
+    assert program_of(write_with_input) is None
     # Rotation is not its business.
     assert program_of(family.write, rotates_in_op=True) is None
+
+
+def write_with_input(builder: ProgramBuilder, config: ModelConfig) -> None:
+    write_decoder(builder, config)
+    builder.step_input(StepInput(builder.step_tensor("more", 3)))
 
 
 class Bindable:

@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_model, outline_model
-from src.models.weights.filling import reader_threads
-from src.models.weights.methods import QuantizedWeight, RoundingMethod, quantize
-from src.ops.linear import LARGEST_UNIT, round_inputs
+from src.models.loading.filling import reader_threads
+from src.models.loading.options import LoadOptions
+from src.models.weights.methods import Rounded
+from src.ops.linear import round_inputs
+from src.ops.matrix import LARGEST_UNIT, Matrix, Tiling
+from src.ops.projection import Projection
+from src.ops.rounding import quantize
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -41,6 +45,7 @@ def test_no_weight_moves_further_than_half_a_step(
     weight = torch.randn(rows, groups * group_size, generator=generator) * spread
     weight[0, :group_size] = 0  # a group of zeros has no largest value
     quantized = quantize(weight, method, group_size)
+    assert quantized.scales is not None
     step, most = quantized.scales.float().abs(), torch.zeros(())
     if method == "int4":
         step = step.repeat_interleave(group_size, dim=1)
@@ -88,12 +93,13 @@ def test_four_bits_keep_what_four_bits_with_minima_had() -> None:
     assert (quantize(weight, "int4", 32).dequantized() - weight).norm() / weight.norm() < 0.085
 
 
-def of_layers(model: Model, name: str) -> list[QuantizedWeight]:
+def of_layers(model: Model, name: str) -> list[Matrix]:
     """A parameter of every layer."""
     layers = range(len(model.config.layers))
     weights = [model.weights[f"layers.{layer}.{name}"] for layer in layers]
-    assert all(isinstance(weight, QuantizedWeight) for weight in weights)
-    return weights  # type: ignore[return-value]
+    matrices = [weight.matrix for weight in weights if isinstance(weight, Projection)]
+    assert len(matrices) == len(weights)
+    return matrices
 
 
 def quantized_reference(directory: Path, decoder: Model) -> Any:
@@ -110,11 +116,11 @@ def quantized_reference(directory: Path, decoder: Model) -> Any:
             }
             for name, modules in fused.items():
                 weight = decoder.weights[f"layers.{number}.{name}"]
-                assert isinstance(weight, QuantizedWeight)
+                assert isinstance(weight, Projection)
                 rows = [module.out_features for module in modules]
                 for module, part in zip(modules, weight.dequantized().split(rows), strict=True):
                     module.weight.copy_(part)
-        assert isinstance(decoder.weights["head"], QuantizedWeight)
+        assert isinstance(decoder.weights["head"], Projection)
         # Apart from the embedding, which keeps its values even where the head is tied to it.
         reference.lm_head.weight = torch.nn.Parameter(decoder.weights["head"].dequantized())
     return reference
@@ -124,10 +130,10 @@ def quantized_reference(directory: Path, decoder: Model) -> Any:
 def test_latent_attention_keeps_its_own_projection(tmp_path: Path, architecture: str) -> None:
     """The model is that of its rounded matrices; what makes keys and values is none of them."""
     directory = make_checkpoint(tmp_path, architecture, moe_intermediate_size=64)
-    rounded, plain = load_model(directory, quantization="int8"), load_model(directory)
+    rounded, plain = load_model(directory, LoadOptions(quantization="int8")), load_model(directory)
     found = set()
     for name, weight in rounded.weights.items():
-        if isinstance(weight, QuantizedWeight):
+        if isinstance(weight, Projection):
             found.add(name.rpartition(".")[2])
             plain.replace(name, weight.dequantized())
     assert {"latent_down_weight", "output_weight", "gate_up_weight"} <= found
@@ -147,7 +153,7 @@ def test_the_model_is_the_one_of_the_rounded_matrices(
     tmp_path: Path, architecture: str, tie: bool, method: Any
 ) -> None:
     directory = make_checkpoint(tmp_path / "model", architecture, tie=tie)
-    decoder = load_model(directory, quantization=method)
+    decoder = load_model(directory, LoadOptions(quantization=method))
     reference = quantized_reference(directory, decoder)
     want = reference(torch.tensor([PROMPT])).logits[0]
     for got in (dense_logits(decoder, PROMPT), PagedSequence(decoder).append(PROMPT)):
@@ -170,15 +176,15 @@ def test_inputs_are_rounded_where_that_is_asked_for(tmp_path: Path, method: Any)
     """By transformers whose linear layers are given rounded inputs, and the rounded matrices."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     directory = make_checkpoint(tmp_path / "model", "qwen3", tie=True, **sizes)
-    decoder = load_model(directory, quantization=method, rounds_inputs=True)
+    decoder = load_model(directory, LoadOptions(quantization=method, rounds_inputs=True))
     for weight in of_layers(decoder, "down_weight"):
-        assert weight.values.dim() == 3
+        assert weight.tiling is Tiling.TILES
     reference = quantized_reference(directory, decoder)
     for name, module in reference.named_modules():
         if isinstance(module, torch.nn.Linear):
             unit = LARGEST_UNIT if method == "int8" or name == "lm_head" else 32
             module.register_forward_pre_hook(partial(_rounded, unit))
-    exact = load_model(directory, quantization=method)
+    exact = load_model(directory, LoadOptions(quantization=method))
     errors, effects = [], []
     for prompt in [*([token] for token in PROMPT), PROMPT]:  # the last one attends as well
         want = reference(torch.tensor([prompt])).logits[0]
@@ -203,23 +209,24 @@ def _rounded(unit: int, module: torch.nn.Module, args: tuple[torch.Tensor]) -> t
 def test_matrices_that_do_not_fit_strips_stay_in_rows(tmp_path: Path) -> None:
     sizes = {"hidden_size": 96, "intermediate_size": 128, "head_dim": 32}
     decoder = load_model(
-        make_checkpoint(tmp_path / "model", **sizes), quantization="int8", rounds_inputs=True
+        make_checkpoint(tmp_path / "model", **sizes),
+        LoadOptions(quantization="int8", rounds_inputs=True),
     )
     pairs = zip(of_layers(decoder, "qkv_weight"), of_layers(decoder, "down_weight"), strict=True)
     for qkv, down in pairs:
-        assert (qkv.values.dim(), down.values.dim()) == (2, 3)
+        assert (qkv.tiling, down.tiling) == (Tiling.ROWS, Tiling.TILES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_who_wants_digits_is_not_rounded_unasked(tmp_path: Path, dtype: str) -> None:
     directory = make_checkpoint(tmp_path / "model", hidden_size=128, intermediate_size=256)
-    arguments: dict[str, Any] = {"dtype": dtype, "quantization": "int8"}
     for wish, rounds in ((None, dtype == "bfloat16"), (True, True), (False, False)):
-        decoder = load_model(directory, **arguments, rounds_inputs=wish)
-        outline = outline_model(directory, **arguments, rounds_inputs=wish)
+        options = LoadOptions(dtype=dtype, quantization="int8", rounds_inputs=wish)
+        decoder, outline = load_model(directory, options), outline_model(directory, options)
         # Code is compiled by the outline's shapes.
-        assert decoder.weights["head"].values.shape == outline.weights["head"].values.shape
-        assert decoder.weights["head"].values.dim() == (3 if rounds else 2)
+        own, planned = decoder.weights["head"].matrix, outline.weights["head"].matrix
+        assert own.values.shape == planned.values.shape
+        assert own.tiling is planned.tiling is (Tiling.TILES if rounds else Tiling.ROWS)
 
 
 def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +235,9 @@ def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     plain_model = load_model(directory)
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
     most = 0
-    staging = RoundingMethod.staging
+    staging = Rounded.staging
 
-    def watched(self: RoundingMethod, *given: Any) -> dict[str, torch.Tensor]:
+    def watched(self: Rounded, *given: Any) -> dict[str, torch.Tensor]:
         nonlocal most
         parts = staging(self, *given)
         if not parts["weight"].is_meta:
@@ -238,8 +245,8 @@ def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
             most = max(most, len(alive))
         return parts
 
-    monkeypatch.setattr(RoundingMethod, "staging", watched)
-    decoder = load_model(directory, quantization="int4")
+    monkeypatch.setattr(Rounded, "staging", watched)
+    decoder = load_model(directory, LoadOptions(quantization="int4"))
     gc.collect()
     assert not alive
     assert most <= reader_threads() + 2 < 12 * 4
@@ -253,7 +260,7 @@ def test_few_originals_live_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_rows_that_cannot_be_cut_into_groups_are_refused(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model", intermediate_size=48)
     with pytest.raises(ModelLoadError, match=r"quantization = 'int8'.* 48 weights .* 32"):
-        load_model(directory, quantization="int8")
+        load_model(directory, LoadOptions(quantization="int8"))
     directory = make_checkpoint(tmp_path / "other")
     with pytest.raises(ModelLoadError, match=r"quantization = 'int4'.* 64 weights .* 128"):
-        load_model(directory, quantization="int4", group_size=128)
+        load_model(directory, LoadOptions(quantization="int4", group_size=128))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
-from src.models.weights.methods import QuantizedWeight
+from src.models.loading.options import LoadOptions
 from tests.models.test_quantized_checkpoints import (
     GPTQ,
     PER_GROUP,
@@ -60,7 +60,7 @@ WORDS: dict[str, dict[str, Any]] = {
 def test_words_without_effect_are_passed_over(name: str, field: str, tmp_path: Path) -> None:
     directory, reference = made(tmp_path, WORDS[name], packed(), field=field)
     model = load_model(directory)
-    assert held(model, "down_weight") == {QuantizedWeight}
+    assert held(model, "down_weight") == {"levels"}
     check(model, reference)
 
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_whose_cache_alone_is_quantized_is_a_plain_one(
     model = load_model(directory)
     assert model.kv_scales == {0: (0.5, 0.5)}
     check(model, reference)
-    assert "layers.0.down_weight" in load_model(directory, quantization="int8").methods
+    assert "layers.0.down_weight" in load_model(directory, LoadOptions(quantization="int8")).methods
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -136,7 +136,7 @@ RULES: dict[str, dict[str, Any]] = {
 def test_rules_of_gptq_that_change_nothing_are_served(name: str, tmp_path: Path) -> None:
     directory, reference = made(tmp_path, GPTQ | {"dynamic": RULES[name]}, gptq())
     model = load_model(directory)
-    assert held(model, "down_weight") == {QuantizedWeight}
+    assert held(model, "down_weight") == {"levels"}
     check(model, reference)
 
 
@@ -151,7 +151,7 @@ def test_rules_of_gptq_may_have_other_bits_and_groups(tmp_path: Path) -> None:
     directory, reference = made(tmp_path, GPTQ | {"dynamic": rules}, pack, by_name=True)
     model = load_model(directory)
     for name in ("down_weight", "output_weight", "qkv_weight"):
-        assert held(model, name) == {QuantizedWeight}
+        assert held(model, name) == {"levels"}
     check(model, reference)
 
 

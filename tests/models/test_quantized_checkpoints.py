@@ -26,20 +26,11 @@ from src.core.errors import ModelLoadError
 from src.distributed import Group
 from src.engine.sizing.planning import Question, plan_model
 from src.models import Model, load_config, load_model
-from src.models.weights.loader import outline_model
-from src.models.weights.methods import QuantizedWeight
-from src.models.weights.schemes import float8
-from src.models.weights.schemes.float8 import (
-    Float8BlockWeight,
-    Float8StaticWeight,
-    Float8TokenWeight,
-    Float8Weight,
-)
-from src.models.weights.schemes.integers import (
-    Int8StaticWeight,
-    Int8TokenWeight,
-    PermutedWeight,
-)
+from src.models.loading.loader import outline_model
+from src.models.loading.options import LoadOptions
+from src.ops import projection
+from src.ops.matrix import Encoding, Matrix
+from src.ops.projection import InputRounding, Projection
 from tests.models.harness import PagedSequence, dense_logits
 from tests.models.test_oracle import (
     FLOAT32_TOLERANCE,
@@ -55,9 +46,11 @@ from tests.support.quantized import (
     awq,
     change_config,
     change_tensors,
+    form_of,
     fp8,
     gptq,
     int8,
+    nvfp4,
     packed,
     write_quantized,
 )
@@ -86,55 +79,64 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 PER_GROUP = weights(strategy="group", group_size=32)
 UNEVEN = PER_GROUP | {"symmetric": False}
 TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
-WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Packer, type]] = {
-    "awq": (AWQ, awq(32), QuantizedWeight),
-    "awq-rows": (AWQ | {"group_size": -1}, awq(-1), QuantizedWeight),
-    "gptq": (GPTQ, gptq(), QuantizedWeight),
-    "gptq-lies": (GPTQ, gptq(lies=True), QuantizedWeight),
-    "gptq-zeros": (GPTQ | {"sym": False}, gptq(symmetric=False), QuantizedWeight),
+NVFP4_WEIGHTS = weights("float", 4, strategy="tensor_group", group_size=16)
+A4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+      "symmetric": True, "dynamic": "local"}  # fmt: skip
+MODELOPT: dict[str, Any] = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
+}  # fmt: skip
+WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Packer, str]] = {
+    "awq": (AWQ, awq(32), "levels"),
+    "awq-rows": (AWQ | {"group_size": -1}, awq(-1), "levels"),
+    "gptq": (GPTQ, gptq(), "levels"),
+    "gptq-lies": (GPTQ, gptq(lies=True), "levels"),
+    "gptq-zeros": (GPTQ | {"sym": False}, gptq(symmetric=False), "levels"),
     "gptq-v2-8-bits-by-16": (
         GPTQ | {"sym": False, "checkpoint_format": "gptq_v2", "bits": 8, "group_size": 16},
         gptq(8, 16, symmetric=False, version=2),
-        QuantizedWeight,
+        "levels",
     ),
-    "gptq-order": (GPTQ | {"desc_act": True}, gptq(shuffled=True), PermutedWeight),
+    "gptq-order": (GPTQ | {"desc_act": True}, gptq(shuffled=True), "levels in order"),
     "gptq-order-zeros": (
         GPTQ | {"desc_act": True, "sym": False},
         gptq(shuffled=True, symmetric=False),
-        PermutedWeight,
+        "levels in order",
     ),
-    "packed": (compressed("pack-quantized", PER_GROUP), packed(), QuantizedWeight),
-    "packed-rows": (compressed("pack-quantized", weights()), packed(group=-1), QuantizedWeight),
+    "packed": (compressed("pack-quantized", PER_GROUP), packed(), "levels"),
+    "packed-rows": (compressed("pack-quantized", weights()), packed(group=-1), "levels"),
     "packed-8-bits": (
-        compressed("pack-quantized", weights(bits=8)), packed(8, -1), QuantizedWeight,
+        compressed("pack-quantized", weights(bits=8)), packed(8, -1), "levels",
     ),
     "packed-zeros": (
-        compressed("pack-quantized", UNEVEN), packed(symmetric=False), QuantizedWeight,
+        compressed("pack-quantized", UNEVEN), packed(symmetric=False), "levels",
     ),
     "packed-order": (
         compressed("pack-quantized", PER_GROUP | {"actorder": "group"}),
         packed(shuffled=True),
-        PermutedWeight,
+        "levels in order",
     ),
-    "int8": (compressed("int-quantized", weights(bits=8)), int8(), QuantizedWeight),
+    "int8": (compressed("int-quantized", weights(bits=8)), int8(), "levels"),
     "int8-zeros": (
         compressed("int-quantized", weights(bits=8, symmetric=False)),
         int8(symmetric=False),
-        QuantizedWeight,
+        "levels",
     ),
     "fp8": (
-        compressed("float-quantized", weights("float", 8, strategy="tensor")), fp8(), Float8Weight,
+        compressed("float-quantized", weights("float", 8, strategy="tensor")), fp8(), "e4m3",
     ),
     "fp8-rows": (
-        compressed("naive-quantized", weights("float", 8)), fp8(per_row=True), Float8Weight,
+        compressed("naive-quantized", weights("float", 8)), fp8(per_row=True), "e4m3",
     ),
     "fp8-blocks": (
         compressed(
             "float-quantized", weights("float", 8, strategy="block", block_structure=[32, 32])
         ),
         fp8(32),
-        Float8Weight,
+        "e4m3",
     ),
+    "nvfp4": (compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS), nvfp4(), "levels"),
+    "nvfp4-w4a4": (compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS, A4), nvfp4(a4=True), "levels"),
+    "modelopt": (MODELOPT, nvfp4(modelopt=True, a4=True), "levels"),
 }  # fmt: skip
 
 
@@ -156,10 +158,10 @@ def made(tmp_path: Path, section: Any, pack: Any, family: str = "llama", **more:
     return directory, load_reference(plain)
 
 
-def held(model: Model, ending: str = "_weight") -> set[type]:
+def held(model: Model, ending: str = "_weight") -> set[str]:
     kinds = ("matrix", "head")
     return {
-        type(model.weights[name])
+        form_of(model.weights[name])
         for name, parameter in model.table.items()
         if parameter.kind in kinds and name.endswith(ending)
     }
@@ -198,42 +200,42 @@ def int8_by_token(x: Tensor) -> Tensor:
     return int8_rounded(x, x.abs().amax(-1, keepdim=True) / 127.5)
 
 
-ROUNDED: dict[str, tuple[dict[str, Any], Packer, type, Callable[[Tensor], Tensor]]] = {
-    "fp8": (FP8, fp8(), Float8TokenWeight, float8_by_token),
+ROUNDED: dict[str, tuple[dict[str, Any], Packer, str, Callable[[Tensor], Tensor]]] = {
+    "fp8": (FP8, fp8(), "e4m3 by token", float8_by_token),
     "fp8-static": (
         FP8 | {"activation_scheme": "static"},
         fp8(static="input_scale"),
-        Float8StaticWeight,
+        "e4m3 by static",
         lambda x: float8_rounded(x, torch.tensor(0.02)),
     ),
     "fp8-static-by-its-other-name": (
         FP8 | {"activation_scheme": "static", "weight_block_size": None},
         fp8(name="weight_scale_inv", static="activation_scale"),
-        Float8StaticWeight,
+        "e4m3 by static",
         lambda x: float8_rounded(x, torch.tensor(0.02)),
     ),
     "fp8-blocks": (
         FP8 | {"weight_block_size": [32, 32]},
         fp8(32, name="weight_scale_inv"),
-        Float8BlockWeight,
+        "e4m3 by block",
         float8_by_block,
     ),
     "fbgemm": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1.5},
         fp8(per_row=True),
-        Float8TokenWeight,
+        "e4m3 by token",
         lambda x: float8_rounded(x, x.abs().amax(-1, keepdim=True).clamp(max=1.5) / 448),
     ),
     "w8a8-fp8": (
         compressed("float-quantized", weights("float", 8), TOKEN | {"type": "float"}),
         fp8(per_row=True),
-        Float8TokenWeight,
+        "e4m3 by token",
         float8_by_token,
     ),
     "w8a8-int8": (
         compressed("int-quantized", weights(bits=8), TOKEN | {"type": "int"}),
         int8(),
-        Int8TokenWeight,
+        "levels by token",
         int8_by_token,
     ),
     "w8a8-int8-static": (
@@ -243,7 +245,7 @@ ROUNDED: dict[str, tuple[dict[str, Any], Packer, type, Callable[[Tensor], Tensor
             {"num_bits": 8, "dynamic": False, "strategy": "tensor", "type": "int"},
         ),
         int8(static=True),
-        Int8StaticWeight,
+        "levels by static",
         lambda x: int8_rounded(x, 0.04),
     ),
 }
@@ -271,13 +273,95 @@ def test_inputs_are_rounded_as_the_format_says(tmp_path: Path, name: str) -> Non
     assert relative_error(torch.cat(parts), want).mean() < ROUNDED_TOLERANCE / 30
 
 
+def test_every_matrix_of_nvfp4_has_its_own_factor(tmp_path: Path) -> None:
+    """Of queries, keys and values: their scales lie in one tensor, each by its own factor."""
+    for name in ("nvfp4", "modelopt"):
+        section, pack, _ = WEIGHT_ONLY[name]
+        plain = make_checkpoint(tmp_path / name / "plain", num_hidden_layers=1)
+        tensors = load_file(plain / "model.safetensors")
+        for part, factor in (("q", 1.0), ("k", 7.0), ("v", 0.01)):
+            tensors[f"model.layers.0.self_attn.{part}_proj.weight"] *= factor
+        save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+        directory = write_quantized(plain, tmp_path / name / "quantized", section, pack)
+        stored = load_file(directory / "model.safetensors")
+        ending = "weight_scale_2" if name == "modelopt" else "weight_global_scale"
+        factors = {
+            stored[f"model.layers.0.self_attn.{part}_proj.{ending}"].item() for part in "qkv"
+        }
+        assert len(factors) == 3
+        check(load_model(directory), load_reference(plain))
+
+
+def test_modelopts_own_file_stands_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With patterns of modules that are left out, and a factor that is no number refused."""
+    directory, reference = made(
+        tmp_path,
+        None,
+        lambda name: None if "layers.1.self_attn" in name else nvfp4(modelopt=True, a4=True),
+        by_name=True,
+    )
+    left_out = ["lm_head", "model.layers.1.self_attn*"]
+    section = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None}
+    own = {
+        "producer": {"name": "modelopt"},
+        "quantization": section | {"exclude_modules": left_out},
+    }
+    (directory / "hf_quant_config.json").write_text(json.dumps(own))
+    with caplog.at_level("INFO"):
+        model = load_model(directory)
+    assert "modelopt NVFP4 (w4a4, whose inputs are not rounded)" in caplog.text
+    assert form_of(model.weights["layers.1.qkv_weight"]) == "plain"
+    assert form_of(model.weights["layers.1.down_weight"]) == "levels"
+    check(model, reference)
+    tensors = load_file(directory / "model.safetensors")
+    for wrong in (0.0, float("nan"), -1.0):
+        name = "model.layers.0.mlp.down_proj.weight_scale_2"
+        save_file(
+            tensors | {name: torch.tensor(wrong)},
+            directory / "model.safetensors",
+            {"format": "pt"},
+        )
+        with pytest.raises(ModelLoadError, match="factor of its scales must be a positive"):
+            load_model(directory)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-rows"])
+def test_rows_that_no_kernel_takes_are_decoded_once(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """80 inputs of down: no multiple of 32. A start says so, and no call decodes the matrix."""
+    section, pack, _ = WEIGHT_ONLY[name]
+    shape = {"num_hidden_layers": 1, "intermediate_size": 80}
+    directory, reference = made(tmp_path, section, pack, **shape)
+    with caplog.at_level("WARNING"):
+        model = load_model(directory)
+    assert held(model, "down_weight") == {"plain"}
+    assert held(model, "qkv_weight") == {"e4m3"}
+    assert "1 parameters (layers.0.down_weight) are decoded to float32" in caplog.text
+    check(model, reference)
+    assert held(outline_model(directory), "down_weight") == {"plain"}
+
+
+def test_what_a_gpu_has_no_kernel_for_is_decoded_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, pack, _ = WEIGHT_ONLY["fp8"]
+    directory, _ = made(tmp_path, section, pack, num_hidden_layers=1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, form in (((8, 0), "plain"), ((9, 0), "e4m3")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
+        outline = outline_model(directory, LoadOptions(device=torch.device("cuda")))
+        assert held(outline, "qkv_weight") == {form}
+        assert held(outline_model(directory), "qkv_weight") == {"e4m3"}
+
+
 def test_latents_are_decoded(tmp_path: Path) -> None:
     section = FP8 | {"weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     pack = fp8(128, name="weight_scale_inv")
     directory, reference = made(tmp_path, section, pack, "deepseekv3", kv_lora_rank=32)
     # No row of so small a model has whole blocks, so nothing rounds its inputs.
     model = load_model(directory)
-    assert held(model) == {Tensor}
+    assert held(model) == {"plain"}
     check(model, reference)
 
 
@@ -298,10 +382,10 @@ def test_what_is_ignored_is_left_and_parts_may_disagree(tmp_path: Path) -> None:
         by_name=True,
     )
     for model in (load_model(directory), outline_model(directory)):
-        kinds = {name: type(weight) for name, weight in model.weights.items()}
-        assert kinds["layers.0.qkv_weight"] == kinds["layers.1.gate_up_weight"] == Tensor
-        assert kinds["layers.0.output_weight"] == kinds["layers.1.qkv_weight"] == QuantizedWeight
-        assert kinds["layers.2.down_weight"] == Tensor
+        kinds = {name: form_of(weight) for name, weight in model.weights.items()}
+        assert kinds["layers.0.qkv_weight"] == kinds["layers.1.gate_up_weight"] == "plain"
+        assert kinds["layers.0.output_weight"] == kinds["layers.1.qkv_weight"] == "levels"
+        assert kinds["layers.2.down_weight"] == "plain"
     check(load_model(directory), reference)
 
 
@@ -328,8 +412,8 @@ def test_groups_of_modules_have_formats_of_their_own(tmp_path: Path) -> None:
         tmp_path, section, lambda name: fp8() if "down" in name else packed(), by_name=True
     )
     model = load_model(directory)
-    assert held(model, "down_weight") == {Float8Weight}
-    assert held(model, "qkv_weight") == {QuantizedWeight}
+    assert held(model, "down_weight") == {"e4m3"}
+    assert held(model, "qkv_weight") == {"levels"}
     check(model, reference)
 
 
@@ -339,8 +423,8 @@ def test_orders_that_differ_within_a_parameter_are_decoded(tmp_path: Path) -> No
     pack = gptq(shuffled=True, symmetric=False, seed=lambda: next(seeds))
     directory, reference = made(tmp_path, section, pack)
     model = load_model(directory)
-    assert held(model, "qkv_weight") == {Tensor}
-    assert held(model, "down_weight") == {PermutedWeight}
+    assert held(model, "qkv_weight") == {"plain"}
+    assert held(model, "down_weight") == {"levels in order"}
     check(model, reference)
 
 
@@ -367,21 +451,21 @@ def test_interleaved_rows_are_reordered_with_their_scales(tmp_path: Path) -> Non
     """Cohere's queries and keys are reordered at load: of each part, rows go along."""
     directory, reference = made(tmp_path, AWQ, awq(32), "cohere")
     model = load_model(directory)
-    assert held(model, "qkv_weight") == {QuantizedWeight}
+    assert held(model, "qkv_weight") == {"levels"}
     check(model, reference)
 
 
 def test_rounding_at_load_is_not_for_what_is_quantized(tmp_path: Path) -> None:
     directory, _ = made(tmp_path, AWQ, awq(32), num_hidden_layers=1)
     with pytest.raises(ModelLoadError, match=r"model\.quantization = 'int8'.*quantized already"):
-        load_model(directory, quantization="int8")
+        load_model(directory, LoadOptions(quantization="int8"))
 
 
 def test_dummy_weights_have_the_format(tmp_path: Path) -> None:
     for name, (section, pack, kind, *_) in (WEIGHT_ONLY | ROUNDED).items():
         if name in ("gptq-order", "awq", "fp8-blocks", "w8a8-int8-static"):
             directory, _ = made(tmp_path / name, section, pack, num_hidden_layers=1)
-            model = load_model(directory, load_format="dummy")
+            model = load_model(directory, LoadOptions(load_format="dummy"))
             assert held(model) == {kind}
             assert dense_logits(model, prompt_of(5)).isfinite().all()
 
@@ -415,7 +499,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": -1},
         "activation_scale_ub must be a positive",
     ),
-    "nvfp4": (compressed("nvfp4-pack-quantized", weights("float", 4)), "format must be one of"),
+    "nvfp4 group": (
+        compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS | {"group_size": 32}),
+        "group_size must be 16, got 32",
+    ),
+    "nvfp4 inputs": (
+        compressed("nvfp4-pack-quantized", NVFP4_WEIGHTS, TOKEN | {"type": "float"}),
+        "num_bits must be 4, got 8",
+    ),
+    "mxfp4": (compressed("mxfp4-pack-quantized", NVFP4_WEIGHTS), "format must be one of"),
+    "modelopt": (MODELOPT | {"quant_algo": "FP8"}, "quant_algo must be 'nvfp4', got 'fp8'"),
+    "modelopt cache": (
+        MODELOPT | {"kv_cache_quant_algo": "NVFP4"},
+        "kv_cache_quant_algo must be 'fp8'",
+    ),
     "bits": (compressed("pack-quantized", weights(bits=3)), "num_bits must be 4 or 8, got 3"),
     "strategy": (compressed("pack-quantized", weights(strategy="x")), "strategy must be"),
     "cache": (
@@ -538,7 +635,7 @@ def test_ranks_hold_parts_of_what_is_stored(tmp_path: Path, name: str) -> None:
         ("output_weight", 1, None), ("down_weight", 1, None),
     ):  # fmt: skip
         held = [model.weights[f"layers.0.{weight}"] for model in (whole, *parts)]
-        assert {type(one) for one in held} == {kind}
+        assert {form_of(one) for one in held} == {kind}
         want, *halves = (one.dequantized() for one in held)
         if dim == 1:
             got = torch.cat(halves, 1)
@@ -562,14 +659,16 @@ def test_products_of_the_device_are_those_of_the_reference(
     """The call that a GPU gets, which torch has for the CPU as well."""
     torch.manual_seed(0)
     x, matrix = torch.randn(5, 64).bfloat16(), torch.randn(48, 64)
-    scales = float8.float8_scales(matrix)
-    weight = Float8TokenWeight(float8.to_float8(matrix, scales), scales.squeeze(1))
+    scales = InputRounding("token", "e4m3").scales(matrix)
+    values = projection.to_float8(matrix, scales)
+    held = Matrix(values, Encoding("e4m3", None, torch.float32), scales.squeeze(1))
+    weight = Projection(held, InputRounding("token", "e4m3"))
     bias = torch.randn(48).bfloat16()
     want = weight.multiply(x, bias)
-    monkeypatch.setattr(float8, "_multiplies_float8", lambda *given: True)
+    monkeypatch.setattr(projection, "_multiplies_float8", lambda *given: True)
     got = weight.multiply(x, bias)
     assert relative_error(got.float(), want.float()).max() < 0.01
-    static = Float8StaticWeight(*weight[:2], torch.full((1, 1), 0.01))
+    static = Projection(held, InputRounding("static", "e4m3", torch.full((1, 1), 0.01)))
     got = static.multiply(x, bias)
     monkeypatch.undo()
     assert relative_error(got.float(), static.multiply(x, bias).float()).max() < 0.01

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
-from src.models.weights.schemes.float8 import Float8StaticWeight
 from src.models.weights.schemes.layouts import GptqLayout
 from src.models.weights.schemes.of_methods import read_gptq
+from src.ops.projection import Projection
 from tests.models.harness import dense_logits
 from tests.models.test_oracle import prompt_of, reference_logits, relative_error
 from tests.models.test_quantized_checkpoints import (
@@ -38,6 +38,7 @@ from tests.support.quantized import (
     Packer,
     awq,
     change_tensors,
+    form_of,
     fp8,
     gptq,
     packed,
@@ -237,8 +238,10 @@ def test_parts_with_static_scales_of_their_own(tmp_path: Path) -> None:
                 lambda _, given, scale=scale: (float8_rounded(given[0], scale),)
             )
     weight = model.weights["layers.0.qkv_weight"]
-    assert isinstance(weight, Float8StaticWeight)
-    assert len(weight.scales.unique()) == 3
+    assert form_of(weight) == "e4m3 by static"
+    assert isinstance(weight, Projection)
+    assert weight.matrix.scales is not None
+    assert len(weight.matrix.scales.unique()) == 3
     prompt = prompt_of(40)
     errors = relative_error(dense_logits(model, prompt), reference_logits(reference, prompt))
     assert errors.max() < ROUNDED_TOLERANCE
@@ -253,7 +256,7 @@ def test_a_tied_head_is_the_plain_embedding(tmp_path: Path, name: str) -> None:
         section = section | {"lm_head": True}
     directory, reference = made(tmp_path, section, pack, num_hidden_layers=1, tie=True)
     model = load_model(directory)
-    assert {type(model.weights[f"layers.0.{name}_weight"]) for name in ("qkv", "down")} == {kind}
+    assert {form_of(model.weights[f"layers.0.{name}_weight"]) for name in ("qkv", "down")} == {kind}
     assert isinstance(model.weights["embedding"], Tensor)
     check(model, reference)
 

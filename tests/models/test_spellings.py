@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
+from src.models.checkpoint import SINGLE_FILE
 from src.models.config import AttentionConfig, ExpertsConfig, RecurrenceConfig
 from src.models.families.family import EXPERT_COUNTS
 from src.models.layers.rope import inverse_frequencies
-from src.models.weights.checkpoint import SINGLE_FILE
+from src.models.loading.options import LoadOptions
 from tests.models.harness import dense_logits
 from tests.support.checkpoints import CLASSES, load_reference, make_checkpoint
 
@@ -210,7 +211,9 @@ class TestDtype:
     def test_one_that_is_not_supported_is_named(self, llama: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text((llama / "config.json").read_text())
         with pytest.raises(ModelLoadError, match="got 'float8_e4m3fn'"):
-            load_model(change(tmp_path, {"dtype": "float8_e4m3fn"}), load_format="dummy")
+            load_model(
+                change(tmp_path, {"dtype": "float8_e4m3fn"}), LoadOptions(load_format="dummy")
+            )
 
 
 class TestEndTokens:

@@ -23,8 +23,8 @@ from src.engine.execution.graphs import GraphStats
 from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.row_state import RowState
 from src.models import Model
-from src.models.weights import loader
-from src.models.weights.filling import fill
+from src.models.loading import loader
+from src.models.loading.filling import fill
 from src.ops.triton import latent_expanded
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from src.ops.cpu import abi, entries
+from src.ops.cpu import abi, entries, weight_kinds
 from src.ops.cpu.records import Record, _records, float32, int64, int64_array, pointer, record
 from src.ops.experts import EXPERTS
 from src.ops.linear import LINEAR
+from src.ops.matrix import KINDS, NUMBERS
 
 
 def test_the_header_is_written_from_the_records() -> None:
@@ -23,8 +24,8 @@ def test_the_entry_points_of_compiled_code_are_written_from_the_schemas() -> Non
 def test_a_shim_declares_what_the_schema_says() -> None:
     assert entries.c_shim(LINEAR) == (
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
-        "AtenTensorHandle* scales, AtenTensorHandle* bias, AtenTensorHandle* offsets, "
-        "AtenTensorHandle* ret)"
+        "AtenTensorHandle* scales, AtenTensorHandle* bias, int64_t kind, "
+        "AtenTensorHandle* offsets, AtenTensorHandle* ret)"
     )
     shim = entries.c_shim(EXPERTS)
     assert "int64_t activation, double alpha, double limit, int32_t weighs_inputs" in shim
@@ -87,3 +88,8 @@ def test_every_kernel_of_the_interface_is_exported() -> None:
     exported = abi.header()
     assert all(f"slipstream_{each.kernel};" in exported for each in abi.KERNELS)
     assert len({each.kernel for each in abi.KERNELS}) == len(abi.KERNELS) == 10
+
+
+def test_kinds_of_weights_are_those_of_the_table() -> None:
+    assert weight_kinds.HEADER.read_text() == weight_kinds.header()
+    assert len(KINDS) == len(NUMBERS) + sum(one.tiled_kind is not None for one in NUMBERS.values())

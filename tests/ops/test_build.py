@@ -503,7 +503,7 @@ def test_compilers_end_with_the_process(tmp_path: Path, ending: str, mode: int) 
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     script = (
         "import pathlib, sys, time\n"
-        "from src.http import process_exit\n"
+        "from src.http.server import process_exit\n"
         "from src.ops.cpu import build\n"
         "from src.ops.cpu.objects import compilers_at_once\n"
         "assert build.ensure_built(wait=False) == 'reference'\n"

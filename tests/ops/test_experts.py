@@ -239,7 +239,7 @@ def test_kernel_takes_turns_when_tokens_are_many(library: KernelLibrary) -> None
     gate_up = torch.randn(8, 16, 1024, generator=random) / 32
     down = torch.randn(8, 1024, 8, generator=random)
     weights, ids = torch.rand(3000, 8, generator=random).topk(4, dim=-1)
-    layer, plain = (gate_up, down), (None, None, None, None, 0, 1.0, 0.0, False, True)
+    layer, plain = (gate_up, down), (None, None, None, None, 0, 1.0, 0.0, False, True, 0, 0)
     whole = library.experts(x, *layer, weights, ids, *plain)
     parts = (slice(0, 1000), slice(1000, 3000))
     calls = [library.experts(x[p], *layer, weights[p], ids[p], *plain) for p in parts]
@@ -271,7 +271,7 @@ def test_kernel_refuses_what_does_not_fit(
 ) -> None:
     args = list(EXPERTS.build("cpu", tokens=5, experts=4, chosen=2, hidden=64, intermediate=32))
     args[index] = wrong
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"expected|no matrix of kind 0 has values of"):
         library.experts(*args)
 
 

@@ -11,7 +11,8 @@ import torch
 
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.models import keys_and_values
-from src.models.weights.loader import load_model
+from src.models.loading.loader import load_model
+from src.models.loading.options import LoadOptions
 from src.models.weights.methods import plain
 from src.ops.cpu.build import kernel_library
 from src.ops.host_memory import lazy_zeros
@@ -86,7 +87,7 @@ def test_what_nobody_can_have_is_said_in_bytes() -> None:
 @linux_only
 def test_a_models_matrices_lie_in_large_pages(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, hidden_size=1024, intermediate_size=2048)
-    model = load_model(directory, load_format="dummy")
+    model = load_model(directory, LoadOptions(load_format="dummy"))
     assert is_in_large_pages(plain(model.weights["layers.0.gate_up_weight"]))
     library = kernel_library()
     for kind in (torch.int8, torch.uint8):

@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.cpu.projection_calls import bind_linear
-from src.ops.linear import (
-    LINEAR,
-    STRIP,
-    dequantize,
-    groups_in_strips,
-    reference,
-    round_inputs,
-    rounding_unit,
-    to_quantized_strips,
-)
+from src.ops.linear import LINEAR, reference, round_inputs
+from src.ops.matrix import STRIP, Matrix, Tiling, to_quantized_strips
 from tests.ops.comparison import (
     linear_is_alike_in_any_company,
     some_tokens,
@@ -36,6 +28,7 @@ KINDS = (
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MACHINE = cpu_flags()
+TILES_INT8 = 9
 
 
 def build(kind: str, **sizes: Any) -> tuple[Any, ...]:
@@ -47,11 +40,10 @@ def build(kind: str, **sizes: Any) -> tuple[Any, ...]:
 
 def assert_matches(got: torch.Tensor, args: tuple[Any, ...]) -> None:
     """Against float64 of the rounded inputs; what differs is the rounding of float32 and once."""
-    x, weight, scales, bias, *offsets = args
-    rounded, matrix = (
-        round_inputs(x, rounding_unit(weight, scales)).double(),
-        dequantize(weight, scales, *offsets).double(),
-    )
+    x, weight, scales, bias, kind, *offsets = args
+    held = Matrix.of_kind(kind, weight, scales, *offsets)
+    rounded = round_inputs(x, held.rounding_unit).double()
+    matrix = held.dequantized().double()
     expected = rounded @ matrix.T + (0 if bias is None else bias.double())
     relative = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}[x.dtype]
     largest = rounded.abs() @ matrix.T.abs() + 1
@@ -145,16 +137,19 @@ def test_strips_stand_for_the_same_matrix(outputs: int, units: int, kind: str, s
     if kind != "int8":
         outputs = -(-outputs // STRIP) * STRIP
     sizes = {"tokens": 1, "inputs": units * 384, "outputs": outputs}
-    _, weight, scales, _, *offsets = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
-    laid_out = (*to_quantized_strips(weight, scales), *map(groups_in_strips, offsets))
-    assert torch.equal(dequantize(*laid_out), dequantize(weight, scales, *offsets))
+    _, weight, scales, _, number, *offsets = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
+    matrix = Matrix.of_kind(number, weight, scales, *offsets)
+    tiles = matrix.tiled()
+    assert tiles.tiling is Tiling.TILES
+    assert (tiles.outputs, tiles.inputs) == (matrix.outputs, matrix.inputs)
+    assert torch.equal(tiles.dequantized(), matrix.dequantized())
 
 
 def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> None:
-    _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=64, weight="int8")
+    _, weight, scales, *_ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=64, weight="int8")
     with pytest.raises(ValueError, match="cannot be cut into strips"):
         to_quantized_strips(weight, scales)
-    _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=65, weight="int4/32")
+    _, weight, scales, *_ = LINEAR.build("cpu", tokens=1, inputs=96, outputs=65, weight="int4/32")
     with pytest.raises(ValueError, match="cannot be cut into strips"):
         to_quantized_strips(weight, scales)
     with pytest.raises(ValueError, match="a multiple of 64 inputs"):
@@ -162,17 +157,17 @@ def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> No
     x = torch.ones(1, 96, dtype=torch.bfloat16)
     laid_out = torch.zeros(1, 24, 256, dtype=torch.int8)
     with pytest.raises(ValueError, match="in strips a multiple of 64"):
-        library.streamed_linear(x, laid_out, torch.ones(64), None)
+        library.streamed_linear(x, laid_out, torch.ones(64), None, TILES_INT8)
     with pytest.raises(ValueError, match="expected weights in strips"):
-        library.streamed_linear(torch.ones(1, 96), laid_out, torch.ones(65), None)
-    _, weight, scales, _ = LINEAR.build("cpu", tokens=1, inputs=128, outputs=65, weight="int8/32")
+        library.streamed_linear(torch.ones(1, 96), laid_out, torch.ones(65), None, TILES_INT8)
+    _, weight, scales, *_ = LINEAR.build("cpu", tokens=1, inputs=128, outputs=65, weight="int8/32")
     with pytest.raises(ValueError, match="cannot be cut into strips"):
         to_quantized_strips(weight, scales)
     x, *rest = build("int4/32 with offsets", tokens=1, inputs=384, outputs=64)
     with pytest.raises(ValueError, match="offsets of their shape"):
         library.streamed_linear(x, *rest[:-1], rest[-1].bfloat16())
     with pytest.raises(ValueError, match="no strips are of"):
-        library.streamed_linear(torch.ones(1, 96), laid_out, None, None)
+        library.streamed_linear(torch.ones(1, 96), laid_out, None, None, TILES_INT8)
 
 
 def test_the_unit_is_that_of_the_weights_or_less() -> None:
@@ -180,10 +175,10 @@ def test_the_unit_is_that_of_the_weights_or_less() -> None:
         *(("int8", 64), ("int4/32", 32), ("int4/64", 64), ("int4/96", 32)),
         *(("int8/16", 16), ("int8/48", 16), ("int8/32", 32), ("int8/128", 64)),
     ):
-        _, weight, scales, _ = build(kind, tokens=1, inputs=384, outputs=64)
-        assert rounding_unit(weight, scales) == unit
-    _, weight, scales, _ = build("int4/384", tokens=1, inputs=384, outputs=64)
-    assert rounding_unit(weight, scales) == 64
+        _, weight, scales, _, number = build(kind, tokens=1, inputs=384, outputs=64)
+        assert Matrix.of_kind(number, weight, scales).rounding_unit == unit
+    _, weight, scales, _, number = build("int4/384", tokens=1, inputs=384, outputs=64)
+    assert Matrix.of_kind(number, weight, scales).rounding_unit == 64
 
 
 def test_few_strips_and_many_threads_have_tokens_cut(libraries: dict[str, KernelLibrary]) -> None:
@@ -230,12 +225,12 @@ def test_one_bad_token_stays_its_own_and_shows(libraries: dict[str, KernelLibrar
 
 
 def test_zeros_stay_zeros_and_rows_may_lie_apart(libraries: dict[str, KernelLibrary]) -> None:
-    x, weight, scales, _ = build("int8", tokens=6, inputs=256, outputs=70, dtype=torch.bfloat16)
+    x, *rest = build("int8", tokens=6, inputs=256, outputs=70, dtype=torch.bfloat16)
     for library in libraries.values():
-        whole = library.streamed_linear(x, weight, scales, None)
-        assert torch.equal(library.streamed_linear(x[::2], weight, scales, None), whole[::2])
+        whole = library.streamed_linear(x, *rest)
+        assert torch.equal(library.streamed_linear(x[::2], *rest), whole[::2])
         wide = torch.cat((x, x), dim=1)
-        assert torch.equal(library.streamed_linear(wide[:, :256], weight, scales, None), whole)
-        nothing = library.streamed_linear(torch.zeros_like(x), weight, scales, None)
+        assert torch.equal(library.streamed_linear(wide[:, :256], *rest), whole)
+        nothing = library.streamed_linear(torch.zeros_like(x), *rest)
         assert torch.equal(nothing, torch.zeros_like(nothing))
-        assert library.streamed_linear(x[:0], weight, scales, None).shape == (0, 70)
+        assert library.streamed_linear(x[:0], *rest).shape == (0, 70)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.linear import LINEAR, dequantize
+from src.ops.linear import LINEAR
+from src.ops.matrix import Matrix
 from tests.ops.comparison import (
     linear_is_alike_in_any_company,
     some_tokens,
@@ -29,8 +30,8 @@ def assert_matches(got: torch.Tensor, args: tuple[Any, ...], rounds_groups: bool
 
     ``rounds_groups``: and of weights in groups, to bfloat16, where tokens are of that.
     """
-    x, weight, scales, bias, *offsets = args
-    matrix = weight if scales is None else dequantize(weight, scales, *offsets)
+    x, weight, scales, bias, kind, *offsets = args
+    matrix = Matrix.of_kind(kind, weight, scales, *offsets).dequantized()
     in_groups = scales is not None and scales.dim() == 2
     if rounds_groups and in_groups and x.dtype == torch.bfloat16:
         matrix = matrix.bfloat16()
@@ -83,26 +84,22 @@ def test_a_token_is_the_same_bits_in_any_company(
 
 
 def test_rows_may_lie_apart_and_there_may_be_none(libraries: dict[str, KernelLibrary]) -> None:
-    x, weight, scales, bias = LINEAR.build("cpu", tokens=6, inputs=192, outputs=8, weight="int8")
+    x, weight, *rest = LINEAR.build("cpu", tokens=6, inputs=192, outputs=8, weight="int8")
     for library in libraries.values():
-        whole = library.streamed_linear(x, weight, scales, bias)
+        whole = library.streamed_linear(x, weight, *rest)
         assert torch.equal(
-            library.streamed_linear(x[:, :128], weight[:, :128].contiguous(), scales, bias),
-            (
-                library.streamed_linear(
-                    x[:, :128].contiguous(), weight[:, :128].contiguous(), scales, bias
-                )
-            ),
+            library.streamed_linear(x[:, :128], weight[:, :128].contiguous(), *rest),
+            (library.streamed_linear(x[:, :128].contiguous(), weight[:, :128].contiguous(), *rest)),
         )
-        assert torch.equal(library.streamed_linear(x[::2], weight, scales, bias), whole[::2])
-        assert library.streamed_linear(x[:0], weight, scales, bias).shape == (0, 8)
+        assert torch.equal(library.streamed_linear(x[::2], weight, *rest), whole[::2])
+        assert library.streamed_linear(x[:0], weight, *rest).shape == (0, 8)
 
 
 def test_one_bad_token_stays_its_own(library: KernelLibrary) -> None:
-    x, weight, scales, bias = LINEAR.build("cpu", tokens=9, inputs=128, outputs=16)
-    expected = library.streamed_linear(x, weight, scales, bias)
+    x, *rest = LINEAR.build("cpu", tokens=9, inputs=128, outputs=16)
+    expected = library.streamed_linear(x, *rest)
     x[4] = torch.nan
-    got = library.streamed_linear(x, weight, scales, bias)
+    got = library.streamed_linear(x, *rest)
     assert got[4].isnan().all()
     others = [0, 1, 2, 3, 5, 6, 7, 8]
     assert torch.equal(got[others], expected[others])
@@ -125,11 +122,13 @@ def test_rows_of_any_length_are_summed(
 
 
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
-    x, weight, _, _ = LINEAR.build("cpu", tokens=3, inputs=64, outputs=7)
+    x, weight, *rest = LINEAR.build("cpu", tokens=3, inputs=64, outputs=7)
     with pytest.raises(ValueError, match=r"in x.s dtype"):
-        library.streamed_linear(x.bfloat16(), weight, None, None)
+        library.streamed_linear(x.bfloat16(), weight, *rest)
     with pytest.raises(ValueError, match="contiguous"):
-        library.streamed_linear(x, weight.T.contiguous().T, None, None)
-    packed = torch.zeros(7, 32, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="multiple of 32"):
-        library.streamed_linear(x, packed, torch.ones(7, 4), None)
+        library.streamed_linear(x, weight.T.contiguous().T, *rest)
+    for kind in (8, 99):
+        with pytest.raises(
+            ValueError, match=rf"no matrix of kind {kind} has values of torch\.float32"
+        ):
+            library.streamed_linear(x, weight, None, None, kind)

@@ -64,7 +64,7 @@ def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) ->
         for weight in ("same", "int8", "int4/32"):
             args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, weight=weight)
             assert_matches(linear(*args), args, rounds_groups=True)
-            without_bias = (*args[:3], None)
+            without_bias = (*args[:3], None, *args[4:])
             assert_matches(linear(*without_bias), without_bias, rounds_groups=True)
 
 
@@ -96,10 +96,10 @@ def test_tiles_are_used_where_they_can_be(linear: Linear, emulated_amx: ctypes.C
 def test_nothing_behind_weights_and_biases_is_read(linear: Linear, outputs: int) -> None:
     """They end where memory does, as a checkpoint's last tensor may."""
     for kind in ("same", "int8", "int4/32"):
-        x, weight, scales, bias = build_args(tokens=3, outputs=outputs, weight=kind)
+        x, weight, scales, bias, number = build_args(tokens=3, outputs=outputs, weight=kind)
         with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
-            got = linear(x, last_weight, scales, last_bias)
-            assert torch.equal(got, linear(x, weight, scales, bias))
+            got = linear(x, last_weight, scales, last_bias, number)
+            assert torch.equal(got, linear(x, weight, scales, bias, number))
             del last_weight, last_bias
 
 
@@ -120,7 +120,7 @@ def test_what_is_no_bfloat16_goes_another_way(
 @given(data=st.data())
 def test_a_token_is_the_same_bits_in_any_company(linear: Linear, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 80))
-    x, weight, scales, bias = build_args(
+    x, *rest = build_args(
         tokens=tokens,
         inputs=data.draw(st.sampled_from([32, 64, 96])),
         weight=data.draw(st.sampled_from(["same", "int8", "int4/32"])),
@@ -129,17 +129,17 @@ def test_a_token_is_the_same_bits_in_any_company(linear: Linear, data: st.DataOb
     )
     first = data.draw(st.integers(0, tokens - 1))
     last = data.draw(st.integers(first + 1, tokens))
-    whole = linear(x, weight, scales, bias)
+    whole = linear(x, *rest)
     torch.set_num_threads(data.draw(st.integers(1, 3)))
-    part = linear(x[first:last], weight, scales, bias)
+    part = linear(x[first:last], *rest)
     assert torch.equal(part.view(torch.int16), whole[first:last].view(torch.int16))
 
 
 def test_one_bad_token_stays_its_own_and_so_does_one_bad_output(linear: Linear) -> None:
-    x, weight, scales, bias = build_args(tokens=20)
-    expected = linear(x, weight, scales, bias)
+    x, weight, *rest = build_args(tokens=20)
+    expected = linear(x, weight, *rest)
     x[4], weight[9] = torch.nan, torch.inf
-    got = linear(x, weight, scales, bias)
+    got = linear(x, weight, *rest)
     assert got[4].isnan().all()
     assert not got[:, 9].isfinite().any()
     tokens = [token for token in range(20) if token != 4]
@@ -148,12 +148,12 @@ def test_one_bad_token_stays_its_own_and_so_does_one_bad_output(linear: Linear) 
 
 
 def test_nothing_behind_rows_is_read(linear: Linear) -> None:
-    x, weight, scales, bias = build_args(tokens=18)
-    expected = linear(x, weight, scales, bias)
+    x, *rest = build_args(tokens=18)
+    expected = linear(x, *rest)
     spoilt = torch.full((18, 96 + 8), torch.nan, dtype=torch.bfloat16)
     spoilt[:, :96] = x
-    assert torch.equal(linear(spoilt[:, :96], weight, scales, bias), expected)
-    assert linear(x[:0], weight, scales, bias).shape == (0, 40)
+    assert torch.equal(linear(spoilt[:, :96], *rest), expected)
+    assert linear(x[:0], *rest).shape == (0, 40)
 
 
 BYTES = ("int8", "int8/16", "int8/32 with offsets", "int4/32 with bfloat16 offsets", "int4/64")

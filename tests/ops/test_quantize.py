@@ -10,29 +10,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.models.weights import methods
-from src.models.weights.methods import QuantizedWeight, quantize
+from src.ops import rounding
 from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.matrix import Matrix
+from src.ops.rounding import quantize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def by(library: KernelLibrary | None, *arguments: Any, in_strips: bool) -> QuantizedWeight:
-    with mock.patch.object(methods, "kernel_library", return_value=library):
-        return quantize(*arguments, in_strips=in_strips)
+def by(library: KernelLibrary | None, *arguments: Any, in_strips: bool) -> Matrix:
+    with mock.patch.object(rounding, "kernel_library", return_value=library):
+        return quantize(*arguments, tiled=in_strips)
 
 
 def assert_same(libraries: dict[str, KernelLibrary], *arguments: Any, in_strips: bool) -> None:
     method = arguments[1]
     expected = by(None, *arguments, in_strips=in_strips)
-    outline = quantize(arguments[0].to("meta"), *arguments[1:], in_strips=in_strips)
-    for one, other in zip(outline, expected, strict=True):
-        if one is None or other is None:
-            assert one is other is None
-            continue
+    outline = quantize(arguments[0].to("meta"), *arguments[1:], tiled=in_strips)
+    assert (outline.encoding, outline.tiling) == (expected.encoding, expected.tiling)
+    assert outline.tensors().keys() == expected.tensors().keys()
+    for name, one in outline.tensors().items():
+        other = expected.tensors()[name]
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
     for library in libraries.values():
         got = by(library, *arguments, in_strips=in_strips)
+        assert (got.encoding, got.tiling) == (expected.encoding, expected.tiling)
         assert got.values.dtype == expected.values.dtype
         assert torch.equal(got.values, expected.values)
         assert torch.equal(got.scales, expected.scales)
@@ -92,8 +94,8 @@ def test_what_is_not_finite_spoils_its_own_row_alone(
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
     weight = torch.ones(64, 96)
     with pytest.raises(ValueError, match="multiple of 32"):
-        library.quantize(weight[:, :40].contiguous(), torch.int8, 32, in_strips=False)
+        library.quantize(weight[:, :40].contiguous(), "int8", 32, tiled=False)
     with pytest.raises(ValueError, match="multiple of 32"):
-        library.quantize(weight, torch.uint8, 64, in_strips=False)
+        library.quantize(weight, "int4", 64, tiled=False)
     with pytest.raises(ValueError, match="contiguous"):
-        library.quantize(weight[:, :64], torch.int8, 32, in_strips=False)
+        library.quantize(weight[:, :64], "int8", 32, tiled=False)

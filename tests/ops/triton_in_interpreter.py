@@ -7,11 +7,13 @@ argument `attention` it runs paged attention on its cases and on random rows, wi
 import os
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
+import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 
@@ -247,21 +249,31 @@ def linears_match() -> None:
         for tokens, outputs, dtype in ((1, 5, torch.float32), (70, 67, torch.float16)):
             case = {"tokens": tokens, "outputs": outputs, "dtype": dtype, "weight": kind}
             args = LINEAR.build("cpu", inputs=192, has_bias=seed % 2 == 0, seed=seed, **case)
-            if len(args) == 5:
+            if len(args) == 6:
                 # Contiguous or not: tokens may lie apart.
                 args = (torch.cat((args[0], args[0]), 1)[:, :192], *args[1:])
             expected, got = LINEAR.reference(*args), linear.run(*args)
             tolerance = TOLERANCE[dtype]
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
             assert torch.equal(linear.run(args[0][-1:], *args[1:]), got[-1:]) or tokens > 32
-    for kind in ("same", "strips of int8"):
-        args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, weight=kind)
-        assert torch.equal(linear.run(*args), LINEAR.reference(*args))
+    args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64)
+    assert torch.equal(linear.run(*args), LINEAR.reference(*args))
+    for kind in ("strips of int8", "strips of same", "e2m1/32"):
+        of = {"weight": kind, "dtype": torch.bfloat16}
+        args = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, **of)
+        refuses(linear.run, args)
+    # Rows whose groups end within a run of levels.
+    x, weight, *rest = LINEAR.build("cpu", tokens=3, inputs=64, outputs=64, weight="int8")
+    refuses(linear.run, (x[:, :48], weight[:, :48].contiguous(), *rest))
+
+
+def refuses(run: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> None:
+    """It never falls back to decoding the whole matrix in every call."""
+    with pytest.raises(ValueError, match="no kernel for CUDA multiplies"):
+        run(*args)
 
 
 def experts_match() -> None:
-    # Its conversions are the interpreter's.
-    experts.has_float8 = lambda device: True
     for case in EXPERTS.cases:
         # Strips are the CPU's, and the interpreter's products of bfloat16 are none.
         if case["dtype"] == torch.bfloat16 or case["weight"].startswith("strips"):

@@ -21,6 +21,7 @@ from tokenizers import pre_tokenizers
 from src import LLM, SamplingParams
 from src.core.config import Config
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from src.text.tokenizer import Tokenizer
 from tests.http.processes import ServerProcess
 from tests.models.harness import dense_logits
@@ -87,7 +88,7 @@ def test_token_ids_are_those_of_transformers(their_tokenizer: Any) -> None:
 
 
 def test_logits_are_those_of_transformers(reference: Any, prompts: list[list[int]]) -> None:
-    model = load_model(FILE, dtype="float32")
+    model = load_model(FILE, LoadOptions(dtype="float32"))
     for prompt in prompts:
         with torch.inference_mode():
             want = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)

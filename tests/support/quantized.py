@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from src.ops.projection import Projection
+
 Packed = tuple[dict[str, Tensor], Tensor]
 Packer = Callable[[Tensor], Packed]
 
@@ -249,3 +251,48 @@ def change_tensors(directory: Path, **changes: Callable[[Tensor], Tensor | None]
         if changed is not None:
             tensors[name] = changed.contiguous()
     save_file(tensors, file, {"format": "pt"})
+
+
+def nvfp4(*, modelopt: bool = False, a4: bool = False) -> Packer:
+    """NVFP4 as compressed-tensors stores it, or ModelOpt. ``a4``: with a scale of inputs."""
+
+    def pack(weight: Tensor) -> Packed:
+        numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        groups = weight.float().unflatten(1, (-1, 16))
+        factor = weight.float().abs().amax() / (448 * 6)
+        scales = (groups.abs().amax(2) / 6 / factor).to(torch.float8_e4m3fn)
+        stored_factor = factor if modelopt else 1 / factor
+        used = scales.float() * factor if modelopt else scales.float() / stored_factor
+        shares = groups / divisors(used)[..., None]
+        codes = (shares.abs()[..., None] - numbers).abs().argmin(-1).to(torch.uint8)
+        values = numbers[codes.int()] * shares.sign() * used[..., None]
+        flat = (codes | ((shares < 0).to(torch.uint8) << 3)).flatten(1)
+        tensors = {
+            "weight" if modelopt else "weight_packed": flat[:, ::2] | (flat[:, 1::2] << 4),
+            "weight_scale": scales,
+            "weight_scale_2" if modelopt else "weight_global_scale": (
+                stored_factor if modelopt else stored_factor[None]
+            ),
+        }
+        if a4:
+            tensors["input_scale" if modelopt else "input_global_scale"] = torch.tensor(
+                0.01 if modelopt else [90.0]
+            )
+        return tensors, values.flatten(1)
+
+    return pack
+
+
+def form_of(weight: Any) -> str:
+    """How a model holds a parameter: its number, whether columns have an order, rounded inputs."""
+    if isinstance(weight, Tensor):
+        return "plain"
+    matrix = weight.matrix if isinstance(weight, Projection) else weight
+    number = "levels" if matrix.encoding.number in ("int4", "int8") else matrix.encoding.number
+    order = " in order" * (matrix.order is not None)
+    stack = "stack of " * matrix.is_stack
+    rounding = weight.rounding if isinstance(weight, Projection) else None
+    if rounding is None:
+        return f"{stack}{number}{order}"
+    assert rounding.number == ("int8" if number == "levels" else number)
+    return f"{stack}{number}{order} by {rounding.scaled}"

@@ -8,13 +8,14 @@ from functools import partial
 from unittest import mock
 
 from src.models import Model
-from src.models.weights import loader
+from src.models.loading import loader
 
 
 @contextmanager
 def mixers_rotate(rotates: bool = True) -> Iterator[None]:
     """Make models that are loaded or outlined in this block use such programs, or not."""
-    with mock.patch.object(loader, "Model", partial(Model, rotates_in_op=rotates)):
+    rotating = partial(loader.ModelOptions, rotates_in_op=rotates)
+    with mock.patch.object(loader, "ModelOptions", rotating):
         yield
 
 

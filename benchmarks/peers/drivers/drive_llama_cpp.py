@@ -6,6 +6,7 @@ generation.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from turns import Answer, Ask, Clocked, answer_turns
@@ -15,9 +16,8 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
     import llama_cpp
 
     llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(
-        options["converted"].encode(), llama_cpp.llama_model_default_params()
-    )
+    parameters, left_out = model_parameters(llama_cpp, Path("/proc/cpuinfo").read_text())
+    model = llama_cpp.llama_model_load_from_file(options["converted"].encode(), parameters)
     if not model:
         raise RuntimeError(f"{options['converted']} could not be loaded")
     settings = llama_cpp.llama_context_default_params()
@@ -31,7 +31,25 @@ def open_engine(options: dict[str, Any]) -> tuple[Ask, dict[str, Any]]:
     if not context:
         raise RuntimeError("no context")
     vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    return Batched(context, settings.n_batch, vocab_size).ask, {"dtype": options["weights"]}
+    return Batched(context, settings.n_batch, vocab_size).ask, {
+        "dtype": options["weights"] + left_out
+    }
+
+
+def model_parameters(llama_cpp: Any, cpuinfo: str) -> tuple[Any, str]:
+    """Parameters to load a model with, and what they leave out, for the table.
+
+    On CPUs with AMX a build by GCC 12 crashes: the compiler drops the configuration of tiles. So
+    weights are not put into the buffers that AMX multiplies there, nor into rearranged ones, which
+    one switch decides.
+    """
+    parameters = llama_cpp.llama_model_default_params()
+    if "amx_tile" not in cpuinfo:
+        return parameters, ""
+    if not hasattr(parameters, "use_extra_bufts"):
+        raise RuntimeError("this version cannot be kept from using AMX")
+    parameters.use_extra_bufts = False
+    return parameters, ", without AMX and rearranged weights"
 
 
 class Batched:

@@ -110,7 +110,7 @@ class _Models(msgspec.Struct):
 
 def _of_server(url: str, key: str | None, config: Config) -> Calibration:
     from src.bench.simulate.calibration import calibration_of
-    from src.http.keys import admin_key
+    from src.http.server.keys import admin_key
 
     with contextlib.closing(DebugClient(url, key or admin_key(config.http))) as client:
         view = client.decode("/debug/timeline?format=records", TimelineView)

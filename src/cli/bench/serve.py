@@ -20,6 +20,7 @@ from src.cli.bench.result_options import (
 )
 from src.cli.options import Commands
 from src.core.errors import ConfigError
+from src.core.sampler_parameters import SAMPLER_NAMES, SAMPLER_PARAMETERS
 
 if TYPE_CHECKING:
     from src.bench.answers import Answer
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 ABOUT: Final = "Load on a server that speaks OpenAI's protocol, this one or another."
 EXIT_ALL_FAILED: Final = 1
-_SAMPLING: Final = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-)
 
 
 def add_command(commands: Commands) -> None:
@@ -110,9 +107,8 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling (the server's own defaults where not given)")
-    for name in _SAMPLING:
-        kind = int if name == "top_k" else float
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X")
+    for each in SAMPLER_PARAMETERS:
+        group.add_argument(f"--{each.name.replace('_', '-')}", type=each.kind, metavar="X")
     group.add_argument("--logprobs", type=int, metavar="N")
     group.add_argument(
         "--extra-body", type=_object, default={}, metavar="JSON", help="more fields of each request"
@@ -284,7 +280,7 @@ def _say_of_warm_up(answers: list[Answer]) -> None:
 
 
 def _fields(arguments: argparse.Namespace, *, is_chat: bool) -> dict[str, Any]:
-    given = {name: getattr(arguments, name) for name in _SAMPLING}
+    given = {name: getattr(arguments, name) for name in SAMPLER_NAMES}
     fields: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     if arguments.logprobs is not None:
         wanted = {"logprobs": True, "top_logprobs": arguments.logprobs}

@@ -11,7 +11,7 @@ from src.models import Call, Model
 from src.models.model import Variant
 from src.models.program import HIDDEN, Program
 from src.ops.cpu.compiled import Bound
-from src.ops.cpu.step import StepAttention, StepInstruction, StepProgram, takes_program
+from src.ops.cpu.step import StepInstruction, StepMixer, StepProgram, takes_program
 
 
 def compiled_program(
@@ -19,19 +19,22 @@ def compiled_program(
 ) -> StepProgram | None:
     """A variant with compiled functions; ``None`` if the interpreter does not support it.
 
-    All attention outputs use one buffer, so each has to be read before the next attention.
+    All mixers write into one buffer, so each output has to be read before the next mixer.
     """
     program, bound = variant.program, variant.bound
-    attentions = [
-        MIXERS[mixer.kind].step_attention(mixer, weights, cache)
+    # The interpreter gathers token ids, positions and adapters alone.
+    if program.own_inputs or not _is_known(program):
+        return None
+    mixers = [
+        MIXERS[mixer.kind].lower(mixer, weights, cache)
         for mixer, weights in zip(model.mixers, model.mixer_weights, strict=True)
     ]
-    if not all(attentions) or not _is_known(program):
+    if None in mixers:
         return None
     numbers = {tensor.name: number for number, tensor in enumerate(program.inputs)}
     instructions: list[StepInstruction] = []
     for index, step in enumerate(program.steps):
-        computes: Bound | StepAttention | None
+        computes: Bound | StepMixer | None
         if isinstance(step, Call):
             reads, writes = step.chain.reads, step.chain.writes
             computes = functions[step.slot].bind(
@@ -39,7 +42,7 @@ def compiled_program(
             )
         else:
             reads, writes = step.reads, (step.writes.name,)
-            computes = attentions[step.layer]
+            computes = mixers[step.layer]
         assert computes is not None
         for name in writes:
             numbers.setdefault(name, len(numbers))

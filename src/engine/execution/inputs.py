@@ -6,6 +6,7 @@ samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +17,6 @@ from src.core.plan import StepPlan
 from src.engine.devices.transfer import upload
 from src.engine.execution.row_state import POISON, RowState
 from src.engine.sampling import SampleBatch
-from src.ops.latent_expansion import LatentShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,6 @@ class AttentionRows:
         Per group of layers [B, max blocks of these rows] int32.
     max_query_len, max_seq_len
         Upper bounds known on the host, so that no kernel launch waits for a device value.
-    lengths_b
-        On the host: query lengths and context lengths of the rows, [2, B]; ``None``: no row has
-        more than one query token.
-    decode_schedules
-        Group of layers and shape of attention -> decode schedule, filled by the first layer that
-        asks; see `src.ops.decode_schedule`.
-    expansions
-        Shape of latent attention -> the plan and number of expanded keys, filled in the same way;
-        see `src.ops.latent_expansion`.
     """
 
     slot_mappings_t: tuple[Tensor, ...]
@@ -53,9 +44,6 @@ class AttentionRows:
     block_tables_b: tuple[Tensor, ...]
     max_query_len: int
     max_seq_len: int
-    lengths_b: np.ndarray | None = None
-    decode_schedules: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict)
-    expansions: dict[LatentShape, tuple[Tensor | None, int]] = field(default_factory=dict)
 
     def without_rows(self) -> AttentionRows:
         """The same tokens without rows: their KV is written, and no attention is computed."""
@@ -85,6 +73,11 @@ class StepInputs(AttentionRows):
         [S] int64: their rows, and the positions of the tokens to be sampled.
     rows_b
         [B] int64: the rows of the plan, which are also the slots of their recurrent states.
+    lengths_b
+        On the host: query lengths and context lengths of the rows, [2, B]; ``None``: no row has
+        more than one query token.
+    own_t
+        The model's own step inputs by name, [T, ...].
     adapter_slots_t
         [T] int64: the slot of each token's adapter, -1 for none; ``None`` if no row has one.
     last
@@ -99,6 +92,8 @@ class StepInputs(AttentionRows):
     sampled_rows_s: Tensor
     sampled_positions_s: Tensor
     rows_b: Tensor
+    lengths_b: np.ndarray | None = None
+    own_t: Mapping[str, Tensor] = field(default_factory=dict)
     adapter_slots_t: Tensor | None = None
     last: AttentionRows | None = None
 
@@ -162,6 +157,7 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         sampled_rows_s=device_sampled_rows_s,
         sampled_positions_s=device_sampled_positions_s,
         rows_b=device_rows_b,
+        own_t=state.own_inputs.gather(plan, num_padded, state.device),
         adapter_slots_t=state.adapters_of(device_rows_t) if state.uses_adapters(plan) else None,
         max_query_len=int(counts_b.max()),
         max_seq_len=max_seq_len,
@@ -214,6 +210,7 @@ def padding_inputs(num_tokens: int, state: RowState, *, adapts: bool = False) ->
         sampled_positions_s=none,
         # A row without tokens touches no state.
         rows_b=zeros_t.new_zeros(1),
+        own_t=state.own_inputs.padding(num_tokens, device),
         adapter_slots_t=zeros_t - 1 if adapts else None,
         max_query_len=2,
         max_seq_len=1,

@@ -111,6 +111,7 @@ def compute_largest_step(
         block_size=block_size,
         device=spec.device,
         page_blocks=cache.layout.page_blocks,
+        own_inputs=model.own_inputs,
     )
     # Rows look full of tokens, because penalties read them.
     rows.tokens.zero_()

@@ -111,6 +111,7 @@ class RowOwners:
         self.unscored[install.row] = still_unscored(request, install)
         self._adapters.bring(install)
         self._rows.install(install)
+        self._rows.own_inputs.install(install.row, request.step_inputs)
         self._sampler.state.install(install.row, request, install.prompt_len)
         self._grammars.install(install.row, request, install.token_ids[install.prompt_len :])
 
@@ -118,5 +119,6 @@ class RowOwners:
         """Make a row harmless whose request could not be installed, since steps still name it."""
         self.unscored[install.row] = None
         self._rows.install_harmless(install)
+        self._rows.own_inputs.clear(install.row)
         self._sampler.state.neutralize(install.row)
         self._grammars.vacate(install.row)

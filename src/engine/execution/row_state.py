@@ -13,6 +13,8 @@ from src.core.adapter import NO_SLOT
 from src.core.plan import BlockAppend, RowInstall, StepPlan
 from src.engine.devices import transfer
 from src.engine.devices.transfer import upload
+from src.engine.execution.row_inputs import RowInputs
+from src.models.program import StepInput
 
 # No token and no block has this number, so using an entry that was never written fails loudly.
 POISON = -1
@@ -30,6 +32,8 @@ class RowState:
     page_blocks
         Per group of layers: block numbers in its tables are multiplied by this
         (`KVGroupSpec.page_blocks`).
+    own_inputs
+        The model's own step inputs.
 
     Attributes
     ----------
@@ -43,6 +47,8 @@ class RowState:
     block_tables
         [groups, max_num_seqs + 1, max_blocks] int32: (group of layers, row, position //
         block_size) -> block; negative where there is none, or where a window has passed it.
+    own_inputs
+        What requests bring of the model's own step inputs.
     adapter_slots
         [max_num_seqs + 1] int32: row -> the slot of its adapter; -1 for none.
     """
@@ -55,8 +61,10 @@ class RowState:
         block_size: int,
         device: torch.device,
         page_blocks: Sequence[int] = (1,),
+        own_inputs: Sequence[StepInput] = (),
     ) -> None:
         self.device = device
+        self.own_inputs = RowInputs(own_inputs, max_num_seqs)
         self.block_size = block_size
         self.padding_row = max_num_seqs
         self.max_model_len = max_model_len

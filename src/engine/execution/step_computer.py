@@ -168,6 +168,8 @@ class StepComputer:
         """
         model, cache, rows = self._model, self._forward_pass.kv_cache, self._rows
         assert isinstance(model, Model), "only a program is compiled"
+        if self._forward_pass.owners:
+            return None
         floats, ints = self._sampler.state.tables
         where = StepRows(
             rows.tokens,

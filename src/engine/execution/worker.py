@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -46,6 +47,8 @@ from src.ops.cpu.calls import use_threads
 from src.ops.cpu.places import Places
 from src.ops.declaration import Backend
 from src.text.thinking import ThinkingGuide
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -90,6 +93,11 @@ class Worker:
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
+        for number, owner in self._forward_pass.owners.items():
+            layers = len(owner.group.layers)
+            logger.info("attention: %s computes group %d, %d layers", owner.name, number, layers)
+        for reason in self._forward_pass.passed_over:
+            logger.info("attention: %s", reason)
         self._memory = memory = PagePrefault(kv_cache) if device.is_host else None
         self._rows = rows
         self._sampler = sampler

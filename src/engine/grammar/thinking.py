@@ -50,7 +50,7 @@ class _Thought:
 
 
 class Change(NamedTuple):
-    """A row is of an output that has these tokens, or of none that has a budget."""
+    """A row got a request with a thinking budget, or lost it; the tokens are its output so far."""
 
     row: int
     thought: _Thought | None
@@ -78,7 +78,7 @@ class RowThinking:
         self._thoughts: dict[int, _Thought] = {}
 
     def hold(self, handle: int, guide: ThinkingGuide) -> None:
-        """Keep what the request of which ``handle`` is the key will name by it. Of any thread."""
+        """Store the guide under ``handle``, the request's key. Thread-safe."""
         self._held[handle] = guide
 
     @property

@@ -113,6 +113,7 @@ class Preparation:
             cache_salt=options.get("cache_salt", ""),
             tenant=tenant,
             adapter=self._adapter,
+            step_inputs=options.get("step_inputs"),
         )
 
 

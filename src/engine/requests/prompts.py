@@ -22,6 +22,7 @@ from src.core.logits_processors import Declared, check_processors
 from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
+from src.engine.requests.step_inputs import salted, step_values
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
@@ -81,6 +82,9 @@ class RequestOptions(TypedDict, total=False):
         Name of the adapter that it is computed with; ``None`` is the model alone.
     chat
         How messages become a prompt.
+    step_inputs
+        Values of step inputs that the model's family declares, by name: an array [n, ...] of the
+        first n tokens of the prompt.
     trace
         The trace that it belongs to; ``None`` if that trace is not sampled. Without this option the
         request gets its own trace, if requests are traced.
@@ -93,6 +97,7 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     lora: str | None
     chat: ChatOptions | None
+    step_inputs: Mapping[str, Any] | None
     trace: RequestTrace | None
 
 
@@ -104,6 +109,7 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "tenant": str,
     "lora": str,
     "chat": ChatOptions,
+    "step_inputs": Mapping,
     "trace": RequestTrace,
 }
 _NEVER_NONE: Final = ("priority", "cache_salt", "tenant")
@@ -191,6 +197,7 @@ class RequestBuilder:
         cache_salt: str,
         tenant: str = "",
         adapter: Adapter | None = None,
+        step_inputs: Mapping[str, Any] | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
 
@@ -205,6 +212,12 @@ class RequestBuilder:
             Prompt and output do not fit the context.
         """
         max_tokens = self.max_tokens(len(prompt_token_ids), params)
+        values = step_values(
+            self._info.step_inputs,
+            step_inputs or {},
+            len(prompt_token_ids),
+            len(prompt_token_ids) + max_tokens,
+        )
         end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_token_ids |= self._model_end_token_ids
@@ -238,7 +251,8 @@ class RequestBuilder:
                 priority=priority,
                 arrival=arrival,
                 deadline=None if timeout is None else arrival + timeout,
-                cache_salt=cache_salt,
+                cache_salt=salted(cache_salt, values),
+                step_inputs=values,
                 tenant=tenant,
                 adapter=adapter,
                 grammar=grammar,

@@ -85,7 +85,8 @@ class Sampler:
 
     The order: raw log-probabilities; the grammar's masks; allowed_token_ids; bad_words; min_tokens;
     logit_bias; repetition, frequency and presence penalties; logits processors; tokens that must
-    come; temperature; min_p; top_k; top_p; Gumbel-max. See docs/sampling.md.
+    come; temperature; top_n_sigma; min_p; top_k; typical_p; top_p; Gumbel-max. See
+    docs/sampling.md.
 
     Nothing is carried from one call to the next but what the state's rows hold, so a row's token is
     a function of its logits, its tokens, its parameters and its position.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,23 +15,16 @@ from src.engine.sampling.logits import BadSequences, Penalties
 from src.engine.sampling.processors import ProcessorGroup
 from src.engine.sampling.state import (
     FREQUENCY,
-    MIN_P_OFFSET,
     PRESENCE,
     REPETITION,
     SEED,
     TEMPERATURE,
     TOP_K,
-    TOP_P,
+    TRUNCATION,
     RowParams,
     SamplingState,
 )
-from src.engine.sampling.truncation import (
-    Truncation,
-    is_short,
-    truncate_long,
-    truncate_min_p,
-    truncate_short,
-)
+from src.engine.sampling.truncation import Path, Truncation, path_of
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 _LARGEST = torch.finfo(torch.float32).max
@@ -51,7 +44,7 @@ class TruncatedRows:
 
     entries: Tensor | None
     rows: Truncation
-    apply: Callable[[Tensor, Truncation], None]
+    apply: Path
 
 
 class Selection:
@@ -215,36 +208,20 @@ class Selection:
     def _truncated(
         self, params: list[RowParams], floats: Tensor, ints: Tensor
     ) -> list[TruncatedRows]:
-        paths: dict[Callable[[Tensor, Truncation], None], list[int]] = {}
+        paths: dict[Path, list[int]] = {}
         for entry, row in enumerate(params):
-            if is_short(row.top_k):
-                paths.setdefault(truncate_short, []).append(entry)
-            elif row.top_k or row.top_p < 1.0:
-                paths.setdefault(truncate_long, []).append(entry)
-            elif row.min_p_offset > -torch.inf:
-                paths.setdefault(truncate_min_p, []).append(entry)
+            path = path_of(row.top_k, row.truncation)
+            if path is not None:
+                paths.setdefault(path, []).append(entry)
         truncated = []
         for path, entries in paths.items():
-            asking = [params[entry] for entry in entries]
             some = self._some(entries, len(params))
             numbers, integers = (floats, ints) if some is None else (floats[some], ints[some])
-            truncated.append(
-                TruncatedRows(
-                    some,
-                    Truncation(
-                        temperatures=numbers[:, TEMPERATURE, None].float(),
-                        min_p_offsets=numbers[:, MIN_P_OFFSET, None].float()
-                        if any(row.min_p_offset > -torch.inf for row in asking)
-                        else None,
-                        top_k=integers[:, TOP_K, None]
-                        if any(row.top_k for row in asking)
-                        else None,
-                        max_top_k=max(row.top_k for row in asking),
-                        top_p=numbers[:, TOP_P, None]
-                        if any(row.top_p < 1.0 for row in asking)
-                        else None,
-                    ),
-                    path,
-                )
+            rows = Truncation.of(
+                numbers[:, TEMPERATURE].float(),
+                integers[:, TOP_K],
+                numbers[:, TRUNCATION],
+                [(params[entry].top_k, params[entry].truncation) for entry in entries],
             )
+            truncated.append(TruncatedRows(some, rows, path))
         return truncated

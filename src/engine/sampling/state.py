@@ -19,14 +19,14 @@ from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import BadWords
 from src.engine.sampling.per_params import PerParams
 from src.engine.sampling.processors import LogitsProcessor, Processors
+from src.engine.sampling.truncation import OFF, numbers_of
 
 # Columns of the device tables.
-TEMPERATURE, TOP_P, MIN_P_OFFSET, PRESENCE, FREQUENCY, REPETITION = range(6)
+TEMPERATURE, PRESENCE, FREQUENCY, REPETITION = range(4)
+# The others are those of truncation.COLUMNS.
+TRUNCATION = slice(4, 4 + len(OFF))
+_NUM_FLOATS = TRUNCATION.stop
 SEED, TOP_K = range(2)
-
-# Of the likeliest token less than all of the mass is likelier, and so is none of it: a top_p of 0
-# keeps that token, as the least one above does.
-_LEAST_TOP_P = 1e-30
 
 _NOBODY = DeviceRequest(key=-1, prompt_len=0, params=SamplingParams(temperature=0.0))
 
@@ -41,11 +41,8 @@ class RowParams:
         0 for greedy.
     top_k
         0 when off: not asked for, at least the vocabulary's size, or greedy.
-    top_p
-        1 when off or greedy.
-    min_p_offset
-        temperature * log(min_p): a logit is kept if it is at least the maximum plus this; -inf when
-        off.
+    truncation
+        The numbers of `truncation.COLUMNS`.
     first_end_position
         End tokens are banned at positions below this one.
     end_ids, allowed_ids, banned_ids, bias_ids, bias_values
@@ -63,8 +60,7 @@ class RowParams:
     seed: int
     temperature: float
     top_k: int
-    top_p: float
-    min_p_offset: float
+    truncation: tuple[float, ...]
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
@@ -92,7 +88,7 @@ class RowParams:
     def only_draws(self) -> bool:
         """Whether it needs no more than a temperature and a seed, apart from `min_tokens`."""
         ids = (self.allowed_ids, self.banned_ids, self.bias_ids)
-        truncates = self.top_k != 0 or self.top_p < 1.0 or self.min_p_offset > -math.inf
+        truncates = self.top_k != 0 or self.truncation != OFF
         return (
             not truncates
             and not self.penalizes
@@ -129,7 +125,7 @@ class SamplingState:
         self.device = device
         self.vocab_size = vocab_size
         self._params: list[RowParams | None] = [None] * max_num_rows
-        # Row -> its numbers in the device tables, float64 [6] and int64 [2].
+        # Row -> its numbers in the device tables, float64 [F] and int64 [2].
         self._staged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # Cached, because there may be as many ids as the vocabulary has.
         self._allowed_ids = PerParams(lambda params: self._ids(params.allowed_token_ids or ()))
@@ -138,9 +134,9 @@ class SamplingState:
         self._known_processors = processors or {}
         self._processors = PerParams(self._resolve_processors)
         self._version = 0
-        # [max_num_rows + 1, 6] float64: row -> the columns named above; padding is greedy
+        # [max_num_rows + 1, F] float64: row -> the columns named above; padding is greedy
         self._floats = torch.full(
-            (max_num_rows + 1, 6), math.nan, dtype=torch.float64, device=device
+            (max_num_rows + 1, _NUM_FLOATS), math.nan, dtype=torch.float64, device=device
         )
         self._floats[max_num_rows].zero_()
         # [max_num_rows + 1, 2] int64: row -> the columns named above
@@ -196,13 +192,13 @@ class SamplingState:
         return found
 
     def gather(self, rows_s: Tensor) -> tuple[Tensor, Tensor]:
-        """Device numbers of the rows ``rows_s`` [S] int64: [S, 6] float64 and [S, 2] int64."""
+        """Device numbers of the rows ``rows_s`` [S] int64: [S, F] float64 and [S, 2] int64."""
         self.flush()
         return self._floats[rows_s], self._ints[rows_s]
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """The device tables that :meth:`gather` reads: float64 [R + 1, 6] and int64 [R + 1, 2]."""
+        """The device tables that :meth:`gather` reads: float64 [R + 1, F] and int64 [R + 1, 2]."""
         return self._floats, self._ints
 
     def flush(self) -> None:
@@ -238,8 +234,7 @@ class SamplingState:
             seed=request.seed,
             temperature=params.temperature if samples else 0.0,
             top_k=params.top_k if samples and 0 < params.top_k < self.vocab_size else 0,
-            top_p=max(params.top_p, _LEAST_TOP_P) if samples else 1.0,
-            min_p_offset=_min_p_offset(params),
+            truncation=numbers_of(params),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
@@ -291,19 +286,12 @@ class SamplingState:
 
 
 def _numbers(params: RowParams) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of the device tables, in their order: float64 [6] and int64 [2]."""
+    """Columns of the device tables, in their order: float64 [F] and int64 [2]."""
     floats = (
         params.temperature,
-        params.top_p,
-        params.min_p_offset,
         params.presence_penalty,
         params.frequency_penalty,
         params.repetition_penalty,
+        *params.truncation,
     )
     return np.array(floats, np.float64), np.array((params.seed, params.top_k), np.int64)
-
-
-def _min_p_offset(params: SamplingParams) -> float:
-    if params.is_greedy or params.min_p == 0.0:
-        return -math.inf
-    return params.temperature * math.log(params.min_p)

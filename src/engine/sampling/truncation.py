@@ -1,27 +1,37 @@
-"""Min-p, top-k and top-p without sorting the vocabulary.
+"""Truncations of a row's distribution, without sorting the vocabulary.
 
-All three keep a token if and only if its logit is at least a threshold of its row, so tokens with
+All but one keep a token if and only if its logit is at least a threshold of its row, so tokens with
 equal logits are kept or dropped together and the result does not depend on any order:
 
+- top-n-sigma keeps v where its logit is at least max - n * sigma, of logits that are not banned;
 - min-p keeps v where p(v) >= min_p * max p;
 - top-k keeps v where fewer than k tokens are strictly likelier;
-- top-p keeps v where strictly likelier tokens have less than top_p of the mass that min-p and
-  top-k left.
+- top-p keeps v where strictly likelier tokens have less than top_p of the mass that those before it
+  left.
+
+Locally typical sampling comes before top-p. It ranks tokens by how far their surprise -log p is
+from its mean, the entropy, and keeps v where the strictly more typical ones have less than
+typical_p of the mass that those before it left. So it may drop the likeliest tokens.
 
 Without ties at the threshold these are the sets that sorting gives. Masses are integers (weights
 relative to the maximum, in units of 2**-34), so their sums are exact in any order, and the kept set
-of a row does not depend on its batch. For the same reason the algorithm for a row depends only on
-the row's own parameters.
+of a row does not depend on its batch. Deviations are summed in float64 in one fixed order. For the
+same reason the algorithm for a row depends only on the row's own parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from src.core.sampling_params import SamplingParams
+from src.engine.sampling.logits import BANNED
 
 # Up to this k torch.topk selects the k largest values of a row, sorted, and top-p uses only those.
 # Above it, or without top-k, thresholds are found in the whole row: on a GPU by radix selection,
@@ -31,8 +41,53 @@ MAX_SHORT_K = 1024
 # Weights are at most 1. 2**18 tokens of 2**34 units add up to 2**52, which float64 holds exactly.
 _UNITS_PER_WEIGHT = 2.0**34
 
+# The key of a distance of 0: keys are in [0, 2**32).
+_NEAREST = 2**32 - 1
+
 # (shift, bits) of the digits of a 32-bit key, from the most significant.
 _DIGITS = ((21, 11), (10, 11), (0, 10))
+
+
+# A top_p or typical_p of 0 keeps the first token, as the smallest positive value does.
+_LEAST_MASS = 1e-30
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a row in the device's table.
+
+    Attributes
+    ----------
+    name
+        Of the field of :class:`Truncation` that it becomes.
+    off
+        Its value where it drops nothing.
+    value
+        Its value for a request that is not greedy.
+    """
+
+    name: str
+    off: float
+    value: Callable[[SamplingParams], float]
+
+
+def _min_p_offset(params: SamplingParams) -> float:
+    return params.temperature * math.log(params.min_p) if params.min_p else -math.inf
+
+
+COLUMNS = (
+    Column("top_p", 1.0, lambda params: max(params.top_p, _LEAST_MASS)),
+    Column("min_p_offsets", -math.inf, _min_p_offset),
+    Column("top_n_sigma", 0.0, lambda params: params.top_n_sigma),
+    Column("typical_p", 1.0, lambda params: max(params.typical_p, _LEAST_MASS)),
+)
+# A row's numbers where nothing of COLUMNS is asked for.
+OFF = tuple(column.off for column in COLUMNS)
+
+
+def numbers_of(params: SamplingParams) -> tuple[float, ...]:
+    """A row's numbers, in the order of ``COLUMNS``; a greedy row keeps its likeliest token."""
+    return OFF if params.is_greedy else tuple(column.value(params) for column in COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -51,6 +106,10 @@ class Truncation:
         The largest k, on the host.
     top_p
         [n, 1] float64, 1 where off; ``None`` if off everywhere.
+    top_n_sigma
+        [n, 1] float64, 0 where off; ``None`` if off everywhere.
+    typical_p
+        [n, 1] float64, 1 where off; ``None`` if off everywhere.
     """
 
     temperatures: Tensor
@@ -58,35 +117,87 @@ class Truncation:
     top_k: Tensor | None
     max_top_k: int
     top_p: Tensor | None
+    top_n_sigma: Tensor | None = None
+    typical_p: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        temperatures: Tensor,
+        top_k: Tensor,
+        numbers: Tensor,
+        asking: Sequence[tuple[int, tuple[float, ...]]],
+    ) -> Truncation:
+        """The parameters of rows with the same path.
+
+        Parameters
+        ----------
+        temperatures, top_k
+            [n] float32 and int64.
+        numbers
+            [n, C] float64: the columns of ``COLUMNS``.
+        asking
+            The same on the host: (top_k, numbers) of each row. A parameter that none asks for costs
+            nothing.
+        """
+        columns = zip(*(given for _, given in asking), strict=True)
+        asked = {
+            column.name: numbers[:, index, None]
+            for index, (column, values) in enumerate(zip(COLUMNS, columns, strict=True))
+            if any(value != column.off for value in values)
+        }
+        offsets = asked.pop("min_p_offsets", None)
+        max_top_k = max(k for k, _ in asking)
+        return cls(
+            temperatures=temperatures[:, None],
+            min_p_offsets=None if offsets is None else offsets.float(),
+            top_k=top_k[:, None] if max_top_k else None,
+            max_top_k=max_top_k,
+            top_p=asked.pop("top_p", None),
+            **asked,
+        )
 
     def part(self, rows: slice) -> Truncation:
         """The parameters of some of the rows."""
-        return Truncation(
-            self.temperatures[rows],
-            None if self.min_p_offsets is None else self.min_p_offsets[rows],
-            None if self.top_k is None else self.top_k[rows],
-            self.max_top_k,
-            None if self.top_p is None else self.top_p[rows],
-        )
+        parts: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in parts.items():
+            if isinstance(value, Tensor):
+                parts[name] = value[rows]
+        return Truncation(**parts)
+
+
+Path: TypeAlias = Callable[[Tensor, Truncation], None]
+
+
+def path_of(top_k: int, numbers: tuple[float, ...]) -> Path | None:
+    """What truncates a row with these parameters; ``None`` if none drops anything."""
+    asked = {
+        column.name for column, value in zip(COLUMNS, numbers, strict=True) if value != column.off
+    }
+    if is_short(top_k) and "typical_p" not in asked:
+        return truncate_short
+    if top_k or asked & {"top_p", "typical_p"}:
+        return truncate_long
+    return truncate_by_floor if asked else None
 
 
 def is_short(top_k: int) -> bool:
-    """Whether a row with this k is truncated by :func:`truncate_short`."""
+    """Whether the k likeliest tokens are selected by `topk`."""
     return 0 < top_k <= MAX_SHORT_K
 
 
-def truncate_min_p(logits: Tensor, rows: Truncation) -> None:
-    """Min-p only. Sets dropped tokens of ``logits`` [n, V] float32 to -inf, in place."""
-    floor = _floor(logits.amax(1, keepdim=True), rows)
+def truncate_by_floor(logits: Tensor, rows: Truncation) -> None:
+    """Min-p and top-n-sigma only. Sets dropped tokens of [n, V] float32 to -inf, in place."""
+    floor = _floor(logits, logits.amax(1, keepdim=True), rows)
     logits.masked_fill_(logits < floor, -torch.inf)
 
 
 def truncate_short(logits: Tensor, rows: Truncation) -> None:
-    """Top-k with k up to ``MAX_SHORT_K`` in every row, with min-p and top-p, in place."""
+    """Top-k with k up to ``MAX_SHORT_K`` in every row, with any but typical-p, in place."""
     assert rows.top_k is not None
     largest = logits.topk(rows.max_top_k).values  # [n, K] float32, descending
     kth = largest.gather(1, rows.top_k - 1)  # [n, 1]
-    floor = torch.maximum(_floor(largest[:, :1], rows), kth)
+    floor = torch.maximum(_floor(logits, largest[:, :1], rows), kth)
     threshold = floor
     if rows.top_p is not None:
         index = torch.arange(rows.max_top_k, device=logits.device)  # [K]
@@ -107,13 +218,14 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
 
 
 def truncate_long(logits: Tensor, rows: Truncation) -> None:
-    """Any combination of min-p, top-k and top-p, in place."""
+    """Any combination of all parameters, in place."""
     if logits.device.type != "cpu":
-        _truncate_long(logits, rows, kth_by_radix, lowest_by_radix)
+        _truncate_long(logits, rows, kth_by_radix, lowest_by_radix, farthest_by_radix)
         return
     for index in range(len(logits)):  # a row at a time stays in the cache
         row = slice(index, index + 1)
-        _truncate_long(logits[row], rows.part(row), kth_by_selection, lowest_by_pruning)
+        part = rows.part(row)
+        _truncate_long(logits[row], part, kth_by_selection, lowest_by_pruning, farthest_by_sorting)
 
 
 def _truncate_long(
@@ -121,16 +233,23 @@ def _truncate_long(
     rows: Truncation,
     kth: Callable[[Tensor, Tensor], Tensor],
     lowest: Callable[[Tensor, Tensor], Tensor],
+    farthest: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> None:
     maxima = logits.amax(1, keepdim=True)
-    floor = _floor(maxima, rows)
+    floor = _floor(logits, maxima, rows)
     if rows.top_k is not None:
         kth_logits = kth(logits, rows.top_k)
         floor = torch.where(rows.top_k > 0, torch.maximum(floor, kth_logits), floor)
     dropped = logits < floor
-    if rows.top_p is not None:
+    if rows.top_p is not None or rows.typical_p is not None:
         weights = logits.sub(maxima).div_(rows.temperatures).exp_()  # [n, V] float32
         weights.masked_fill_(dropped, 0.0).nan_to_num_(0.0)
+    if rows.typical_p is not None:
+        distances = _distances(maxima.sub(logits).div_(rows.temperatures), weights)
+        most = farthest(distances, weights, rows.typical_p)
+        dropped |= (distances > most) & (rows.typical_p < 1.0)
+        weights.masked_fill_(dropped, 0.0)
+    if rows.top_p is not None:
         dropped |= (weights < lowest(weights, rows.top_p)) & (rows.top_p < 1.0)
     logits.masked_fill_(dropped, -torch.inf)
 
@@ -179,11 +298,84 @@ def lowest_by_radix(weights: Tensor, top_p: Tensor) -> Tensor:
     return lowest.to(torch.int32).view(torch.float32)
 
 
-def _floor(maxima: Tensor, rows: Truncation) -> Tensor:
-    """[n, 1] float32: the smallest logit that min-p keeps; NaN, which drops nothing, for NaN."""
-    if rows.min_p_offsets is None:
-        return torch.full_like(maxima, -torch.inf)
-    return maxima + rows.min_p_offsets
+def farthest_by_sorting(distances: Tensor, weights: Tensor, typical_p: Tensor) -> Tensor:
+    """The largest distance [1, 1] that typical-p keeps of one row [1, V]. Only for the CPU."""
+    masses = _to_units(weights)[0].numpy()
+    heavy = np.flatnonzero(masses)
+    distance = distances[0].numpy()[heavy]
+    order = np.argsort(distance, kind="stable")
+    mass = masses[heavy][order]
+    before = np.cumsum(mass) - mass
+    # Of equal distances only the first must pass: before it lies the strictly nearer mass.
+    count = int(np.count_nonzero(before < float(typical_p) * float(mass.sum())))
+    farthest = float(distance[order[count - 1]]) if count else math.inf
+    return distances.new_full((1, 1), farthest)
+
+
+def farthest_by_radix(distances: Tensor, weights: Tensor, typical_p: Tensor) -> Tensor:
+    """The largest distance [n, 1] that typical-p keeps of each row.
+
+    ``distances`` and ``weights`` are [n, V] float32, at least 0; ``typical_p`` is [n, 1] float64.
+    """
+    masses = _to_units(weights)
+    target = typical_p * masses.sum(1, keepdim=True).double()
+    # Bits of a non-negative float order like the float itself; the nearest has the largest key.
+    nearness = _NEAREST - distances.view(torch.int32).long()
+    farthest = _NEAREST - _lowest_kept(nearness, masses, target)
+    return farthest.to(torch.int32).view(torch.float32)
+
+
+def _distances(surprises: Tensor, weights: Tensor) -> Tensor:
+    """How far each token's surprise is from the entropy, [n, V] float32; inf without mass.
+
+    Parameters
+    ----------
+    surprises
+        [n, V] float32: -log p, without what is the same for all tokens of a row.
+    weights
+        [n, V] float32: relative to the likeliest token's, 0 where dropped.
+    """
+    masses = _to_units(weights)
+    # A weight times its surprise is at most 1/e.
+    parts = _to_units((weights * surprises).nan_to_num_(0.0))
+    mean = parts.sum(1, keepdim=True).double() / masses.sum(1, keepdim=True).double()
+    distances = (surprises.double() - mean).abs_().float()
+    return distances.masked_fill_(masses == 0, torch.inf).nan_to_num_(torch.inf, torch.inf)
+
+
+def _floor(logits: Tensor, maxima: Tensor, rows: Truncation) -> Tensor:
+    """[n, 1] float32: the smallest logit to keep; NaN, which drops nothing, for NaN."""
+    floor = torch.full_like(maxima, -torch.inf)
+    if rows.min_p_offsets is not None:
+        floor = maxima + rows.min_p_offsets
+    if rows.top_n_sigma is not None:
+        by_sigma = maxima.double() - rows.top_n_sigma * _deviations(logits, maxima)
+        by_sigma = torch.where(rows.top_n_sigma > 0.0, by_sigma, -torch.inf)
+        floor = torch.maximum(floor, by_sigma.float())
+    return floor
+
+
+def _deviations(logits: Tensor, maxima: Tensor) -> Tensor:
+    """The standard deviation of each row's logits that are not banned, [n, 1] float64."""
+    valid = logits > BANNED
+    count = valid.sum(1, keepdim=True)
+    centred = torch.where(valid, logits.double() - maxima, 0.0)
+    centred -= _sum_in_order(centred) / count
+    centred.masked_fill_(~valid, 0.0)
+    return (_sum_in_order(centred.square_()) / count).sqrt_()
+
+
+def _sum_in_order(values: Tensor) -> Tensor:
+    """The sum [n, 1] of each row of [n, V] float64, in an order that only V decides.
+
+    `torch.sum` splits rows into parts by the shape of the whole tensor and by threads.
+    """
+    while (width := values.shape[1]) > 1:
+        half = (width + 1) // 2
+        folded = values[:, :half].clone()
+        folded[:, : width - half] += values[:, half:]
+        values = folded
+    return values
 
 
 def _to_units(weights: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ class Scheduler:
         return taken
 
     def check_room(self, requests: Sequence[Request]) -> None:
-        """Refuse the completions of one request unless :meth:`add` would take all of them now.
+        """Refuse the completions of one request unless :meth:`add_all` would take them now.
 
         Raises
         ------
@@ -203,34 +203,42 @@ class Scheduler:
         """
         self._waiting.check_room(num_tokens, num_requests, tenant)
 
-    def add(self, request: Request, sibling: int = -1) -> None:
-        """Put a request into the waiting queue.
+    def add(self, request: Request) -> None:
+        """Put a request of one completion into the waiting queue; see :meth:`add_all`."""
+        self.add_all((request,))
 
-        ``sibling`` is the key of an earlier completion of the same request. If both have the same
-        prompt list object, cache salt, adapter and media, they share the prompt's block hashes.
+    def add_all(self, requests: Sequence[Request]) -> None:
+        """Put the completions of one request into the waiting queue, all or none.
+
+        Those with the prompt list object, cache salt, adapter and media of the first share the
+        prompt's block hashes with it.
 
         Raises
         ------
         PromptTooLongError, InvalidRequestError
-            If it can never run.
+            If one of them can never run, or all of them never fit the waiting queue together.
         QueueFullError
-            If the queue holds as many requests or tokens as it may.
+            If they do not fit now.
         ValueError
-            If the key is in use.
+            If a key is in use.
         """
-        if request.key in self._requests:
-            raise ValueError(f"request key {request.key} is in use")
-        check_request(request, self.limits)
+        for request in requests:
+            if request.key in self._requests:
+                raise ValueError(f"request key {request.key} is in use")
+        self.check_room(requests)
+        for request in requests:
+            self._enter(request, requests[0].key)
+
+    def _enter(self, request: Request, first: int) -> None:
         prompt = request.prompt_token_ids
         lane = self.limits.lane_of(request)
-        self._waiting.check_room(len(prompt), lane=lane)
         self._num_arrived += 1
         priority = request.priority if self.limits.policy == "priority" else 0
         state = RequestState(
             request=request,
             key=request.key,
             rank=(priority, self._num_arrived),
-            chain=self._names.chain_of(request, self._requests.get(sibling)),
+            chain=self._names.chain_of(request, self._requests.get(first)),
             token_ids=list(prompt),
             prompt_len=len(prompt),
             limit=len(prompt) + request.max_tokens,

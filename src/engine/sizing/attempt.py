@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError
@@ -20,6 +21,7 @@ from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.start import MemoryPlan, Reckoned, reckon_memory
 from src.models import Implementation, ModelConfig, ServedModel, load_config, outline_model
 from src.models.adapters.memory import AdapterRoom
+from src.models.loading.options import LoadOptions
 from src.ops.cpu.levels import cpu_flags, fastest_level
 
 
@@ -100,15 +102,10 @@ class Setup:
         rounds_inputs = rounds_inputs if on_cpu else False
         group = OutlineGroup(0, self.tensor_parallel)
         try:
+            options = LoadOptions.of(self.config, rounds_inputs, AdapterRoom.of(self.config.lora))
             outline = outline_model(
                 self.path,
-                dtype=model.dtype,
-                max_model_len=model.max_model_len,
-                quantization=model.quantization,
-                group_size=model.quantization_group_size,
-                rounds_inputs=rounds_inputs,
-                deterministic=model.deterministic,
-                adapters=AdapterRoom.of(self.config.lora),
+                options if on_cpu else replace(options, device=torch.device("cuda")),
                 group=group if self.tensor_parallel > 1 else None,
                 outlines_tables=True,
             )

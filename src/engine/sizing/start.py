@@ -302,16 +302,8 @@ def _shortened(outline: Model) -> Model:
         if kept.count(layer) < _LAYERS_OF_A_KIND:
             kept.append(layer)
     config = replace(outline.config, layers=tuple(kept))
-    short = Model(
-        config,
-        family_of(config.architecture).write,
-        dtype=outline.spec.dtype,
-        device=outline.spec.device,
-        max_positions=outline.spec.max_positions,
-        group=outline.group,
-        formats=outline.formats,
-        outlines_tables=True,
-    )
+    options = replace(outline.options, adapters=None, deterministic=False, outlines_tables=True)
+    short = Model(config, family_of(config.architecture).write, options)
     short.cache_dtype = outline.cache_dtype
     return short
 

@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -67,10 +68,11 @@ class RecordingScheduler(Scheduler):
         self._log = log
         log.put(LimitsLine(VERSION, limits))
 
-    def add(self, request: Request, sibling: int = -1) -> None:
+    def add_all(self, requests: Sequence[Request]) -> None:
         """As the scheduler's own."""
-        super().add(request, sibling)
-        self._log.put(request)
+        super().add_all(requests)
+        for request in requests:
+            self._log.put(request)
 
     def finish(self, key: int, reason: FinishReason) -> RequestEvent | None:
         """As the scheduler's own."""

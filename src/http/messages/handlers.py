@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 
 from src.core.errors import PromptTooLongError, RequestError
-from src.http.call import Call
-from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.fields import RequestDecoder
-from src.http.generation import Delivery, collected, describe_trace, forward, submitted
-from src.http.messages.shape import MessageShape
+from src.http.chat.handlers import ChatJob, chat_names, prepare_chat, with_client_names
+from src.http.generation.field_names import with_client_field_names
+from src.http.generation.generation import collected, describe_trace, forward, submitted
+from src.http.generation.sampling import FieldNames, check_neutral
+from src.http.messages.encoder import MessageEncoder
 from src.http.messages.translation import FIELD_NAMES, translate
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.messages import (
@@ -21,8 +21,8 @@ from src.http.protocol.messages import (
     MessageRequest,
     TokenCount,
 )
-from src.http.respelling import respell
-from src.http.sampling import FieldNames, check_neutral
+from src.http.server.call import Call
+from src.http.server.fields import RequestDecoder
 
 _decode: Final = RequestDecoder(MessageRequest)
 _decode_count: Final = RequestDecoder(CountTokensRequest)
@@ -35,12 +35,11 @@ async def create_message(call: Call) -> None:
     names = chat_names(chat_request)
     try:
         chat = await _prepared(call, chat_request)
-        delivery = Delivery.of(chat_request)
         # An answer may take long, and there may be many.
         del request, chat_request
-        await _answer(call, delivery, chat)
+        await _answer(call, chat)
     except RequestError as error:
-        raise _spelt(error, names) from None
+        raise _with_client_names(error, names) from None
 
 
 async def count_tokens(call: Call) -> None:
@@ -48,16 +47,16 @@ async def count_tokens(call: Call) -> None:
     chat_request = _translated(call, _decode_count(call))
     try:
         chat = await _prepared(call, chat_request)
-        ((prompt, _),) = chat.job.prompts
-        token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
+        ((prompt, _),) = chat.prompts
+        token_ids = await chat.engine.tokenize(prompt, chat=chat.chat)
     except RequestError as error:
-        raise _spelt(error, chat_names(chat_request)) from None
+        raise _with_client_names(error, chat_names(chat_request)) from None
     await call.answer(msgspec.json.encode(TokenCount(len(token_ids))))
 
 
-def _spelt(error: RequestError, names: FieldNames) -> RequestError:
+def _with_client_names(error: RequestError, names: FieldNames) -> RequestError:
     """The same error in the words of this protocol."""
-    error = respell(spelt(error, names), FIELD_NAMES)
+    error = with_client_field_names(with_client_names(error, names), FIELD_NAMES)
     if isinstance(error, PromptTooLongError):
         # As Anthropic says it: agents read these words and numbers, and shorten what they send.
         if error.lengths is None:
@@ -84,18 +83,18 @@ def _translated(call: Call, request: ConversationRequest) -> ChatRequest:
     )
 
 
-async def _prepared(call: Call, request: ChatRequest) -> PreparedChat:
+async def _prepared(call: Call, request: ChatRequest) -> ChatJob:
     # Clients ask every model to think, whether it can or not.
     return await prepare_chat(call, request, needs_thinking=False)
 
 
-async def _answer(call: Call, delivery: Delivery, chat: PreparedChat) -> None:
-    shape = MessageShape(chat)
-    describe_trace(call, shape.id, delivery.model, stream=delivery.streams)
-    async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
-        if delivery.streams:
-            await forward(call, 0, submission, shape)
-            await call.end(shape.ending(submission.usage))
+async def _answer(call: Call, chat: ChatJob) -> None:
+    encoder = MessageEncoder(chat)
+    describe_trace(call, encoder.id, chat.asked_model, stream=chat.streams)
+    async with submitted(chat, call.id, call.trace) as (submission,):
+        if chat.streams:
+            await forward(call, 0, submission, encoder)
+            await call.end(encoder.ending(submission.usage))
         else:
             result = await collected(submission)
-            await call.answer(shape.body(result.completions[0], submission.usage))
+            await call.answer(encoder.body(result.completions[0], submission.usage))

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from src.core.errors import InvalidRequestError
-from src.http.foreign import (
+from src.http.chat.foreign import (
     ForeignResultBlock,
     ForeignUseBlock,
     not_understood,
     readable,
 )
-from src.http.items import check_parts, read_item, with_instructions
-from src.http.placeholders import block_text, is_media
+from src.http.chat.input_items import check_parts, read_item, with_instructions
+from src.http.chat.placeholders import block_text, is_media
+from src.http.generation.field_names import Names
 from src.http.protocol.chat import (
     ChatMessage,
     ChatRequest,
@@ -34,7 +35,6 @@ from src.http.protocol.messages import (
     ToolUseBlock,
 )
 from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
-from src.http.respelling import Names
 
 # What a chat calls its fields, and what this protocol does.
 FIELD_NAMES: Final[Names] = (
@@ -119,9 +119,8 @@ def _sample(chat: ChatRequest, request: MessageRequest) -> None:
     chat.max_tokens = request.max_tokens
     chat.stream = request.stream
     chat.stop = request.stop_sequences
-    chat.temperature = request.temperature
-    chat.top_p = request.top_p
-    chat.top_k = request.top_k
+    for name in ("temperature", "top_p", "top_k"):
+        setattr(chat, name, getattr(request, name))
     chat.seed = request.seed
     chat.ignore_eos = request.ignore_eos
     chat.priority = request.priority

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from src.core.sampler_parameters import SAMPLER_PARAMETERS, SamplerParameter
 from src.core.sampling_params import (
     INT64_MAX,
     INT64_MIN,
@@ -34,16 +35,18 @@ _STOP: Final = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
 _TOKENS: Final = {"minimum": 0, "maximum": INT64_MAX}
 _LOGPROBS: Final = {"minimum": 0, "maximum": MAX_LOGPROBS}
 
+
+def _sampler_bounds(parameter: SamplerParameter) -> dict[str, dict[str, Any]]:
+    if parameter.above_low:
+        return {"number": {"exclusiveMinimum": int(parameter.low)}}
+    kind = "integer" if parameter.kind is int else "number"
+    return {kind: {"minimum": int(parameter.low), "maximum": int(parameter.high)}}
+
+
 # Field -> JSON type -> constraints
 BOUNDS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "n": {"integer": {"minimum": 1, "maximum": MAX_N}},
-    "temperature": {"number": {"minimum": 0, "maximum": 2}},
-    "top_p": {"number": {"minimum": 0, "maximum": 1}},
-    "top_k": {"integer": {"minimum": -1, "maximum": INT64_MAX}},
-    "min_p": {"number": {"minimum": 0, "maximum": 1}},
-    "presence_penalty": {"number": {"minimum": -2, "maximum": 2}},
-    "frequency_penalty": {"number": {"minimum": -2, "maximum": 2}},
-    "repetition_penalty": {"number": {"exclusiveMinimum": 0}},
+    **{each.name: _sampler_bounds(each) for each in SAMPLER_PARAMETERS},
     "max_tokens": {"integer": _TOKENS},
     "max_completion_tokens": {"integer": _TOKENS},
     "min_tokens": {"integer": _TOKENS},

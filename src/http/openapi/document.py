@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from src.core.version import VERSION
-from src.http.call import Handler
 from src.http.openapi.bounds import bound, describe_use
-from src.http.openapi.operations import JSON, OPERATIONS, Operation
+from src.http.openapi.operations import JSON, Operation
 from src.http.openapi.wording import describe_fields, markdown
 from src.http.protocol.errors import ErrorBody
-from src.http.spelling import AnthropicErrorBody
+from src.http.server.error_spelling import AnthropicErrorBody
 
-Endpoint: TypeAlias = tuple[str, str, Handler]
 Schema: TypeAlias = dict[str, Any]
 
 _TEMPLATE: Final = "#/components/schemas/{name}"
@@ -27,7 +24,7 @@ _REQUEST_ID: Final = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}
 
 
 def openapi_document(
-    endpoints: Iterable[Endpoint],
+    endpoints: tuple[Operation, ...],
     *,
     keys: bool,
     admin: bool,
@@ -39,18 +36,18 @@ def openapi_document(
     ``keys`` says that there are API keys, ``admin`` that there is an admin key: without one nothing
     of ``/debug`` exists, and nothing is said of it. ``page`` says that there is a page at ``/``.
     """
-    schemas, components = _schemas()
+    schemas, components = _schemas(endpoints)
     paths: dict[str, Schema] = {}
-    for path, method, handler in endpoints:
-        operation = OPERATIONS[path, method]
-        if not {"admin": admin, "page": page}.get(operation.closed, True):
+    for operation in endpoints:
+        if not {"admin": admin, "page": page}.get(operation.access, True):
             continue
-        described = _described(path, method, handler, operation, schemas)
-        if operation.closed == "admin":
+        described = _described(operation, schemas)
+        if operation.access == "admin":
             described["security"] = [{"admin": []}]
-        elif keys and operation.closed not in ("open", "page", "metrics" if public_metrics else ""):
+        elif keys and operation.access not in ("open", "page", "metrics" if public_metrics else ""):
             described["security"] = [{"bearer": []}, {"header": []}]
-        paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = described
+        methods = paths.setdefault(operation.path.replace(":path}", "}"), {})
+        methods[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {
@@ -78,11 +75,11 @@ _REFUSALS: Final = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503)
 
 
 @functools.cache
-def _schemas() -> tuple[dict[Any, Schema], dict[str, Schema]]:
+def _schemas(endpoints: tuple[Operation, ...]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
     """The schema of every type of a body, and what these refer to."""
-    requests = {op.request for op in OPERATIONS.values() if op.request is not None}
+    requests = {op.request for op in endpoints if op.request is not None}
     types = [*requests, *_RESPONSES]
-    for operation in OPERATIONS.values():
+    for operation in endpoints:
         types += [kind for kind in operation.answers.values() if kind not in (None, *types)]
     references, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
     for component in components.values():
@@ -94,14 +91,13 @@ def _schemas() -> tuple[dict[Any, Schema], dict[str, Schema]]:
     return dict(zip(types, references, strict=True)), components
 
 
-def _described(
-    path: str, method: str, handler: Handler, operation: Operation, schemas: dict[Any, Schema]
-) -> Schema:
-    summary = markdown((inspect.getdoc(handler) or "").partition("\n")[0])
+def _described(operation: Operation, schemas: dict[Any, Schema]) -> Schema:
+    method, path = operation.method.lower(), operation.path.replace(":path", "")
+    summary = markdown((inspect.getdoc(operation.handler) or "").partition("\n")[0])
     described: Schema = {
         "tags": [operation.tag],
         "summary": summary,
-        "operationId": method.lower() + re.sub(r"\W+", "_", path.replace(":path", "")).rstrip("_"),
+        "operationId": method + re.sub(r"\W+", "_", path).rstrip("_"),
         "responses": {
             **{str(status): _answer(operation, schemas, status) for status in operation.answers},
             **{

@@ -7,9 +7,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from src.http.call import Call
 from src.http.openapi.document import Schema, openapi_document
 from src.http.openapi.page import STYLE_HASH, page
+from src.http.server.call import Call
 
 # The page has no script, one style sheet, and nothing of it comes from elsewhere.
 _POLICY: Final = (

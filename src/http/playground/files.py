@@ -13,6 +13,8 @@ from typing import Final
 import msgspec
 from starlette.types import Scope
 
+from src.core.sampler_parameters import SAMPLER_PARAMETERS
+
 ROOT: Final = "/"
 FOLDER: Final = "/playground/"
 INDEX: Final = "index.html"
@@ -28,8 +30,12 @@ _SCRIPTS: Final = (
     *("api", "chat", "conversation", "elements", "fields", "main", "markdown", "metrics"),
     *("notice", "panel", "sheets", "sse", "store", "timeline", "tokens", "trace", "turn", "watch"),
 )
+# Made of the table of sampler parameters; the others are files.
+PARAMETERS: Final = "parameters.js"
 # Names under FOLDER. A request names one of these; no path is ever built from anything else.
-NAMES: Final = frozenset({"style.css", "icon.svg", *(f"{name}.js" for name in _SCRIPTS)})
+NAMES: Final = frozenset(
+    {"style.css", "icon.svg", PARAMETERS, *(f"{name}.js" for name in _SCRIPTS)}
+)
 
 
 class File(msgspec.Struct, frozen=True):
@@ -43,9 +49,25 @@ class File(msgspec.Struct, frozen=True):
 @cache
 def load(name: str) -> File:
     """The file of this name, one of :data:`NAMES` or :data:`INDEX`; read when first asked for."""
-    content = (_WEB / name).read_bytes()
+    content = _parameters() if name == PARAMETERS else (_WEB / name).read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:32]
     return File(content, _KINDS[Path(name).suffix], f'"{digest}"'.encode())
+
+
+def _parameters() -> bytes:
+    """A module with the fields of the form that are sampler parameters."""
+    fields = [
+        {
+            "name": each.name,
+            "label": each.label,
+            "least": each.low if each.shown_low is None else each.shown_low,
+            "most": each.high if each.shown_high is None else each.shown_high,
+            "step": each.step,
+            "hint": each.hint,
+        }
+        for each in SAMPLER_PARAMETERS
+    ]
+    return b"export const PARAMETERS = " + msgspec.json.encode(fields) + b";\n"
 
 
 def is_page_request(scope: Scope, path: str) -> bool:

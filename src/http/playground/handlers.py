@@ -6,10 +6,10 @@ from typing import Final
 
 import anyio
 
-from src.http.body import header
-from src.http.call import Call
-from src.http.errors import RouteNotFoundError
 from src.http.playground.files import INDEX, NAMES, File, load, wants_html
+from src.http.server.body import header
+from src.http.server.call import Call
+from src.http.server.errors import RouteNotFoundError
 
 # Everything comes from this server and runs nowhere else: no script, style or event handler inside
 # the HTML, no other origin, and no frame around the page.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,7 @@ from src.core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     LogitsProcessorCall,
 )
+from src.http.protocol.sampler import with_sampler_fields
 from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
 # More tokens than any vocabulary has. It is walked on the event loop.
@@ -81,17 +82,19 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Accepted, kw_only=True):
+if TYPE_CHECKING:
+    _Sampled = Accepted
+else:
+    _Sampled = with_sampler_fields(Accepted)
+
+
+class GenerationRequest(_Sampled, kw_only=True):
     """What both endpoints take. ``None`` everywhere means "as if it were not there"."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     best_of: int | None = None
     # Token ids to numbers, which are read one by one so that an error can name the key. The keys
     # are texts: all multiples of 2**61 - 1 would have the same hash.
@@ -101,9 +104,6 @@ class GenerationRequest(Accepted, kw_only=True):
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = None
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ from src.http.protocol.chat import (
     ToolFunction,
 )
 from src.http.protocol.logprobs import ChatLogprob
+from src.http.protocol.sampler import with_sampler_fields
 
 MAX_METADATA: Final = 16
 
@@ -84,7 +85,13 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
     summary: str | None = None
 
 
-class ResponseRequest(AcceptedByResponses, kw_only=True):
+if TYPE_CHECKING:
+    _Sampled = AcceptedByResponses
+else:
+    _Sampled = with_sampler_fields(AcceptedByResponses)
+
+
+class ResponseRequest(_Sampled, kw_only=True):
     """``POST /v1/responses``. ``None`` everywhere means "as if it were not there"."""
 
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None = None
@@ -95,8 +102,6 @@ class ResponseRequest(AcceptedByResponses, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
@@ -107,11 +112,6 @@ class ResponseRequest(AcceptedByResponses, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     ignore_eos: bool | None = None

@@ -41,7 +41,7 @@ class EventLog:
             self.let_go()
 
     def let_go(self) -> None:
-        """Keep no event any longer than those need it who read already. Nobody new may read."""
+        """Drop events that all current readers have read. No new reader may attach."""
         # A reader may wait for events that are yet to come.
         first = min((len(self._events), *self._readers.values()))
         for index in range(self._first or 0, first):

@@ -17,21 +17,18 @@ import msgspec
 from src.core.errors import InvalidRequestError, QueueFullError, RequestAbortedError, RequestError
 from src.core.outputs import FinishReason
 from src.engine.requests.submission import Submission
-from src.http.body import ClientDisconnectedError
-from src.http.call import Call
-from src.http.chat import PreparedChat, chat_names, prepare_chat, spelt
-from src.http.errors import answer_to
-from src.http.fields import RequestDecoder
-from src.http.generation import (
+from src.http.chat.handlers import ChatJob, chat_names, prepare_chat, with_client_names
+from src.http.generation.field_names import with_client_field_names
+from src.http.generation.generation import (
     check_end,
     describe_trace,
     forward,
     submitted,
     write_in_turns,
 )
-from src.http.keys import ADMITTED, credentials
-from src.http.pieces import in_pieces
-from src.http.portions import portions
+from src.http.generation.json_chunks import in_pieces
+from src.http.generation.sampling import check_neutral
+from src.http.generation.split_delta import split_delta
 from src.http.protocol.chat import ChatMessage
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
@@ -39,13 +36,16 @@ from src.http.protocol.responses import (
     InputTokens,
     ResponseRequest,
 )
-from src.http.respelling import respell
+from src.http.responses.encoder import Event, ResponseEncoder
 from src.http.responses.event_log import EventLog
 from src.http.responses.inputs import kept_items, page_of
-from src.http.responses.shape import Event, ResponseShape
-from src.http.responses.store import StoredResponse, said, said_more
+from src.http.responses.store import ResponseStore, StoredResponse, said, said_more
 from src.http.responses.translation import FIELD_NAMES, Translation, translate
-from src.http.sampling import check_neutral
+from src.http.server.body import ClientDisconnectedError
+from src.http.server.call import Call
+from src.http.server.errors import answer_to
+from src.http.server.fields import RequestDecoder
+from src.http.server.keys import ADMITTED, credentials
 
 _decode: Final = RequestDecoder(ResponseRequest)
 _encode: Final = msgspec.json.Encoder().encode
@@ -75,7 +75,7 @@ async def create_response(call: Call) -> None:
         del request, translation, chat
         await begin()
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise with_client_field_names(with_client_names(error, names), FIELD_NAMES) from None
 
 
 async def show_response(call: Call) -> None:
@@ -127,15 +127,15 @@ async def count_input_tokens(call: Call) -> None:
     try:
         drops_turns = request.truncation == "auto"
         chat = await prepare_chat(call, translation.chat, drops_turns=drops_turns)
-        ((prompt, _),) = chat.job.prompts
-        token_ids = await chat.engine.tokenize(prompt, chat=chat.job.chat)
+        ((prompt, _),) = chat.prompts
+        token_ids = await chat.engine.tokenize(prompt, chat=chat.chat)
     except RequestError as error:
-        raise respell(spelt(error, names), FIELD_NAMES) from None
+        raise with_client_field_names(with_client_names(error, names), FIELD_NAMES) from None
     await call.answer(_encode(InputTokens(len(token_ids))))
 
 
 def _translated(call: Call, request: ResponseRequest, owner: bytes) -> Translation:
-    store = call.server.responses
+    store = _store_of(call)
     history: Sequence[ChatMessage] = ()
     if request.previous_response_id is not None:
         history = store.history(request.previous_response_id, owner)
@@ -150,7 +150,7 @@ def _translated(call: Call, request: ResponseRequest, owner: bytes) -> Translati
 
 
 def _entry(call: Call) -> StoredResponse:
-    return call.server.responses.get(call.scope["path_params"]["response_id"], _owner(call))
+    return _store_of(call).get(call.scope["path_params"]["response_id"], _owner(call))
 
 
 def _query(call: Call) -> dict[str, list[str]]:
@@ -160,7 +160,7 @@ def _query(call: Call) -> dict[str, list[str]]:
 async def delete_response(call: Call) -> None:
     """Forget a response."""
     response_id = call.scope["path_params"]["response_id"]
-    call.server.responses.delete(response_id, _owner(call))
+    _store_of(call).delete(response_id, _owner(call))
     await call.answer(_encode(DeletedResponse(id=response_id)))
 
 
@@ -185,8 +185,12 @@ def _check(request: ResponseRequest) -> None:
         )
 
 
+def _store_of(call: Call) -> ResponseStore:
+    return call.server.keep(ResponseStore)
+
+
 def _owner(call: Call) -> bytes:
-    """Tells those apart who have different keys: by the one that was admitted, and by no other.
+    """The owner of a stored response: the API key that the guard admitted, hashed.
 
     Otherwise one client would be as many owners as it can make up second keys. Where no key is
     needed nobody is told apart in earnest; the first one that is sent keeps honest clients apart.
@@ -212,18 +216,18 @@ class _Work:
         call: Call,
         request: ResponseRequest,
         translation: Translation,
-        chat: PreparedChat,
+        chat: ChatJob,
         owner: bytes,
     ) -> None:
         self._call = call
         self._chat = chat
-        self._shape = ResponseShape(request, translation, chat)
+        self._encoder = ResponseEncoder(request, translation, chat)
         self._stored = request.store is not False
         self._turn = said(translation.turn) if self._stored else b""
-        self._entry = StoredResponse(body=self._shape.response, owner=owner)
+        self._entry = StoredResponse(body=self._encoder.response, owner=owner)
         self._log: EventLog | None = None
         if self._stored:
-            find_item = partial(call.server.responses.item, owner=owner)
+            find_item = partial(_store_of(call).item, owner=owner)
             self._entry.input = kept_items(request, find_item)
             if request.background and request.stream:
                 self._log = self._entry.events = EventLog()
@@ -235,43 +239,43 @@ class _Work:
             "max_entries": http.max_stored_responses,
             "max_bytes": http.max_stored_response_bytes,
         }
-        describe_trace(call, self._shape.response.id, request.model, stream=bool(request.stream))
+        describe_trace(call, self._encoder.response.id, request.model, stream=bool(request.stream))
 
     async def answer(self) -> None:
         """Answer with the whole response."""
         call = self._call
         chat = self._chat
         try:
-            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+            async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
-                if not self._shape.counts_logprobs:
+                if not self._encoder.counts_logprobs:
                     # Nobody looks at it meanwhile.
                     await submission.wait_end()
                 await self._read(submission)
         except RequestAbortedError as error:
             # Cancelled by another request: what there is of it is the answer.
-            if self._shape.response.status != "cancelled":
-                self._shape.failed(answer_to(error))
+            if self._encoder.response.status != "cancelled":
+                self._encoder.failed(answer_to(error))
                 raise
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            self._shape.failed(answer_to(error))
+            self._encoder.failed(answer_to(error))
             raise
         finally:
             self._end()
-        await call.answer(*in_pieces(self._shape.response))
+        await call.answer(*in_pieces(self._encoder.response))
 
     async def stream(self) -> None:
         """Answer with events."""
-        call, shape, chat = self._call, self._shape, self._chat
+        call, encoder, chat = self._call, self._encoder, self._chat
         try:
-            async with submitted(chat.engine, chat.job, call.id, call.trace) as (submission,):
+            async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
-                call.spelling = shape
-                await call.write(b"".join(shape.opening()))
-                await forward(call, 0, submission, shape)
-                ending = shape.ending(submission.usage)
+                call.spelling = encoder
+                await call.write(b"".join(encoder.opening()))
+                await forward(call, 0, submission, encoder)
+                ending = encoder.ending(submission.usage)
             # Whoever reads that it is complete may go on from it.
             self._end()
             await write_in_turns(call, ending)
@@ -279,7 +283,7 @@ class _Work:
         except ClientDisconnectedError:
             raise
         except Exception as error:
-            shape.failed(answer_to(error))
+            encoder.failed(answer_to(error))
             raise
         finally:
             self._end()
@@ -288,18 +292,18 @@ class _Work:
         """Answer as soon as it is queued, and go on."""
         server = self._call.server
         most = server.config.scheduler.max_waiting_requests
-        if server.responses.num_running >= most:
+        if _store_of(self._call).num_running >= most:
             raise QueueFullError(
                 f"{most} responses are being generated in the background already", retry_after=1.0
             )
         self._check_share()
         self._check_room()
         # It is held from the beginning: nothing that makes room may take it.
-        self._entry.abort = self._shape.cancelled
+        self._entry.abort = self._encoder.cancelled
         self._store(self._size)
         queued = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(queued), name="slipstream-response")
-        server.responses.keep_running(task)
+        _store_of(self._call).keep_running(task)
         self._entry.abort = partial(self._cancel_task, task)
         # And not at the end of its coroutine, which never begins if it is cancelled at once.
         task.add_done_callback(lambda _: self._end())
@@ -309,12 +313,12 @@ class _Work:
             await queued
         except BaseException:
             task.cancel()
-            server.responses.forget(self._entry)
+            _store_of(self._call).forget(self._entry)
             raise
         if self._log is not None:
             await _follow(self._call, self._log)
         else:
-            await self._call.answer(*in_pieces(self._shape.response))
+            await self._call.answer(*in_pieces(self._encoder.response))
 
     def _check_share(self) -> None:
         """Refuse what would let one owner of keys hold the others up with background responses."""
@@ -322,12 +326,12 @@ class _Work:
             return
         server = self._call.server
         most = server.config.http.max_background_per_owner
-        if server.responses.num_held(self._entry.owner) >= most:
+        if _store_of(self._call).num_held(self._entry.owner) >= most:
             raise QueueFullError(
                 f"{most} responses of this key are being generated in the background already",
                 retry_after=1.0,
             )
-        if not server.responses.leaves_room(self._entry.owner, self._size, **self._bounds):
+        if not _store_of(self._call).leaves_room(self._entry.owner, self._size, **self._bounds):
             raise QueueFullError(
                 "responses of this key that are being generated in the background take more room "
                 "than they leave to other keys",
@@ -335,7 +339,7 @@ class _Work:
             )
 
     def _check_room(self) -> None:
-        store, bounds = self._call.server.responses, self._bounds
+        store, bounds = _store_of(self._call), self._bounds
         if not bounds["max_entries"] or self._size > bounds["max_bytes"]:
             raise InvalidRequestError(
                 "background: the response cannot be stored, for it would be over "
@@ -352,34 +356,34 @@ class _Work:
     async def _run(self, queued: asyncio.Future[None]) -> None:
         chat = self._chat
         try:
-            async with submitted(chat.engine, chat.job, self._call.id, None) as (submission,):
+            async with submitted(chat, self._call.id, None) as (submission,):
                 if self._log is not None:
-                    self._log_events(self._shape.opening())
+                    self._log_events(self._encoder.opening())
                 _settle(queued)
                 await self._read(submission)
         except Exception as error:
             if queued.done():
                 # Nobody waits for it any more: what went wrong is part of the response.
-                self._shape.failed(answer_to(error))
+                self._encoder.failed(answer_to(error))
             else:
                 queued.set_exception(error)
 
     async def _read(self, submission: Submission) -> None:
-        shape = self._shape
+        encoder = self._encoder
         has_output = False
         while deltas := await submission.take():
-            self._drain(shape.begun())
+            self._drain(encoder.begun())
             for delta in deltas:
                 has_output = has_output or bool(delta.token_ids)
                 if delta.finish_reason is FinishReason.ABORT:
                     # What came before that counts.
-                    self._drain(shape.take(msgspec.structs.replace(delta, finish_reason=None)))
+                    self._drain(encoder.take(msgspec.structs.replace(delta, finish_reason=None)))
                 check_end(delta.finish_reason, has_output=has_output)
-                for portion in portions(delta):
-                    self._drain(shape.take(portion))
+                for portion in split_delta(delta):
+                    self._drain(encoder.take(portion))
                     # Others get their turn.
                     await anyio.lowlevel.checkpoint()
-        self._drain(shape.finish(submission.usage))
+        self._drain(encoder.finish(submission.usage))
 
     def _drain(self, events: Iterable[Event]) -> None:
         """Take events: who reads them gets them, and otherwise only the items count."""
@@ -387,7 +391,7 @@ class _Work:
             for _ in events:
                 pass
         else:
-            self._log_events(self._shape.spelt(events))
+            self._log_events(self._encoder.encoded(events))
 
     def _log_events(self, events: list[bytes]) -> None:
         """Keep events, and count them now and then; what there is no room for is let go of."""
@@ -395,7 +399,7 @@ class _Work:
         if log is None:
             return
         log.add(events)
-        store = self._call.server.responses
+        store = _store_of(self._call)
         if self._entry.events is None or not store.has(self._entry):
             # Nobody can begin to read it any more.
             log.let_go()
@@ -415,39 +419,39 @@ class _Work:
         self._entry.abort = partial(self._cancel_submission, submission)
 
     def _cancel_task(self, task: asyncio.Task[None]) -> None:
-        self._shape.cancelled()
+        self._encoder.cancelled()
         task.cancel()
 
     def _cancel_submission(self, submission: Submission) -> None:
-        self._shape.cancelled()
+        self._encoder.cancelled()
         submission.abort()
 
     def _store(self, size: int) -> None:
         if self._stored:
-            self._call.server.responses.put(self._entry, size, **self._bounds)
+            _store_of(self._call).put(self._entry, size, **self._bounds)
 
     def _end(self) -> None:
         """It goes on no further: from here on it may be gone on from."""
-        entry, shape = self._entry, self._shape
+        entry, encoder = self._entry, self._encoder
         if entry.abort is None:
             return
         entry.abort = None
-        shape.cancelled()
-        if shape.response.status in ("failed", "cancelled"):
-            shape.cut_short()
+        encoder.cancelled()
+        if encoder.response.status in ("failed", "cancelled"):
+            encoder.cut_short()
         if self._log is not None:
-            if shape.response.status in ("failed", "cancelled"):
-                self._log.add(shape.end_early())
+            if encoder.response.status in ("failed", "cancelled"):
+                self._log.add(encoder.end_early())
             self._log.close()
-        if not self._call.server.responses.has(entry):
+        if not _store_of(self._call).has(entry):
             return
-        if shape.response.status in ("completed", "incomplete"):
-            entry.messages = said_more(self._turn, shape.message)
+        if encoder.response.status in ("completed", "incomplete"):
+            entry.messages = said_more(self._turn, encoder.message)
         size = len(entry.messages or b"") + len(entry.input)
         size += sum(map(len, in_pieces(entry.body)))
         if entry.events is not None:
             with_events = size + entry.events.size
-            if self._call.server.responses.has_room(with_events, **self._bounds):
+            if _store_of(self._call).has_room(with_events, **self._bounds):
                 size = with_events
             else:
                 # Rather than the response itself.

@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from src.core.errors import InvalidRequestError
-from src.http.errors import RouteNotFoundError
 from src.http.protocol.chat import ChatMessage, ContentPart, ToolCall
 from src.http.protocol.responses import OutputItem, ResponseBody
 from src.http.responses.event_log import EventLog
+from src.http.server.errors import RouteNotFoundError
 
 # Names are the clients' to choose, so those of one owner tell nothing of another's.
 Key: TypeAlias = tuple[bytes, str]
@@ -77,7 +77,7 @@ def said(messages: Sequence[ChatMessage]) -> bytes:
 
 
 def said_more(before: bytes, message: ChatMessage) -> bytes:
-    """Messages as they are kept, of which there is one at least, and another one."""
+    """Append a message to an encoded, non-empty list of messages."""
     return before[:-1] + b"," + _encode(message) + b"]"
 
 

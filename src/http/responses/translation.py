@@ -9,9 +9,12 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from src.core.errors import InvalidRequestError
-from src.http.foreign import CALL_ITEMS, RESULT_ITEMS, call_of, not_understood, result_of
-from src.http.items import check_parts, read_item, with_instructions
-from src.http.placeholders import placeholder
+from src.core.sampler_parameters import SAMPLER_NAMES
+from src.http.chat.foreign import CALL_ITEMS, RESULT_ITEMS, call_of, not_understood, result_of
+from src.http.chat.input_items import check_parts, read_item, with_instructions
+from src.http.chat.placeholders import placeholder
+from src.http.generation.field_names import Names
+from src.http.generation.sampling import unsupported
 from src.http.protocol.chat import (
     MAX_TOOLS,
     ChatMessage,
@@ -39,8 +42,6 @@ from src.http.protocol.responses import (
     ResponseRequest,
 )
 from src.http.protocol.structured import JsonSchemaFormat, ResponseFormat
-from src.http.respelling import Names
-from src.http.sampling import unsupported
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -57,13 +58,7 @@ FIELD_NAMES: Final[Names] = (
 # Fields that a chat has under the same name.
 _SAME: Final = (
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+    *SAMPLER_NAMES,
     "seed",
     "stop",
     "ignore_eos",

@@ -11,7 +11,7 @@ from torch import Tensor
 from src import ops
 from src.models.layers.linear import linear
 from src.models.program import ADAPTER_SLOTS, Mixer, Segment
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 # Names of an adapted parameter's tensors are the parameter's name and these.
 DOWN, UP, RANKS, STARTS = ".lora_down", ".lora_up", ".lora_ranks", ".lora_starts"

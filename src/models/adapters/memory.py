@@ -12,7 +12,7 @@ from src.core.config import LoraSection
 from src.models.adapters.adapted import DOWN, RANKS, STARTS, UP
 from src.models.adapters.reader import AdapterWeights
 from src.models.adapters.targets import Targets
-from src.models.weights.checkpoint import StoredTensor
+from src.models.checkpoint import StoredTensor
 from src.models.weights.parameters import Parameter, allocate
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from src.core.errors import ModelLoadError
 from src.models.adapters.peft_config import PeftConfig, check_file, read_peft_config
 from src.models.adapters.targets import Target, Targets
-from src.models.weights.checkpoint import (
+from src.models.checkpoint import (
     PICKLE_SUFFIXES,
     StoredTensor,
     TensorReader,

@@ -13,11 +13,10 @@ from src.models.config import (
     MAX_HEAD_DIM,
     AttentionConfig,
     ExpertsConfig,
-    LatentAttentionConfig,
     LayerConfig,
+    MixingConfig,
     MLPConfig,
     ModelConfig,
-    RecurrenceConfig,
 )
 from src.models.decoder import write_decoder
 from src.models.fields import LAYER_TYPES, Fields
@@ -185,7 +184,7 @@ def windowed(base: AttentionConfig, windows: Sequence[int | None]) -> list[Atten
 
 def decoder(
     fields: Fields,
-    attentions: Sequence[AttentionConfig | LatentAttentionConfig | RecurrenceConfig],
+    attentions: Sequence[MixingConfig],
     mlps: Sequence[MLPConfig | ExpertsConfig],
     *,
     norm: NormSpec | None = None,

@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 
 from src.models.config import (
-    AttentionConfig,
     ExpertsConfig,
+    MixingConfig,
     MLPConfig,
     ModelConfig,
     RecurrenceConfig,
@@ -72,7 +72,7 @@ class GraniteHybrid(Family):
             attends = replace(attends, rope=None)
         has_mamba = any(_IS_MAMBA[kind] for kind in kinds)
         mamba = cls._mamba(fields) if has_mamba else None
-        parts: list[AttentionConfig | RecurrenceConfig] = [
+        parts: list[MixingConfig] = [
             mamba if mamba is not None and _IS_MAMBA[kind] else attends for kind in kinds
         ]
         return decoder(

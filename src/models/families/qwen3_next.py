@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from src.models.config import (
-    AttentionConfig,
     ExpertsConfig,
+    MixingConfig,
     MLPConfig,
     ModelConfig,
     RecurrenceConfig,
@@ -58,7 +58,7 @@ class Qwen3Next(Family):
             fields, rope, qk_norm="head", has_gate=True, qkv_bias=bias, output_bias=bias
         )
         linear = _delta(fields)
-        parts: list[AttentionConfig | RecurrenceConfig] = [
+        parts: list[MixingConfig] = [
             linear if kind == "linear_attention" else attends for kind in kinds
         ]
         norm = NormSpec(fields.number("rms_norm_eps", default=1e-6), offset=1.0, scales_wide=True)

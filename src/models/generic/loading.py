@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from src.core.errors import ModelLoadError
+from src.models.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
 from src.models.config import DTYPE_NAMES
 from src.models.fields import read_json
 from src.models.generation import parse_generation
@@ -20,10 +21,8 @@ from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
 from src.models.generic.positions import leave_out_temperature, position_limit
 from src.models.generic.trial import try_out
+from src.models.loading.options import LoadHooks, LoadOptions, Progress
 from src.models.model import ModelSpec
-from src.models.weights.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
-from src.models.weights.loader import LoadFormat, Progress
-from src.models.weights.methods import Method
 from src.models.weights.parameters import allocate
 from src.models.weights.quantization_config import method_of, section_of
 
@@ -36,38 +35,31 @@ _STATES = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "delta")
 _NAMES_SHOWN = 5
 # The dtype of which torch has grouped products on CUDA.
 _GROUPED = torch.bfloat16
+_DEFAULT, _NO_HOOKS = LoadOptions(), LoadHooks()
 
 
 def load_by_transformers(
-    path: Path,
-    *,
-    dtype: str = "auto",
-    device: torch.device | None = None,
-    load_format: LoadFormat = "auto",
-    seed: int = 0,
-    progress: Progress | None = None,
-    max_model_len: int | None = None,
-    quantization: Method | None = None,
-    group_size: int = 32,
-    rounds_inputs: bool | None = False,
-    deterministic: bool = False,
-    before_each_matrix: Callable[[], None] = lambda: None,
-    when_allocated: Callable[[Any], None] = lambda model: None,
+    path: Path, options: LoadOptions = _DEFAULT, hooks: LoadHooks = _NO_HOOKS
 ) -> TransformersModel:
     """Load a checkpoint of any causal language model of transformers, and try it out.
 
     transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
     maps safetensors, and tensor by tensor they are copied to where they stay.
 
-    Args: as of `weights.loader.load_model`. Those about quantization, and ``deterministic``, are
-        refused unless they ask for nothing.
+    Args:
+        path: a local directory.
+        options: those about quantization, and ``deterministic``, are refused unless they ask for
+            nothing.
+        hooks: of these ``progress`` is called.
 
     Raises:
         ModelLoadError: anything that keeps the checkpoint from being served, naming what.
     """
     raw = read_json(path / "config.json")
-    name, device = _name(raw), device or torch.device("cpu")
-    for setting, is_asked in (("quantization", quantization), ("deterministic", deterministic)):
+    name, device = _name(raw), options.device or torch.device("cpu")
+    dtype, max_model_len = options.dtype, options.max_model_len
+    refused = {"quantization": options.quantization, "deterministic": options.deterministic}
+    for setting, is_asked in refused.items():
         if is_asked:
             raise ModelLoadError(
                 f"model.{setting} is for native families; {name} is served by transformers"
@@ -77,8 +69,8 @@ def load_by_transformers(
         kind, config = _described(path, raw)
         longest, bound = position_limit(config.get_text_config())
         _require_length(max_model_len, longest, bound)
-        if load_format == "dummy":
-            module = _drawn(kind, config, _dtype(dtype, config, path), seed)
+        if options.load_format == "dummy":
+            module = _drawn(kind, config, _dtype(dtype, config, path), options.seed)
         else:
             module = _filled(path, kind, config, _dtype(dtype, config, path))
         module = module.to(device).eval().requires_grad_(False)
@@ -87,7 +79,7 @@ def load_by_transformers(
         if device.type != "cpu":
             _warn_of_waiting_experts(name, module)
         if device.type == "cpu":
-            _take_in(module, progress)
+            _take_in(module, hooks.progress)
             use_pool(module)
         with _masks_are_left_alone():
             body, findings = try_out(module, device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class TransformersModel:
     is_program = False
     cache_dtype: torch.dtype | None = None
     adapters = None
+    own_inputs = ()
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -61,8 +63,10 @@ class TransformersModel:
         mix: Mix,
         kept: Tensor | None = None,
         adapter_slots: Tensor | None = None,
+        own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
+        outputs: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """See `served.ServedModel`; ``functions`` are none, and there are no adapters.
+        """See `served.ServedModel`; there are no functions, adapters, own inputs and outputs.
 
         Layers behind the last attention compute every token, those that are not ``kept`` too.
         """

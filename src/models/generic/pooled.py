@@ -18,7 +18,7 @@ class PooledLinear(nn.Linear):
         """``input`` [..., in] to [..., out]."""
         if input.numel() == 0 or input.dtype != self.weight.dtype:
             return super().forward(input)
-        out = ops.linear(input.reshape(-1, input.shape[-1]), self.weight, None, self.bias)
+        out = ops.linear(input.reshape(-1, input.shape[-1]), self.weight, self.bias)
         return out.view(*input.shape[:-1], -1)
 
 

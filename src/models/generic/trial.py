@@ -28,8 +28,8 @@ _LENGTH = 7
 # Tokens of the one beside it, which come first, and of the sequence, step by step.
 _PIECES = ((2, 1), (1, 2), (2, 2), (1, 2))
 _BLOCK_SIZE = 16
-# Of the norm of a token's logits: of the worst token, but in 16 bits of the median one. There
-# rounding alone takes some hundredths, and much more of a token whose experts change by it.
+# Allowed error relative to the norm of a token's logits: of the worst token in 32 bits, of the
+# median token in 16 bits, where rounding may change a token's experts.
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 _TOLERANCE_OF_16_BITS = 0.25
 # An error so much smaller than the tolerance is rounding for certain.

@@ -12,9 +12,9 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.core.gguf import GGUFTensor, open_gguf
+from src.models.checkpoint import StoredTensor
 from src.models.gguf.architectures import architecture_of
 from src.models.gguf.types import PLAIN_TYPES
-from src.models.weights.checkpoint import StoredTensor
 
 _OUTSIDE: Final = {
     "token_embd": "model.embed_tokens",

@@ -12,24 +12,22 @@ from torch import Tensor
 
 from src.core.gguf import TYPES_BY_NAME
 from src.models.gguf.types import BLOCK_TYPES, BlockType, decode, require_finite
-from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.levels import MIDDLE, OFFSETS, SCALES, VALUES, LevelForm, LevelMethod
-from src.models.weights.methods import Held, LinearMethod
+from src.models.weights.methods import OFFSETS, SCALES, VALUES, Stored
 from src.models.weights.parameters import NUMBERS, WEIGHT, Parameter, Placement, StoredForm
-from src.models.weights.stacks import StackedMethod, fits_in_strips
 from src.models.weights.transforms import InHalves, PartByPart
-from src.ops.linear import INT4_RUN, pack_int4
+from src.ops.matrix import INT4_RUN, MIDDLE, STRIP, Encoding, pack_int4
 
 # Transforms that do no more than move rows.
 _OF_ROWS: Final = (InHalves, PartByPart)
 _VALUES_AT_ONCE: Final = 2**17  # decoded at a time, so that their float32 copy stays in caches
 
 
-def _common(kinds: Sequence[BlockType]) -> LevelForm:
-    """The form in which matrices of these types can lie below each other, each exactly."""
+def _common(kinds: Sequence[BlockType]) -> Encoding:
+    """The encoding in which matrices of these types can lie below each other, each exactly."""
     group = math.gcd(*(kind.group for kind in kinds))
-    bits = max(kind.bits for kind in kinds)
-    return LevelForm(group, bits, any(kind.has_offsets for kind in kinds))
+    number = "int4" if max(kind.bits for kind in kinds) == 4 else "int8"
+    has_offsets = any(kind.has_offsets for kind in kinds)
+    return Encoding(number, group, torch.float32, has_offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,14 @@ class BlockPacking:
     ----------
     kind
         Name of the type.
-    form
-        The form of the weight that holds it.
+    encoding
+        Of the matrix that holds it.
     dtype
         Of values that are decoded.
     """
 
     kind: str
-    form: LevelForm
+    encoding: Encoding
     dtype: torch.dtype
 
     @property
@@ -76,18 +74,19 @@ class BlockPacking:
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `parameters.RowPacking`."""
         raw, size = stored[WEIGHT], TYPES_BY_NAME[self.kind].size
-        kind, form = BLOCK_TYPES[self.kind], self.form
+        kind, encoding = BLOCK_TYPES[self.kind], self.encoding
+        assert encoding.group is not None
         blocks = raw.view(-1, size)
-        if kind.is_packed and form == _common([kind]):
+        if kind.is_packed and encoding == _common([kind]):
             return self._as_stored(blocks, len(raw))
         levels, scales, offsets = kind.unpack(blocks)
-        own = levels.shape[1] // scales.shape[1] // form.group
+        own = levels.shape[1] // scales.shape[1] // encoding.group
         if own > 1:
             scales = scales.repeat_interleave(own, dim=1)
             offsets = None if offsets is None else offsets.repeat_interleave(own, dim=1)
-        if form.has_offsets and offsets is None:
+        if encoding.has_offsets and offsets is None:
             offsets = torch.zeros_like(scales)
-        if form.bits == 4:
+        if encoding.number == "int4":
             if kind.has_offsets:
                 # The weight's levels are counted from the middle.
                 assert offsets is not None
@@ -156,49 +155,59 @@ class GGUFFormats:
         """The same, with inputs rounded or not."""
         return replace(self, rounds_inputs=inputs)
 
-    def opened(self, stored: Mapping[str, StoredTensor]) -> GGUFFormats:
+    def opened(self, stored: Mapping[str, torch.dtype]) -> GGUFFormats:
         """The same: a file's header has told all."""
         return self
 
-    def hold(self, parameter: Parameter, world_size: int) -> Held:
+    def hold(self, parameter: Parameter, world_size: int) -> Parameter:
         """See `methods.Formats`."""
         placements = parameter.placements
         if parameter.kind == "head" and not placements:
             placements = (Placement(self.embedding),)
             parameter = replace(parameter, placements=placements)
             if self.embedding not in self.kinds:
-                return Held(replace(parameter, placements=()), None)
+                return replace(parameter, placements=())
         if self.shifted_norms and parameter.kind == "vector":
             placements = tuple(_shifted(each) for each in placements)
-            return Held(replace(parameter, placements=placements), None)
+            return replace(parameter, placements=placements)
         kinds = [self.kinds.get(each.tensor) for each in placements]
         known = [kind for kind in kinds if kind is not None]
         if not known:
-            return Held(parameter, None)
-        form = _common([BLOCK_TYPES[kind] for kind in known])
+            return parameter
+        encoding = _common([BLOCK_TYPES[kind] for kind in known])
         packed = tuple(
             each
             if kind is None
-            else replace(each, packing=BlockPacking(kind, form, parameter.dtype))
+            else replace(each, packing=BlockPacking(kind, encoding, parameter.dtype))
             for each, kind in zip(placements, kinds, strict=True)
         )
         parameter = replace(parameter, placements=packed)
-        if len(known) < len(kinds) or not _is_held(parameter, form):
-            return Held(parameter, None)
-        method: LinearMethod = LevelMethod(form, self.rounds_inputs)
+        if len(known) < len(kinds) or not _is_held(parameter, encoding):
+            return parameter
+        name = f"levels of {encoding.traits.bits} bits"
+        tiled = self.rounds_inputs
         if parameter.kind == "experts":
-            in_strips = self.rounds_inputs and fits_in_strips(parameter)
-            method = StackedMethod(LevelMethod(form, in_strips))
-        return Held(parameter, method)
+            name, tiled = f"experts of {name}", tiled and _fits_tiles(parameter)
+        return replace(parameter, method=Stored(name, encoding, tiled=tiled))
 
 
-def _is_held(parameter: Parameter, form: LevelForm) -> bool:
-    """Whether a weight can hold a parameter packed."""
+def _fits_tiles(parameter: Parameter) -> bool:
+    """Whether the matrices of a stack, and gates and ups among them, are whole tiles."""
+    for placement in parameter.placements:
+        rows = placement.index[1] if len(placement.index) > 1 else slice(None)
+        assert isinstance(rows, slice)
+        if len(range(*rows.indices(parameter.shape[1]))) % STRIP:
+            return False
+    return True
+
+
+def _is_held(parameter: Parameter, encoding: Encoding) -> bool:
+    """Whether a matrix can hold a parameter packed."""
     keeps_rows = all(
         each.part is None and (each.transform is None or isinstance(each.transform, _OF_ROWS))
         for each in parameter.placements
     )
-    unit = math.lcm(form.group, INT4_RUN)
+    unit = math.lcm(encoding.group or 1, INT4_RUN)
     fits = len(parameter.shape) in (2, 3) and parameter.shape[-1] % unit == 0
     return parameter.kind in ("matrix", "head", "experts") and keeps_rows and fits
 

@@ -14,7 +14,7 @@ from src.models.layer_kv import LayerKVSpec, keys_and_values
 from src.models.layers.activations import sigmoid
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm, unit
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 from src.ops.attention_spec import AttentionSpec
 
 
@@ -57,6 +57,9 @@ class AttentionInSpec:
         Whether the projection has rows of an output gate, behind those of queries.
     deterministic
         Whether a token's result must be the same bits in every batch, see docs/determinism.md.
+    sections
+        Of positions with several axes [T, axes]: how many pairs of a head each section rotates, by
+        the axes in turn. Empty: positions have one axis [T].
     leaves_rotation
         Whether the mixer normalizes and rotates queries and keys (`ops.rotate_and_cache`). The
         segment then returns them as slices of the projection.
@@ -74,6 +77,7 @@ class AttentionInSpec:
     leaves_rotation: bool
     has_gate: bool = False
     deterministic: bool = False
+    sections: tuple[int, ...] = ()
 
 
 class AttentionInWeights(NamedTuple):
@@ -189,6 +193,8 @@ def attention_in(
         query, key = (x.clone(memory_format=torch.contiguous_format) for x in (query, key))
     else:
         cos_sin = weights.rope_table[positions].to(query.dtype)
+        if spec.sections:
+            cos_sin = by_axis(cos_sin, spec.sections)
         query = apply_rope(query, cos_sin, spec.rotary_dim)
         key = apply_rope(key, cos_sin, spec.rotary_dim)
     if spec.rotated_norm is not None:
@@ -235,6 +241,24 @@ def add(
     if norm is not None and norm_spec is not None:
         added = rms_norm(added, norm, norm_spec)
     return residual + (added if multiplier == 1.0 else added * multiplier)
+
+
+def by_axis(cos_sin_tar: Tensor, sections: tuple[int, ...]) -> Tensor:
+    """Choose the angles of each section from one axis: [T, R] from [T, axes, R].
+
+    Source: P. Wang et al., "Qwen2-VL" (2024), section 2.1.
+
+    Args:
+        cos_sin_tar: cosines and sines of every axis's angles.
+        sections: numbers of pairs, in sum R / 2; the i-th follows axis i modulo axes.
+    """
+    axes = cos_sin_tar.shape[1]
+    chosen = [
+        part[:, index % axes]
+        for half in cos_sin_tar.chunk(2, dim=-1)
+        for index, part in enumerate(half.split(sections, dim=-1))
+    ]
+    return torch.cat(chosen, dim=-1)
 
 
 def apply_rope(x_thd: Tensor, cos_sin_tr: Tensor, rotary_dim: int) -> Tensor:

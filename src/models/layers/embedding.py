@@ -10,7 +10,7 @@ from torch import Tensor
 
 from src.models.layers.linear import capped, linear
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,17 @@ def embed(spec: EmbeddingSpec, weights: EmbeddingWeights, input_ids: Tensor) -> 
     """Token ids int64 [T] to the residual stream [T, H]."""
     residual = torch.nn.functional.embedding(input_ids, weights.embedding)
     return residual if spec.multiplier == 1.0 else residual * spec.multiplier
+
+
+def embed_or_take(
+    spec: EmbeddingSpec,
+    weights: EmbeddingWeights,
+    input_ids: Tensor,
+    embeddings: Tensor,
+    is_embedded: Tensor,
+) -> Tensor:
+    """Embeddings [T, H] of the token ids [T], or those that are given, where `is_embedded` [T]."""
+    return torch.where(is_embedded[:, None] != 0, embeddings, embed(spec, weights, input_ids))
 
 
 def final_norm(spec: NormSpec, weights: NormWeights, residual: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.mlp import MLPSpec, MLPWeights, partial_mlp
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.stacks import StackedWeight
 from src.ops.experts import ClampedSwiglu
+from src.ops.matrix import Operand
 from src.ops.routing import Routing, route
 
 
@@ -47,8 +47,8 @@ class ExpertsWeights(NamedTuple):
 
     norm: Tensor | None  # [H]
     router: Tensor  # float32 [E, H]: bfloat16 could not distinguish experts of close scores
-    gate_up: Tensor | StackedWeight  # [E, 2 I, H], of each expert: gate, up
-    down: Tensor | StackedWeight  # [E, H, I]
+    gate_up: Operand  # [E, 2 I, H], of each expert: gate, up
+    down: Operand  # [E, H, I]
     post_norm: Tensor | None  # [H]
     choice_bias: Tensor | None = None  # float32 [E], see `ops.routing.route`
     shared: MLPWeights | None = None
@@ -66,17 +66,14 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
     wide = normed.to(torch.float32)
     logits = linear(wide, weights.router, weights.router_bias)
     chosen, ids = route(logits, spec.routing, weights.choice_bias, spec.deterministic)
-    gate_up, down = _parts(weights.gate_up), _parts(weights.down)
     added = ops.experts(
-        *(normed, gate_up.values, down.values, chosen, ids),
-        gate_up_scales=gate_up.scales,
-        down_scales=down.scales,
+        normed,
+        weights.gate_up,
+        weights.down,
+        chosen,
+        ids,
         gate_up_bias=weights.gate_up_bias,
         down_bias=weights.down_bias,
-        gate_up_offsets=gate_up.offsets,
-        down_offsets=down.offsets,
-        gate_up_order=gate_up.order,
-        down_order=down.order,
         activation=spec.activation,
         weighs_inputs=spec.weighs_inputs,
         deterministic=spec.deterministic,
@@ -89,14 +86,3 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
         added = added + shared
     added = spec.group.all_reduce(added)
     return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)
-
-
-class _Parts(NamedTuple):
-    values: Tensor
-    scales: Tensor | None = None
-    offsets: Tensor | None = None
-    order: Tensor | None = None
-
-
-def _parts(weight: Tensor | StackedWeight) -> _Parts:
-    return _Parts(weight) if isinstance(weight, Tensor) else _Parts(*weight)

@@ -17,7 +17,7 @@ from src.models.layer_kv import KVTensor, LayerKVSpec
 from src.models.layers.attention import apply_rope
 from src.models.layers.linear import linear
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True)

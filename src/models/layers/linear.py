@@ -8,21 +8,21 @@ from torch.nn import functional
 
 from src import ops
 from src.distributed import Group
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`: [T, in] with [out, in] and [out] to [T, out], in x's dtype.
 
-    Every projection goes through this function. A weight in another format than the model's dtype
-    is an object that has its own `multiply`. On the CPU the compiled kernel sums a token's result
+    Every projection goes through this function. A tensor is a plain matrix in rows; any other has
+    its own `multiply`. On the CPU the compiled kernel sums a token's result
     in an order that does not depend on the other tokens.
     """
     if not isinstance(weight, Tensor):
         return weight.multiply(x, bias)
     if x.device.type != "cpu":
         return functional.linear(x, weight, bias)
-    return ops.linear(x, weight, None, bias)
+    return ops.linear(x, weight, bias)
 
 
 def row_parallel_linear(x: Tensor, weight: Weight, bias: Tensor | None, group: Group) -> Tensor:

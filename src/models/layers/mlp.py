@@ -12,7 +12,7 @@ from src.models.layers.activations import Activation, gated
 from src.models.layers.attention import add
 from src.models.layers.linear import linear, partial_linear
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True)

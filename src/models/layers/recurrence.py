@@ -19,7 +19,7 @@ from src.models.layers.activations import sigmoid
 from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 from src.ops.elementwise import by_token
 
 

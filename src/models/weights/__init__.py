@@ -1,1 +1,1 @@
-"""From checkpoints to parameters: stored tensors, their placement, and formats of weights."""
+"""Parameters: the places of their tensors in checkpoints, and the formats of their values."""

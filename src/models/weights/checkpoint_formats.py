@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.methods import Held, LinearMethod
-from src.models.weights.parameters import NUMBERS, Parameter, Placement, RowPacking
-from src.models.weights.stacks import OrderedStackMethod, Stack, StackedMethod
+import torch
+
+from src.models.weights.parameters import NUMBERS, Method, Parameter, Placement, RowPacking
 from src.models.weights.transforms import InHalves, PartByPart
 
 _ENDING = ".weight"
@@ -26,34 +25,24 @@ _OF_ROWS = (InHalves, PartByPart)
 
 
 class Scheme(Protocol):
-    """The form in which a checkpoint stores a matrix. Equal schemes can share one weight."""
+    """The form in which a checkpoint stores a matrix. Equal schemes can share one matrix."""
 
     @property
     def packing(self) -> RowPacking:
         """Its tensors, and how they are read."""
 
-    def method(self, parameter: Parameter, shards: int | None) -> LinearMethod | None:
-        """What holds a parameter as it is stored; None: it has to be decoded.
+    def hold(self, parameter: Parameter, shards: int | None) -> tuple[RowPacking, Method] | None:
+        """How a parameter is packed and held as it is stored; None: it has to be decoded.
 
-        Its placements all have this scheme.
+        Its placements all have this scheme. A scale may be repeated for the parts of its group that
+        a rank has of experts, or that fit a matrix. Inputs of experts are not rounded.
 
         Args:
-            parameter: a matrix [N, K], of one rank.
+            parameter: a matrix [N, K] or a stack [E, N, K], of one rank.
             shards: the dimension of which this is one of several ranks' parts; None: none.
 
         Raises:
             ValueError: the scheme cannot be cut like this.
-        """
-
-    def stack(self, inputs: int, *, is_whole: bool) -> Stack | None:
-        """How matrices of experts are held as they are stored; None: they have to be decoded.
-
-        A scale may be repeated for the parts of its group that a rank has, or that fit a weight.
-        Inputs are not rounded.
-
-        Args:
-            inputs: of a matrix, of one rank.
-            is_whole: whether there is one rank only.
         """
 
 
@@ -80,21 +69,21 @@ class CheckpointFormats:
     schemes: Schemes
     plain: frozenset[str] = frozenset()
 
-    def opened(self, stored: Mapping[str, StoredTensor]) -> CheckpointFormats:
-        """The same with knowledge of the checkpoint's tensors."""
+    def opened(self, stored: Mapping[str, torch.dtype]) -> CheckpointFormats:
+        """The same with knowledge of the checkpoint's tensors: name -> dtype."""
         return replace(
-            self, plain=frozenset(n for n, one in stored.items() if one.dtype in NUMBERS)
+            self, plain=frozenset(name for name, dtype in stored.items() if dtype in NUMBERS)
         )
 
     def rounding(self, *, inputs: bool) -> CheckpointFormats:
         """The same: whether inputs are rounded is the checkpoint's affair."""
         return self
 
-    def hold(self, parameter: Parameter, world_size: int) -> Held:
+    def hold(self, parameter: Parameter, world_size: int) -> Parameter:
         """See `methods.Formats`."""
         schemes = [self._scheme(parameter, each) for each in parameter.placements]
         if not any(schemes):
-            return Held(parameter, None)
+            return parameter
         placements = tuple(
             each if scheme is None else replace(each, packing=scheme.packing)
             for each, scheme in zip(parameter.placements, schemes, strict=True)
@@ -103,12 +92,14 @@ class CheckpointFormats:
         first = schemes[0]
         is_one = first is not None and all(scheme == first for scheme in schemes)
         if parameter.kind not in _HELD or not is_one or not all(map(_keeps_rows, placements)):
-            return Held(packed, None)
+            return packed
         assert first is not None
-        if parameter.kind == "experts":
-            return _held_stack(packed, first, is_whole=world_size == 1)
-        shards = placements[0].shard if world_size > 1 else None
-        return Held(packed, first.method(packed, shards))
+        held = first.hold(packed, placements[0].shard if world_size > 1 else None)
+        if held is None:
+            return packed
+        packing, method = held
+        placements = tuple(replace(one, packing=packing) for one in placements)
+        return replace(packed, placements=placements, method=method)
 
     def _scheme(self, parameter: Parameter, placement: Placement) -> Scheme | None:
         name = placement.tensor
@@ -118,20 +109,6 @@ class CheckpointFormats:
             return None
         found = self.schemes.of(name.removesuffix(_ENDING), is_head=parameter.kind == "head")
         return None if name in self.plain else found
-
-
-def _held_stack(parameter: Parameter, scheme: Scheme, *, is_whole: bool) -> Held:
-    """How experts are held that are stored in one scheme."""
-    count, _, inputs = parameter.shape
-    stack = scheme.stack(inputs, is_whole=is_whole)
-    if stack is None:
-        return Held(parameter, None)
-    placements = tuple(replace(one, packing=stack.packing) for one in parameter.placements)
-    method: LinearMethod = StackedMethod(stack.method)
-    if stack.is_ordered:
-        parts = len(placements) // count
-        method = OrderedStackMethod(StackedMethod(stack.method), parts, parameter.dtype)
-    return Held(replace(parameter, placements=placements), method)
 
 
 def _keeps_rows(placement: Placement) -> bool:

@@ -1,259 +1,230 @@
-"""Linear methods: the formats of a projection's weights, and how each format multiplies.
+"""How a parameter's value is made: from plain weights that are rounded, or from what is stored.
 
-A method knows which tensors a checkpoint stores for a matrix, and makes a *weight* from them: a
-tensor, or a named tuple of tensors with its own `multiply`. Models never refer to a method: they
-call `layers.linear`.
-
-Two methods round weights at load: int8 by row, symmetric, and int4 by group, with an offset
-(`rounding`). Norms, biases and the embedding keep the model's dtype. So do activations, unless
-weights are laid out in strips: then a projection rounds its inputs to 8 bits and multiplies
-integers. Rounding to evenly spaced values needs no calibration data.
+Models never refer to a method: they call `layers.linear`. Norms, biases and the embedding keep the
+model's dtype. So do activations, unless weights are laid out in tiles (then a projection rounds its
+inputs to 8 bits and multiplies integers), or a checkpoint's format rounds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from src import ops
-from src.models.weights.checkpoint import StoredTensor
-from src.models.weights.parameters import WEIGHT, Index, Parameter, RowPacking, allocate_unset
-from src.models.weights.rounding import round_to_int4, round_to_int8
-from src.ops.cpu.build import kernel_library
-from src.ops.cpu.kernel_library import DTYPES
-from src.ops.linear import (
-    INT4_RUN,
-    SMALLEST_GROUP,
-    dequantize,
-    fits_strips,
-    groups_in_strips,
-    pack_int4,
-    to_quantized_strips,
+from src.models.weights.parameters import (
+    WEIGHT,
+    Index,
+    Method,
+    Parameter,
+    RowPacking,
+    Value,
+    allocate_unset,
 )
+from src.ops import rounding
+from src.ops.matrix import Encoding, Matrix
+from src.ops.projection import InputRounding, Projection, Scaled
 
-Method = Literal["int8", "int4"]
+VALUES: Final = "values"
+SCALES: Final = "scales"
+OFFSETS: Final = "offsets"
+ORDER: Final = "order"
+INPUT_SCALE: Final = "input_scale"
 
-_ROWS_AT_ONCE = 1024  # rows quantized at a time, so that what is computed of them stays small
-
-
-class QuantizedWeight(NamedTuple):
-    """A quantized matrix [N, K]: levels q of 8 or 4 bits, `w = q * scale - offset`.
-
-    Tensors have the shapes below, or those that `to_quantized_strips` makes. `grouped` makes one
-    from the levels of any checkpoint's format.
-    """
-
-    values: torch.Tensor  # int8 [N, K], or uint8 [N, K / 2] of packed q + 8 (`pack_int4`)
-    # float32 [N]; or float32 or bfloat16 [N, G] of groups of K / G inputs. Or uint8 [N, G]: powers
-    # of two, of values that are numbers of e2m1 and no levels.
-    scales: torch.Tensor
-    offsets: torch.Tensor | None = None  # [N, G] of the same dtype, or None for zeros
-
-    @classmethod
-    def grouped(
-        cls,
-        levels: torch.Tensor,
-        bits: int,
-        scales: torch.Tensor,
-        offsets: torch.Tensor | None = None,
-        *,
-        in_strips: bool = False,
-    ) -> QuantizedWeight:
-        """Pack levels as a checkpoint has them: `w = level * scale - offset`, exactly.
-
-        Unsigned levels (0 to 2^bits - 1) are moved to the middle of their range, and offsets with
-        them; offsets of zero are dropped. So an offset is `zero * scale` where a format has zero
-        points (GPTQ, AWQ), and minus the minimum where it has minima (GGUF). 4 bits are packed
-        where groups are a multiple of 32 inputs. Everything else is held in 8 bits.
-
-        On the meta device, where values are not known, offsets are never dropped: where a format is
-        symmetric, give signed levels and no offsets.
-
-        Args:
-            levels: [N, K], uint8 (unsigned levels) or int8 (signed ones).
-            bits: of a level, 2 to 8. Levels are in the range of so many bits.
-            scales: [N, G] of any float dtype, or [N].
-            offsets: [N, G] likewise, or None.
-            in_strips: whether to lay it out in strips for integer products, which round inputs to
-                8 bits; see `to_quantized_strips`. Matrices that cannot be cut into strips stay in
-                rows.
-
-        Raises:
-            ValueError: K is not a multiple of 32, or groups are no multiple of 16 inputs.
-        """
-        rows, inputs = levels.shape
-        scales = scales.float().reshape(rows, -1)
-        groups = scales.shape[1]
-        if inputs % INT4_RUN or groups == 0 or inputs % (groups * SMALLEST_GROUP):
-            raise ValueError(f"rows of {inputs} weights cannot be cut into {groups} groups")
-        shift = None if offsets is None else offsets.float().reshape(rows, groups)
-        if levels.dtype == torch.uint8:
-            levels, shift = _signed(levels, bits, scales, shift)
-        if shift is not None and not shift.is_meta and not shift.any():
-            shift = None
-        if bits <= 4 and inputs // groups % INT4_RUN == 0:
-            from_zero = levels if levels.is_meta else levels + 8
-            values = pack_int4(from_zero.view(torch.uint8))
-        else:
-            values = levels.contiguous()
-            if groups == 1 and shift is None:
-                scales = scales.squeeze(1)
-        return cls(values, scales.contiguous(), shift)._laid_out(in_strips=in_strips)
-
-    @classmethod
-    def packed(
-        cls,
-        values: torch.Tensor,
-        scales: torch.Tensor,
-        offsets: torch.Tensor | None,
-        *,
-        in_strips: bool = False,
-    ) -> QuantizedWeight:
-        """Take tensors that are packed as the class has them; ``in_strips`` as of `grouped`."""
-        return cls(values, scales, offsets)._laid_out(in_strips=in_strips)
-
-    def _laid_out(self, *, in_strips: bool) -> QuantizedWeight:
-        """In strips if that is asked for and possible."""
-        values, scales, offsets = self
-        if not (in_strips and fits_strips(values, in_groups=scales.dim() == 2)):
-            return self
-        shift = None if offsets is None else groups_in_strips(offsets)
-        return QuantizedWeight(*to_quantized_strips(values, scales), shift)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values, scales and offsets."""
-        shift = 0 if self.offsets is None else self.offsets.nbytes
-        return self.values.nbytes + self.scales.nbytes + shift
-
-    def dequantized(self) -> torch.Tensor:
-        """The matrix in float32, [N, K]."""
-        return dequantize(self.values, self.scales, self.offsets)
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
-        return ops.linear(x, self.values, self.scales, bias, self.offsets)
-
-
-class PackedParameter(Protocol):
-    """A named tuple of tensors, or None, that stand for a parameter."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its tensors."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Its fields."""
-
-    def _asdict(self) -> dict[str, Any]:
-        """Its fields by name."""
-
-    def dequantized(self) -> Tensor:
-        """The parameter in float32, in its shape."""
-
-
-class PackedWeight(PackedParameter, Protocol):
-    """One that stands for a matrix [N, K]."""
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """`x @ weight.T + bias`: [T, K] to [T, N] in x's dtype."""
-
-
-Weight: TypeAlias = torch.Tensor | PackedWeight
-Kept: TypeAlias = torch.Tensor | PackedParameter
-
-
-class LinearMethod(Protocol):
-    """A format of weights, for one parameter."""
-
-    @property
-    def name(self) -> str:
-        """The method's name in errors and logs."""
-
-    def staging(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Tensor]:
-        """Allocate the parts of a matrix [N, K], into which its placements are read.
-
-        They are a plain ``weight``, or what `parameters.RowPacking.rows` returns.
-        """
-
-    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
-        """The view of ``part``, which has ``kind``, for the matrix's rows at ``index``."""
-
-    def encode(self, values: Tensor) -> dict[str, Tensor]:
-        """The parts of a matrix of these values, rounded to the format: for dummy weights."""
-
-    def make(self, parts: Mapping[str, Tensor]) -> Kept:
-        """Make the weight; on the meta device its shapes only.
-
-        Raises:
-            ValueError: this matrix cannot be held in this format.
-        """
+_DUMMY_INPUT_SCALE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RoundingMethod:
-    """Rounds a checkpoint's own weights to few bits.
+class Rounded:
+    """Rounds a checkpoint's own weights to few bits; see `parameters.Method`.
+
+    Rounding to evenly spaced values needs no calibration data.
 
     Attributes
     ----------
-    rounds_inputs
-        Whether to lay weights out in strips for integer products, with inputs rounded to 8 bits,
-        see `to_quantized_strips`. Matrices that cannot be cut into strips stay in rows.
+    tiled
+        Whether to lay weights out in tiles for integer products, with inputs rounded to 8 bits.
+        Matrices that cannot be cut into tiles stay in rows.
     """
 
-    method: Method
+    number: rounding.Method
     group_size: int
-    rounds_inputs: bool
+    tiled: bool
 
     @property
     def name(self) -> str:
-        """See `LinearMethod`."""
-        return f"quantization = {self.method!r}"
+        """See `parameters.Method`."""
+        return f"quantization = {self.number!r}"
 
     def staging(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Tensor]:
-        """See `LinearMethod`."""
+        """See `parameters.Method`."""
         return {WEIGHT: allocate_unset(shape, dtype, device)}
 
     def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
-        """See `LinearMethod`."""
+        """See `parameters.Method`."""
         return part[index] if index else part
 
     def encode(self, values: Tensor) -> dict[str, Tensor]:
-        """See `LinearMethod`."""
+        """See `parameters.Method`."""
         return {WEIGHT: values}
 
-    def make(self, parts: Mapping[str, Tensor]) -> Weight:
-        """See `LinearMethod`."""
-        return quantize(parts[WEIGHT], self.method, self.group_size, in_strips=self.rounds_inputs)
+    def make(self, parts: Mapping[str, Tensor]) -> Projection:
+        """See `parameters.Method`."""
+        return Projection(
+            rounding.quantize(parts[WEIGHT], self.number, self.group_size, tiled=self.tiled)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedInputs:
+    """How a format rounds the inputs of its projections; see `projection.InputRounding`."""
+
+    scaled: Scaled
+    number: Literal["int8", "e4m3"]
+    bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Holds a matrix, or a stack of them, as a checkpoint stores it; see `parameters.Method`.
+
+    Attributes
+    ----------
+    dtype
+        Of the parameter if it has to be decoded, because its columns have different orders.
+    inputs
+        How inputs are rounded; None: not at all. Stacks never round theirs.
+    starts
+        The first rows of the parts of each matrix that have an order of their columns each. Empty:
+        columns have no order.
+    tiled
+        As of `Rounded`.
+    drops_offsets
+        Whether offsets that are all zeros are left out.
+    """
+
+    name: str
+    encoding: Encoding
+    dtype: torch.dtype = torch.float32
+    inputs: RoundedInputs | None = None
+    starts: tuple[int, ...] = ()
+    tiled: bool = False
+    drops_offsets: bool = False
+
+    def staging(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """See `parameters.Method`."""
+        *count, rows, inputs = shape
+        parts = {
+            kind: allocate_unset((*count, *of_one), _staged(own), device)
+            for kind, (of_one, own) in self.encoding.parts(rows, inputs).items()
+        }
+        if self._is_static:
+            parts[INPUT_SCALE] = allocate_unset((rows, 1), torch.float32, device)
+        if self.starts:
+            orders = (*count, len(self.starts), inputs)
+            parts[ORDER] = torch.zeros(orders, dtype=torch.int32, device=device)
+        return parts
+
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
+        """See `parameters.Method`. Of orders there is one for each part of a matrix."""
+        if kind != ORDER:
+            return part[index] if index else part
+        rows = index[-1] if index and isinstance(index[-1], slice) else slice(None)
+        expert = index[:-1] if index and isinstance(index[-1], slice) else index
+        return part[(*expert, self.starts.index(rows.start or 0))]
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """See `parameters.Method`. One matrix after the other, since copies are larger."""
+        if values.dim() == 3:
+            encoded = [self.encode(matrix) for matrix in values]
+            return {kind: torch.stack([each[kind] for each in encoded]) for kind in encoded[0]}
+        parts = {
+            k: part.view(_staged(part.dtype)) for k, part in self.encoding.round(values).items()
+        }
+        if self._is_static:
+            parts[INPUT_SCALE] = torch.full_like(parts[SCALES][:, :1], _DUMMY_INPUT_SCALE)
+        if self.starts:
+            order = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
+            parts[ORDER] = order.repeat(len(self.starts), 1)
+        return parts
+
+    def make(self, parts: Mapping[str, Tensor]) -> Value:
+        """See `parameters.Method`. Matrices whose columns have different orders are decoded.
+
+        Inputs that several matrices share have the largest of their static scales.
+        """
+        count = len(parts[VALUES]) if parts[VALUES].dim() == 3 else None
+        matrix = self._matrix(
+            {kind: part if count is None else part.flatten(0, 1) for kind, part in parts.items()}
+        )
+        if count is not None:
+            matrix = matrix.stacked(count)
+        orders = parts.get(ORDER)
+        if orders is not None:
+            if not orders.is_meta and not (orders == orders[..., :1, :]).all():
+                return self._decoded(matrix, orders)
+            matrix = matrix._replace(order=orders[..., 0, :].contiguous())
+        return matrix if count is not None else Projection(matrix, self._rounding(parts))
+
+    @property
+    def _is_static(self) -> bool:
+        return self.inputs is not None and self.inputs.scaled == "static"
+
+    def _matrix(self, parts: Mapping[str, Tensor]) -> Matrix:
+        """The matrix of parts that are of one, without its order."""
+        encoding, offsets = self.encoding, parts.get(OFFSETS)
+        if self.drops_offsets and offsets is not None and not offsets.is_meta and not offsets.any():
+            encoding, offsets = replace(encoding, has_offsets=False), None
+        scales = parts[SCALES].squeeze(1) if encoding.group is None else parts[SCALES]
+        values = parts[VALUES].view(encoding.traits.dtype)
+        matrix = Matrix(values, encoding, scales, offsets).simplified()
+        return matrix.tiled() if self.tiled else matrix
+
+    def _rounding(self, parts: Mapping[str, Tensor]) -> InputRounding | None:
+        inputs, scale, bound = self.inputs, None, None
+        if inputs is None:
+            return None
+        if self._is_static:
+            given = parts[INPUT_SCALE]
+            scale = (given[:1] if given.is_meta else given.amax()).reshape(1, 1)
+        if inputs.bound is not None:
+            bound = parts[SCALES].new_full((1,), inputs.bound)
+        return InputRounding(inputs.scaled, inputs.number, scale, bound)
+
+    def _decoded(self, matrix: Matrix, orders: Tensor) -> Tensor:
+        """The values of a matrix or a stack whose parts have orders [..., P, K] of their own."""
+        if matrix.is_stack:
+            each = zip(range(len(orders)), orders, strict=True)
+            return torch.stack([self._decoded(matrix.of(expert), own) for expert, own in each])
+        dense = matrix.dequantized()
+        decoded = torch.empty(dense.shape, dtype=self.dtype, device=dense.device)
+        stops = (*self.starts[1:], len(dense))
+        for start, stop, order in zip(self.starts, stops, orders.long(), strict=True):
+            decoded[start:stop, order] = dense[start:stop].to(self.dtype)
+        return decoded
+
+
+def _staged(dtype: torch.dtype) -> torch.dtype:
+    # As bytes: rows of these are reordered, for which torch has no code of 8-bit floats.
+    is_narrow = dtype.is_floating_point and dtype.itemsize == 1
+    return torch.uint8 if is_narrow else dtype
 
 
 @runtime_checkable
-class HeldPacking(RowPacking, Protocol):
-    """A form that a family gives its parameters, and that a weight can hold.
+class StoredPacking(RowPacking, Protocol):
+    """A form that a family gives its parameters, and that a matrix can have.
 
     All placements of such a parameter have this form, and transforms that only move rows.
     """
 
-    def method(self) -> LinearMethod:
+    def method(self) -> Method:
         """What holds a parameter in this form."""
-
-
-class Held(NamedTuple):
-    """How a parameter is held: with what is packed in its placements, and by which method.
-
-    Without a method it is a plain tensor of the parameter's dtype, and packed values are decoded.
-    """
-
-    parameter: Parameter
-    method: LinearMethod | None
 
 
 class Formats(Protocol):
@@ -263,8 +234,8 @@ class Formats(Protocol):
     def name(self) -> str | None:
         """The formats' name in logs; None if every parameter is plain."""
 
-    def hold(self, parameter: Parameter, world_size: int) -> Held:
-        """How a parameter is held. Its shape is of one rank out of ``world_size``.
+    def hold(self, parameter: Parameter, world_size: int) -> Parameter:
+        """The parameter with its method and what is packed. It is of one of ``world_size`` ranks.
 
         A parameter without placements is a tied head: it gets the values of the embedding if there
         is a method, and is the embedding itself if there is none.
@@ -281,8 +252,8 @@ class StoredFormats(Formats, Protocol):
     def name(self) -> str:
         """See `Formats`."""
 
-    def opened(self, stored: Mapping[str, StoredTensor]) -> StoredFormats:
-        """The same with knowledge of the checkpoint's tensors."""
+    def opened(self, stored: Mapping[str, torch.dtype]) -> StoredFormats:
+        """The same with knowledge of the checkpoint's tensors: name -> dtype."""
 
     def rounding(self, *, inputs: bool) -> StoredFormats:
         """The same, with inputs rounded to 8 bits where weights are few bits, or as they are."""
@@ -295,27 +266,27 @@ class ByKind:
     Experts that a checkpoint packs in a form with a method of its own are held by that.
     """
 
-    matrix: LinearMethod | None = None
-    head: LinearMethod | None = None
+    matrix: Method | None = None
+    head: Method | None = None
     name: str | None = None
 
-    def hold(self, parameter: Parameter, world_size: int) -> Held:
+    def hold(self, parameter: Parameter, world_size: int) -> Parameter:
         """See `Formats`."""
         method = {"matrix": self.matrix, "head": self.head}.get(parameter.kind)
         packing = parameter.placements[0].packing if parameter.placements else None
-        if isinstance(packing, HeldPacking):
+        if isinstance(packing, StoredPacking):
             method = packing.method()
-        return Held(parameter, method)
+        return replace(parameter, method=method)
 
 
 # Name in the configuration -> function of group size and whether inputs are rounded. The head
 # always has 8 bits, because its errors go directly into the logits.
 _FORMATS: dict[str, Callable[[int, bool], Formats]] = {
     "int8": lambda group, rounds: ByKind(
-        RoundingMethod("int8", group, rounds), RoundingMethod("int8", group, rounds), "int8"
+        Rounded("int8", group, rounds), Rounded("int8", group, rounds), "int8"
     ),
     "int4": lambda group, rounds: ByKind(
-        RoundingMethod("int4", group, rounds), RoundingMethod("int8", group, rounds), "int4"
+        Rounded("int4", group, rounds), Rounded("int8", group, rounds), "int4"
     ),
 }
 
@@ -325,25 +296,7 @@ def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> For
     return ByKind() if name is None else _FORMATS[name](group_size, rounds_inputs)
 
 
-def _signed(
-    levels: torch.Tensor, bits: int, scales: torch.Tensor, offsets: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unsigned levels around the middle of their range, and the offsets that this needs."""
-    if levels.is_meta:
-        # Arithmetic on such tensors would import torch's compilers: seconds of a start.
-        return levels.view(torch.int8), scales
-    middle = 2 ** (bits - 1)
-    moved = scales * -middle
-    # Wraps below zero, as it should.
-    return (levels - middle).view(torch.int8), moved if offsets is None else offsets + moved
-
-
-def largest_of(scales: torch.Tensor) -> torch.Tensor:
-    """The largest of a matrix's static scales of its inputs, [1, 1]."""
-    return (scales[:1] if scales.is_meta else scales.amax()).reshape(1, 1)
-
-
-def plain(weight: Kept) -> torch.Tensor:
+def plain(weight: Value) -> Tensor:
     """The weight as a tensor.
 
     Raises:
@@ -352,58 +305,3 @@ def plain(weight: Kept) -> torch.Tensor:
     if not isinstance(weight, Tensor):
         raise TypeError("expected a weight in the model's dtype, got a quantized one")
     return weight
-
-
-def quantize(
-    weight: torch.Tensor, method: Method, group_size: int, *, in_strips: bool = False
-) -> QuantizedWeight:
-    """Quantize a matrix [N, K] of any float dtype.
-
-    Args:
-        weight: finite values.
-        method: `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and
-            a scale and an offset, in bfloat16, per `group_size` values of a row.
-        group_size: of int4; a multiple of 32 that divides K.
-        in_strips: whether to lay it out in strips for integer products, see
-            `to_quantized_strips`. Matrices that cannot be cut into strips stay in rows.
-
-    Raises:
-        ValueError: K is not a multiple of 32, or for int4 not of the group size.
-    """
-    inputs = weight.shape[1]
-    unit = group_size if method == "int4" else INT4_RUN
-    if inputs % unit or unit % INT4_RUN:
-        raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
-    if weight.is_meta:
-        return _outlined(weight, method, unit, in_strips=in_strips)
-    library = kernel_library()
-    if library is not None and weight.is_cpu and weight.dtype in DTYPES:
-        kind = torch.int8 if method == "int8" else torch.uint8
-        return QuantizedWeight(
-            *library.quantize(weight.contiguous(), kind, unit, in_strips=in_strips)
-        )
-    parts: list[tuple[Tensor, ...]] = [
-        round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
-        for rows in weight.split(_ROWS_AT_ONCE)
-    ]
-    rounded = QuantizedWeight(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-    return rounded._laid_out(in_strips=in_strips)
-
-
-def _outlined(
-    weight: torch.Tensor, method: Method, group_size: int, *, in_strips: bool
-) -> QuantizedWeight:
-    """The shapes only. Running the operations on meta tensors would take a second per start."""
-    (rows, inputs), is_int8 = weight.shape, method == "int8"
-    values = torch.empty(
-        *(rows, inputs if is_int8 else inputs // 2),
-        dtype=torch.int8 if is_int8 else torch.uint8,
-        device="meta",
-    )
-    if is_int8:
-        outline = QuantizedWeight(values, torch.empty(rows, device="meta"))
-    else:
-        groups = (rows, inputs // group_size)
-        scales = torch.empty(groups, dtype=torch.bfloat16, device="meta")
-        outline = QuantizedWeight(values, scales, scales.new_empty(groups))
-    return outline._laid_out(in_strips=in_strips)

@@ -9,11 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from src.models.weights.levels import SCALES, VALUES
-from src.models.weights.methods import QuantizedWeight
-from src.models.weights.parameters import Index, StoredForm, allocate_unset
-from src.models.weights.stacks import StackedMethod
-from src.ops.linear import E2M1, pack_int4, powers_of_two
+from src.models.weights.methods import SCALES, VALUES, Stored
+from src.models.weights.parameters import StoredForm
+from src.ops.matrix import E2M1, Encoding, pack_int4, powers_of_two
 
 _BYTES = (torch.uint8,)
 
@@ -52,49 +50,11 @@ class Mxfp4:
         codes = _codes(stored["blocks"]).flatten(-2)
         return {VALUES: pack_int4(codes), SCALES: stored["scales"]}
 
-    def method(self) -> StackedMethod:
-        """See `methods.HeldPacking`."""
-        return StackedMethod(Mxfp4Method())
+    def method(self) -> Stored:
+        """See `methods.StoredPacking`."""
+        return Stored("experts of mxfp4", Encoding("e2m1", self.BLOCK, torch.uint8))
 
 
 def _codes(blocks: Tensor) -> Tensor:
     """The numbers of blocks' bytes, uint8 [..., 32]."""
     return torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
-
-
-@dataclass(frozen=True, slots=True)
-class Mxfp4Method:
-    """Holds a matrix as `Mxfp4` has it; see `methods.LinearMethod`."""
-
-    name: str = "mxfp4"
-
-    def staging(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Tensor]:
-        """See `methods.LinearMethod`."""
-        rows, inputs = shape
-        return {
-            VALUES: allocate_unset((rows, inputs // 2), torch.uint8, device),
-            SCALES: allocate_unset((rows, inputs // Mxfp4.BLOCK), torch.uint8, device),
-        }
-
-    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
-        """See `methods.LinearMethod`."""
-        return part[index] if index else part
-
-    def encode(self, values: Tensor) -> dict[str, Tensor]:
-        """See `methods.LinearMethod`. Values become multiples of half a power of two."""
-        blocks = values.float().unflatten(1, (-1, Mxfp4.BLOCK))
-        largest = blocks.abs().amax(dim=2, keepdim=True)
-        # So that the largest is less than 2, where numbers are evenly spaced.
-        exponents = largest.clamp_min_(1e-30).log2().floor().clamp_(-126, 126)
-        halves = (blocks.abs() * torch.exp2(1 - exponents)).round_().clamp_(max=3)
-        codes = halves.to(torch.uint8) | ((blocks < 0).to(torch.uint8) << 3)
-        return {
-            VALUES: pack_int4(codes.flatten(1)),
-            SCALES: (exponents.squeeze(2) + 127).to(torch.uint8),
-        }
-
-    def make(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
-        """See `methods.LinearMethod`."""
-        return QuantizedWeight(parts[VALUES], parts[SCALES])

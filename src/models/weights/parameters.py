@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from src.ops.host_memory import LARGE_PAGE, lazy_zeros
+from src.ops.matrix import Matrix
+from src.ops.projection import Projection
 
 # matrix: a projection [out, in], which a linear method may hold in another format.
 # head: the projection to logits, where errors matter most.
@@ -100,6 +102,42 @@ class RowPacking(Packing, Protocol):
         """
 
 
+Weight: TypeAlias = "Tensor | Projection"
+"""What a projection multiplies by; a tensor is a plain matrix in rows."""
+
+Value: TypeAlias = "Tensor | Projection | Matrix"
+"""What stands for a parameter; a stack of matrices is of experts."""
+
+
+class Method(Protocol):
+    """Makes the value of one parameter from its parts; see `weights.methods`."""
+
+    @property
+    def name(self) -> str:
+        """The method's name in errors and logs."""
+
+    def staging(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """Allocate the parts of a matrix [N, K] or a stack [E, N, K], for placements to fill.
+
+        They are a plain ``weight``, or what `RowPacking.rows` returns.
+        """
+
+    def place(self, part: Tensor, kind: str, index: Index) -> Tensor:
+        """The view of ``part``, which has ``kind``, for the rows at ``index``."""
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """The parts of a matrix of these values, rounded to the format: for dummy weights."""
+
+    def make(self, parts: Mapping[str, Tensor]) -> Value:
+        """Make the value; on the meta device its shapes only.
+
+        Raises:
+            ValueError: this matrix cannot be held in this format.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One of several parts along the first dimension of a checkpoint's tensor."""
@@ -150,6 +188,8 @@ class Parameter:
         The value of dummy weights; None: random values, scaled for a matrix.
     dtype
         Its dtype if it is not quantized.
+    method
+        What makes its value; None: it is a plain tensor, and packed values are decoded.
     """
 
     name: str
@@ -158,6 +198,7 @@ class Parameter:
     placements: tuple[Placement, ...]
     fill: float | None
     dtype: torch.dtype
+    method: Method | None = None
 
 
 def rows_of(

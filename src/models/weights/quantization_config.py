@@ -10,7 +10,13 @@ from src.core.errors import ModelLoadError
 from src.models.fields import read_json
 from src.models.weights.checkpoint_formats import CheckpointFormats
 from src.models.weights.schemes.compressed_tensors import read_compressed_tensors
-from src.models.weights.schemes.of_methods import read_awq, read_fbgemm, read_fp8, read_gptq
+from src.models.weights.schemes.of_methods import (
+    read_awq,
+    read_fbgemm,
+    read_fp8,
+    read_gptq,
+    read_modelopt,
+)
 
 Section: TypeAlias = Mapping[str, Any]
 Reader: TypeAlias = Callable[[Section], CheckpointFormats | None]
@@ -23,11 +29,12 @@ READERS: dict[str, Reader] = {
     "compressed-tensors": read_compressed_tensors,
     "awq": read_awq,
     "gptq": read_gptq,
+    "modelopt": read_modelopt,
 }
 
-# Fields of `config.json`, and files of older tools beside it, that describe a quantization.
+# Fields of `config.json`, and files of tools beside it, that describe a quantization.
 _FIELDS = ("quantization_config", "compression_config")
-_FILES = ("quantize_config.json", "quant_config.json")
+_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 def section_of(raw: Mapping[str, Any], directory: Path) -> tuple[str, Any] | None:
@@ -88,4 +95,6 @@ def method_of(section: Any) -> str:
         return "compressed-tensors"
     if "w_bit" in section:
         return "awq"
+    if "quant_algo" in section or "quantization" in section:
+        return "modelopt"
     return "gptq" if "bits" in section and "desc_act" in section else str(dict(section))

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from src.core.records import RequestRecord
+from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.sampling_params import SamplingParams
 from src.observability.durations import Durations
 from src.observability.tracing.request import PromptTrace, RequestTrace
@@ -100,12 +101,12 @@ def _asked(prompt: PromptTrace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gen_ai.output.type": "text",
         "gen_ai.request.max_tokens": prompt.max_tokens,
-        # 0 is reported like any other value; it means greedy.
-        "gen_ai.request.temperature": float(params.temperature),
-        "gen_ai.request.top_p": float(params.top_p),
-        "gen_ai.request.frequency_penalty": float(params.frequency_penalty),
-        "gen_ai.request.presence_penalty": float(params.presence_penalty),
     }
+    for parameter in SAMPLER_PARAMETERS:
+        value = getattr(params, parameter.name)
+        # A top_k of -1 is off too. A temperature of 0 is reported like any other; it means greedy.
+        if parameter.always_traced or (value != parameter.off and value >= 0):
+            found[parameter.trace] = float(value)
     found |= _unusual(params)
     return found
 
@@ -113,18 +114,12 @@ def _asked(prompt: PromptTrace) -> dict[str, Any]:
 def _unusual(params: SamplingParams) -> dict[str, Any]:
     """Parameters that are reported only if they differ from their default."""
     found: dict[str, Any] = {}
-    if params.top_k > 0:
-        found["gen_ai.request.top_k"] = float(params.top_k)
     if params.seed is not None:
         found["gen_ai.request.seed"] = params.seed
     if params.stop:
         found["gen_ai.request.stop_sequences"] = list(params.stop[:_MAX_STOPS])
     if params.n != 1:
         found["gen_ai.request.choice.count"] = params.n
-    if params.repetition_penalty != 1.0:
-        found["slipstream.request.repetition_penalty"] = float(params.repetition_penalty)
-    if params.min_p:
-        found["slipstream.request.min_p"] = float(params.min_p)
     return found
 
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "weight_kinds.h"
+
 #define SLIPSTREAM_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum DType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -25,18 +27,6 @@ enum Status : int {
   kBadMasks = 9,        // masks belong to other rows than those that sample, or are too short
 };
 
-// Layouts of weights, beside the float types of DType. Quantized weights in strips
-// (integer_linear.h) are multiplied by rounded inputs.
-enum WeightKind : int64_t {
-  kInt4 = 4,
-  kInt4Strips = 5,
-  kE2M1 = 6,  // numbers of four bits, packed like kInt4, in groups that have kPowers
-  kInt8 = 8,
-  kInt8Strips = 9,
-  kFloat8 = 12,  // e4m3
-  kBFloat16Strips = 17
-};
-constexpr int kStripOutputs = 64;
 // Scales of kE2M1, beside the dtypes that numbers of groups may have: bytes e that stand for 2^(e - 127).
 constexpr int64_t kPowers = 3;
 
@@ -80,6 +70,11 @@ typedef int32_t CompiledFunction(void* container, Handle* inputs, size_t num_inp
                                  Handle* outputs, size_t num_outputs, void* stream, void* proxy);
 
 struct Bound;  // a compiled function and its weights
+struct Step;   // a running step (step.h)
+struct Instruction;
+// What an instruction runs; returns a Status. Python finds the functions by their names,
+// slipstream_step_<kind>.
+typedef int StepFunction(const Instruction*, Step*);
 
 #include "abi_records.h"
 

@@ -343,33 +343,42 @@ class BoundInput(Record):
 
 @record()
 class AttentionLayer(Record):
-    """Constants of one layer's attention, and its part of the KV cache."""
+    """A layer's attention in a step."""
 
-    key_cache: int = pointer("void*", "as in AttentionArgs; `cache` of LatentArgs")
-    value_cache: int = pointer("void*", "same; null for latent attention")
-    spec: int = pointer("const AttentionSpec*")
-    up: int = pointer("const void*", "`up` of LatentArgs; null for ordinary attention")
-    num_heads: int = int64()
-    num_kv_heads: int = int64()
-    head_dim: int = int64()
-    num_blocks: int = int64()
-    block_size: int = int64()
+    attention: int = pointer(
+        "const AttentionArgs*", "with the layer's constants, and its part of the KV cache"
+    )
     group: int = int64("index of the group of layers whose block tables it uses")
-    nope: int = int64("as in LatentArgs, where head_dim is nope + rope")
-    rank: int = int64()
-    value: int = int64()
-    cache_kind: int = int64("a CacheKind")
+
+
+@record()
+class LatentLayer(Record):
+    """A layer's latent attention in a step."""
+
+    attention: int = pointer("const LatentArgs*", "as in AttentionLayer")
+    group: int = int64("as in AttentionLayer")
+
+
+@record()
+class RecurrenceLayer(Record):
+    """A layer's convolution and recurrence in a step; a row's states are in the slot of its number.
+
+    Queries, keys and values are parts of the channels that are convolved.
+    """
+
+    convolution: int = pointer("const ConvolutionArgs*", "with the layer's constants and states")
+    recurrence: int = pointer("const RecurrenceArgs*", "the same")
+    query: int = int64("number of the first channel of queries")
+    key: int = int64("the same of keys")
+    value: int = int64("the same of values")
 
 
 @record()
 class Instruction(Record):
-    """One entry of a program: a compiled call or a layer's attention. Step tensors have numbers."""
+    """One entry of a program: a function and its constants. Step tensors have numbers."""
 
-    call: int = pointer("const Bound*", "null: attention")
-    attention: int = pointer(
-        "const AttentionLayer*",
-        "reads query, key and value, or query and latent; writes its output",
-    )
+    run: int = pointer("StepFunction*", "of a kind of mixer, or slipstream_step_call")
+    record: int = pointer("const void*", "a record of the function's kind, or a Bound")
     num_reads: int = int64()
     num_writes: int = int64()
     reads: ctypes.Array[ctypes.c_int64] = int64_array("kMaxTokenInputs", MAX_READS)
@@ -394,8 +403,8 @@ class StepContext(Record):
     seeds: int = pointer("const int64_t*", "per row, seed_stride apart")
     adapter_slots: int = pointer("const int32_t*", "per row; or null, and tensor 2 is not given")
     length: int = int64("of the program")
-    last_attention: int = int64("index of its last attention")
-    kept: int = int64("bit i: tensor i is read after the last attention, which does not write it")
+    last_mixer: int = int64("index of its last mixer")
+    kept: int = int64("bit i: tensor i is read after the last mixer, which does not write it")
     hidden: int = int64("number of the hidden states' tensor")
     rows: int = int64()
     token_stride: int = int64()
@@ -406,7 +415,7 @@ class StepContext(Record):
     seed_stride: int = int64()
     vocab_size: int = int64()
     block_size: int = int64()
-    attended_width: int = int64("elements per token of the widest attention output")
+    mixed_width: int = int64("elements per token of the widest output of a mixer")
     dtype: int = int64("of the model")
     torch_dtype: int = int64("torch's number of it")
     torch_index_dtype: int = int64("torch's number of int64")

@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 647139143
+#define SLIPSTREAM_ABI 277493637
 
 // Modifiers of a layer's scores, in the order in which they are applied.
 struct AttentionSpec {
@@ -469,44 +469,45 @@ static_assert(offsetof(BoundInput, dtype) == 8 && sizeof(BoundInput::dtype) == 8
 static_assert(offsetof(BoundInput, dims) == 16 && sizeof(BoundInput::dims) == 8, "as in Python");
 static_assert(offsetof(BoundInput, sizes) == 24 && sizeof(BoundInput::sizes) == 24, "as in Python");
 
-// Constants of one layer's attention, and its part of the KV cache.
+// A layer's attention in a step.
 struct AttentionLayer {
-  void* key_cache;  // as in AttentionArgs; `cache` of LatentArgs
-  void* value_cache;  // same; null for latent attention
-  const AttentionSpec* spec;
-  const void* up;  // `up` of LatentArgs; null for ordinary attention
-  int64_t num_heads;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t num_blocks;
-  int64_t block_size;
+  const AttentionArgs* attention;  // with the layer's constants, and its part of the KV cache
   int64_t group;  // index of the group of layers whose block tables it uses
-  int64_t nope;  // as in LatentArgs, where head_dim is nope + rope
-  int64_t rank;
-  int64_t value;
-  int64_t cache_kind;  // a CacheKind
 };
-static_assert(sizeof(AttentionLayer) == 112, "as in Python");
-static_assert(offsetof(AttentionLayer, key_cache) == 0 && sizeof(AttentionLayer::key_cache) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, value_cache) == 8 && sizeof(AttentionLayer::value_cache) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, spec) == 16 && sizeof(AttentionLayer::spec) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, up) == 24 && sizeof(AttentionLayer::up) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, num_heads) == 32 && sizeof(AttentionLayer::num_heads) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, num_kv_heads) == 40 && sizeof(AttentionLayer::num_kv_heads) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, head_dim) == 48 && sizeof(AttentionLayer::head_dim) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, num_blocks) == 56 && sizeof(AttentionLayer::num_blocks) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, block_size) == 64 && sizeof(AttentionLayer::block_size) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, group) == 72 && sizeof(AttentionLayer::group) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, nope) == 80 && sizeof(AttentionLayer::nope) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, rank) == 88 && sizeof(AttentionLayer::rank) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, value) == 96 && sizeof(AttentionLayer::value) == 8, "as in Python");
-static_assert(offsetof(AttentionLayer, cache_kind) == 104 && sizeof(AttentionLayer::cache_kind) == 8, "as in Python");
+static_assert(sizeof(AttentionLayer) == 16, "as in Python");
+static_assert(offsetof(AttentionLayer, attention) == 0 && sizeof(AttentionLayer::attention) == 8, "as in Python");
+static_assert(offsetof(AttentionLayer, group) == 8 && sizeof(AttentionLayer::group) == 8, "as in Python");
 
-// One entry of a program: a compiled call or a layer's attention. Step tensors have numbers.
+// A layer's latent attention in a step.
+struct LatentLayer {
+  const LatentArgs* attention;  // as in AttentionLayer
+  int64_t group;  // as in AttentionLayer
+};
+static_assert(sizeof(LatentLayer) == 16, "as in Python");
+static_assert(offsetof(LatentLayer, attention) == 0 && sizeof(LatentLayer::attention) == 8, "as in Python");
+static_assert(offsetof(LatentLayer, group) == 8 && sizeof(LatentLayer::group) == 8, "as in Python");
+
+// A layer's convolution and recurrence in a step; a row's states are in the slot of its number.
+//
+// Queries, keys and values are parts of the channels that are convolved.
+struct RecurrenceLayer {
+  const ConvolutionArgs* convolution;  // with the layer's constants and states
+  const RecurrenceArgs* recurrence;  // the same
+  int64_t query;  // number of the first channel of queries
+  int64_t key;  // the same of keys
+  int64_t value;  // the same of values
+};
+static_assert(sizeof(RecurrenceLayer) == 40, "as in Python");
+static_assert(offsetof(RecurrenceLayer, convolution) == 0 && sizeof(RecurrenceLayer::convolution) == 8, "as in Python");
+static_assert(offsetof(RecurrenceLayer, recurrence) == 8 && sizeof(RecurrenceLayer::recurrence) == 8, "as in Python");
+static_assert(offsetof(RecurrenceLayer, query) == 16 && sizeof(RecurrenceLayer::query) == 8, "as in Python");
+static_assert(offsetof(RecurrenceLayer, key) == 24 && sizeof(RecurrenceLayer::key) == 8, "as in Python");
+static_assert(offsetof(RecurrenceLayer, value) == 32 && sizeof(RecurrenceLayer::value) == 8, "as in Python");
+
+// One entry of a program: a function and its constants. Step tensors have numbers.
 struct Instruction {
-  const Bound* call;  // null: attention
-  // reads query, key and value, or query and latent; writes its output
-  const AttentionLayer* attention;
+  StepFunction* run;  // of a kind of mixer, or slipstream_step_call
+  const void* record;  // a record of the function's kind, or a Bound
   int64_t num_reads;
   int64_t num_writes;
   int64_t reads[kMaxTokenInputs];
@@ -514,8 +515,8 @@ struct Instruction {
   int64_t last_reads;  // bit i: no later instruction reads reads[i]
 };
 static_assert(sizeof(Instruction) == 168, "as in Python");
-static_assert(offsetof(Instruction, call) == 0 && sizeof(Instruction::call) == 8, "as in Python");
-static_assert(offsetof(Instruction, attention) == 8 && sizeof(Instruction::attention) == 8, "as in Python");
+static_assert(offsetof(Instruction, run) == 0 && sizeof(Instruction::run) == 8, "as in Python");
+static_assert(offsetof(Instruction, record) == 8 && sizeof(Instruction::record) == 8, "as in Python");
 static_assert(offsetof(Instruction, num_reads) == 16 && sizeof(Instruction::num_reads) == 8, "as in Python");
 static_assert(offsetof(Instruction, num_writes) == 24 && sizeof(Instruction::num_writes) == 8, "as in Python");
 static_assert(offsetof(Instruction, reads) == 32 && sizeof(Instruction::reads) == 64, "as in Python");
@@ -533,8 +534,8 @@ struct StepContext {
   const int64_t* seeds;  // per row, seed_stride apart
   const int32_t* adapter_slots;  // per row; or null, and tensor 2 is not given
   int64_t length;  // of the program
-  int64_t last_attention;  // index of its last attention
-  int64_t kept;  // bit i: tensor i is read after the last attention, which does not write it
+  int64_t last_mixer;  // index of its last mixer
+  int64_t kept;  // bit i: tensor i is read after the last mixer, which does not write it
   int64_t hidden;  // number of the hidden states' tensor
   int64_t rows;
   int64_t token_stride;
@@ -545,7 +546,7 @@ struct StepContext {
   int64_t seed_stride;
   int64_t vocab_size;
   int64_t block_size;
-  int64_t attended_width;  // elements per token of the widest attention output
+  int64_t mixed_width;  // elements per token of the widest output of a mixer
   int64_t dtype;  // of the model
   int64_t torch_dtype;  // torch's number of it
   int64_t torch_index_dtype;  // torch's number of int64
@@ -561,7 +562,7 @@ static_assert(offsetof(StepContext, temperatures) == 32 && sizeof(StepContext::t
 static_assert(offsetof(StepContext, seeds) == 40 && sizeof(StepContext::seeds) == 8, "as in Python");
 static_assert(offsetof(StepContext, adapter_slots) == 48 && sizeof(StepContext::adapter_slots) == 8, "as in Python");
 static_assert(offsetof(StepContext, length) == 56 && sizeof(StepContext::length) == 8, "as in Python");
-static_assert(offsetof(StepContext, last_attention) == 64 && sizeof(StepContext::last_attention) == 8, "as in Python");
+static_assert(offsetof(StepContext, last_mixer) == 64 && sizeof(StepContext::last_mixer) == 8, "as in Python");
 static_assert(offsetof(StepContext, kept) == 72 && sizeof(StepContext::kept) == 8, "as in Python");
 static_assert(offsetof(StepContext, hidden) == 80 && sizeof(StepContext::hidden) == 8, "as in Python");
 static_assert(offsetof(StepContext, rows) == 88 && sizeof(StepContext::rows) == 8, "as in Python");
@@ -573,7 +574,7 @@ static_assert(offsetof(StepContext, temperature_stride) == 128 && sizeof(StepCon
 static_assert(offsetof(StepContext, seed_stride) == 136 && sizeof(StepContext::seed_stride) == 8, "as in Python");
 static_assert(offsetof(StepContext, vocab_size) == 144 && sizeof(StepContext::vocab_size) == 8, "as in Python");
 static_assert(offsetof(StepContext, block_size) == 152 && sizeof(StepContext::block_size) == 8, "as in Python");
-static_assert(offsetof(StepContext, attended_width) == 160 && sizeof(StepContext::attended_width) == 8, "as in Python");
+static_assert(offsetof(StepContext, mixed_width) == 160 && sizeof(StepContext::mixed_width) == 8, "as in Python");
 static_assert(offsetof(StepContext, dtype) == 168 && sizeof(StepContext::dtype) == 8, "as in Python");
 static_assert(offsetof(StepContext, torch_dtype) == 176 && sizeof(StepContext::torch_dtype) == 8, "as in Python");
 static_assert(offsetof(StepContext, torch_index_dtype) == 184 && sizeof(StepContext::torch_index_dtype) == 8, "as in Python");

@@ -46,10 +46,13 @@ struct Seen {
   }
 };
 
-// Takes the dtype of groups' numbers. Bytes are powers of two, and of weights that are e2m1.
-void take_group_dtype(const Seen& scales, int64_t* kind, int64_t* group_dtype) {
-  *group_dtype = scales.dtype();
-  if (*group_dtype == kInt4) *kind = kE2M1, *group_dtype = kPowers;
+// The dtype of groups' numbers. Bytes are powers of two.
+int64_t group_dtype_of(const Seen& scales) {
+  return scales.dtype() == kInt4 ? kPowers : scales.dtype();
+}
+
+bool in_strips(int64_t kind) {
+  return kind == kBFloat16Strips || kind == kInt8Strips || kind == kInt4Strips;
 }
 
 template <class T>
@@ -59,20 +62,14 @@ LinearArgs linear_args(const StreamedLinearGiven<T>& given) {
   LinearArgs args{};
   args.tokens = x.sizes[0], args.inputs = x.sizes[1], args.outputs = weight.sizes[0];
   args.x_stride = x.strides[0], args.threads = slipstream_threads;
-  args.dtype = x.dtype(), args.kind = weight.dtype();
-  if (scales == nullptr && weight.dims == 3) {
-    args.kind = kBFloat16Strips;
-    args.outputs = weight.sizes[0] * kStripOutputs;
-  }
+  args.dtype = x.dtype(), args.kind = given.kind;
+  if (in_strips(args.kind)) args.outputs *= kStripOutputs;
   if (scales != nullptr) {
     const Seen seen(*scales);
     args.group = seen.dims == 1 ? 0 : args.inputs / seen.sizes[1];
-    if (weight.dims == 3) {
-      args.kind = args.kind == kInt8 ? kInt8Strips : kInt4Strips;
-      args.outputs = seen.dims == 1 ? seen.sizes[0] : seen.sizes[0] * kStripOutputs;
-    }
+    if (seen.dims == 1) args.outputs = seen.sizes[0];
     args.scales = seen.data;
-    take_group_dtype(seen, &args.kind, &args.group_dtype);
+    args.group_dtype = group_dtype_of(seen);
   }
   args.x = x.data, args.weight = weight.data;
   args.bias = bias == nullptr ? nullptr : Seen(*bias).data;
@@ -82,23 +79,18 @@ LinearArgs linear_args(const StreamedLinearGiven<T>& given) {
 
 // Layout of the experts' matrices [E, outputs, inputs], as LinearArgs describes it for one of them.
 struct Held {
-  int64_t outputs, kind, group = 0, group_dtype = kFloat32;
+  int64_t outputs, group = 0, group_dtype = kFloat32;
   const void *scales = nullptr, *offsets = nullptr;
 
   template <class T>
-  Held(const Seen& matrices, T* scales_of, T* offsets_of, int64_t inputs)
-      : outputs(matrices.sizes[1]), kind(matrices.dtype()) {
-    const bool in_strips = matrices.dims == 4;
-    if (in_strips) outputs *= kStripOutputs;
-    if (scales_of == nullptr) {
-      if (in_strips) kind = kBFloat16Strips;
-      return;
-    }
+  Held(const Seen& matrices, int64_t kind, T* scales_of, T* offsets_of, int64_t inputs)
+      : outputs(matrices.sizes[1]) {
+    if (in_strips(kind)) outputs *= kStripOutputs;
+    if (scales_of == nullptr) return;
     const Seen seen(*scales_of);
     scales = seen.data;
     if (offsets_of != nullptr) offsets = Seen(*offsets_of).data;
-    if (in_strips) kind = kind == kInt8 ? kInt8Strips : kInt4Strips;
-    take_group_dtype(seen, &kind, &group_dtype);
+    group_dtype = group_dtype_of(seen);
     if (seen.dims == 2) {
       outputs = seen.sizes[1];
     } else {
@@ -127,14 +119,15 @@ ExpertsArgs experts_args(const ExpertsGiven<T>& given) {
   ExpertsArgs args{};
   args.x = x.data, args.tokens = x.sizes[0], args.hidden = x.sizes[1], args.x_stride = x.strides[0];
   args.dtype = x.dtype(), args.experts = first.sizes[0], args.chosen = chosen.sizes[1];
-  const Held up(first, given.gate_up_scales, given.gate_up_offsets, args.hidden);
+  const Held up(first, given.gate_up_kind, given.gate_up_scales, given.gate_up_offsets, args.hidden);
   args.gate_up = first.data, args.gate_up_scales = up.scales, args.gate_up_offsets = up.offsets;
-  args.gate_up_kind = up.kind, args.gate_up_group = up.group;
+  args.gate_up_kind = given.gate_up_kind, args.gate_up_group = up.group;
   args.gate_up_group_dtype = up.group_dtype;
   args.intermediate = up.outputs / 2;
-  const Held last(second, given.down_scales, given.down_offsets, args.intermediate);
+  const Held last(second, given.down_kind, given.down_scales, given.down_offsets,
+                  args.intermediate);
   args.down = second.data, args.down_scales = last.scales, args.down_offsets = last.offsets;
-  args.down_kind = last.kind, args.down_group = last.group;
+  args.down_kind = given.down_kind, args.down_group = last.group;
   args.down_group_dtype = last.group_dtype;
   const auto order = [](T* given) {
     return given == nullptr ? nullptr : static_cast<const int32_t*>(Seen(*given).data);

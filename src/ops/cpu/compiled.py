@@ -97,6 +97,7 @@ class Caller:
             ctypes.c_int64,
             *(ctypes.c_void_p,) * 4,
         )
+        self.step_call = self.step_function("call")
         # These return at once, so releasing the GIL for them would cost more than it gains.
         quick = ctypes.PyDLL(str(path))
         self.new_gate: Any = quick.slipstream_new_gate
@@ -108,6 +109,13 @@ class Caller:
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
             *(ctypes.c_void_p, ctypes.c_int64),
         )
+
+    def step_function(self, name: str) -> int:
+        """Address of the function that runs instructions of a kind, see `step_mixers.cpp`."""
+        function = getattr(self._library, f"slipstream_step_{name}")
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+        return address
 
     def bind(self, code: CompiledCode, inputs: Sequence[Tensor | None]) -> Bound:
         """Bind the weights of a call; None stands for a token argument.

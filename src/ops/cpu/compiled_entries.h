@@ -9,17 +9,18 @@ struct StreamedLinearGiven {
   T weight;
   T* scales;
   T* bias;
+  int64_t kind;
   T* offsets;
 };
 template <class T>
 int32_t compute(const StreamedLinearGiven<T>& given, T* result);
 SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_streamed_linear(Handle x, Handle weight, Handle* scales,
-    Handle* bias, Handle* offsets, Handle* result) {
-  return compute(StreamedLinearGiven<Handle>{x, weight, scales, bias, offsets}, result);
+    Handle* bias, int64_t kind, Handle* offsets, Handle* result) {
+  return compute(StreamedLinearGiven<Handle>{x, weight, scales, bias, kind, offsets}, result);
 }
 SLIPSTREAM_EXPORT int32_t slipstream_cpu_streamed_linear(Tensor* x, Tensor* weight, Tensor** scales,
-    Tensor** bias, Tensor** offsets, Tensor** result) {
-  return compute(StreamedLinearGiven<Tensor*>{x, weight, scales, bias, offsets}, result);
+    Tensor** bias, int64_t kind, Tensor** offsets, Tensor** result) {
+  return compute(StreamedLinearGiven<Tensor*>{x, weight, scales, bias, kind, offsets}, result);
 }
 
 // Arguments of `experts`. T: Tensor*, or torch's Handle.
@@ -39,6 +40,8 @@ struct ExpertsGiven {
   double limit;
   int32_t weighs_inputs;
   int32_t deterministic;
+  int64_t gate_up_kind;
+  int64_t down_kind;
   T* gate_up_offsets;
   T* down_offsets;
   T* gate_up_order;
@@ -49,20 +52,21 @@ int32_t compute(const ExpertsGiven<T>& given, T* result);
 SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_experts(Handle hidden, Handle gate_up, Handle down, Handle
     weights, Handle ids, Handle* gate_up_scales, Handle* down_scales, Handle* gate_up_bias, Handle*
     down_bias, int64_t activation, double alpha, double limit, int32_t weighs_inputs, int32_t
-    deterministic, Handle* gate_up_offsets, Handle* down_offsets, Handle* gate_up_order, Handle*
-    down_order, Handle* result) {
+    deterministic, int64_t gate_up_kind, int64_t down_kind, Handle* gate_up_offsets, Handle*
+    down_offsets, Handle* gate_up_order, Handle* down_order, Handle* result) {
   return compute(ExpertsGiven<Handle>{hidden, gate_up, down, weights, ids, gate_up_scales,
     down_scales, gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic,
-    gate_up_offsets, down_offsets, gate_up_order, down_order}, result);
+    gate_up_kind, down_kind, gate_up_offsets, down_offsets, gate_up_order, down_order}, result);
 }
 SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(Tensor* hidden, Tensor* gate_up, Tensor* down,
     Tensor* weights, Tensor* ids, Tensor** gate_up_scales, Tensor** down_scales, Tensor**
     gate_up_bias, Tensor** down_bias, int64_t activation, double alpha, double limit, int32_t
-    weighs_inputs, int32_t deterministic, Tensor** gate_up_offsets, Tensor** down_offsets, Tensor**
-    gate_up_order, Tensor** down_order, Tensor** result) {
+    weighs_inputs, int32_t deterministic, int64_t gate_up_kind, int64_t down_kind, Tensor**
+    gate_up_offsets, Tensor** down_offsets, Tensor** gate_up_order, Tensor** down_order, Tensor**
+    result) {
   return compute(ExpertsGiven<Tensor*>{hidden, gate_up, down, weights, ids, gate_up_scales,
     down_scales, gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic,
-    gate_up_offsets, down_offsets, gate_up_order, down_order}, result);
+    gate_up_kind, down_kind, gate_up_offsets, down_offsets, gate_up_order, down_order}, result);
 }
 
 // Arguments of `adapt`. T: Tensor*, or torch's Handle.

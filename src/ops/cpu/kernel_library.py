@@ -24,10 +24,10 @@ from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import CACHE_KINDS, address_of, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.latent_calls import bind_latent
-from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
+from src.ops.cpu.projection_calls import bind_experts, bind_linear
 from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
 from src.ops.host_memory import lazy_zeros
-from src.ops.linear import STRIP, fits_strips
+from src.ops.matrix import NUMBERS, STRIP, Encoding, Matrix, Tiling, fits_strips
 
 WAKE_COST = 50.0
 """Microseconds to wake a thread, as a library assumes at first."""
@@ -129,34 +129,33 @@ class KernelLibrary:
             raise_status(status)
         return weight.view(strips, words, 2 * STRIP)
 
-    def quantize(
-        self, weight: Tensor, kind: torch.dtype, group_size: int, *, in_strips: bool
-    ) -> tuple[Tensor, ...]:
-        """`models.weights.rounding`, with identical bits.
+    def quantize(self, weight: Tensor, number: str, group_size: int, *, tiled: bool) -> Matrix:
+        """`ops.rounding.quantize`, with identical bits.
 
         Parameters
             weight: [N, K] float32, bfloat16 or float16, contiguous and finite.
-            kind: torch.int8 for int8 by row; torch.uint8 for int4 by `group_size` weights of a row.
-            in_strips: Whether to pack as `ops.linear.to_quantized_strips` does, if the shape fits.
-
-        Returns
-            Values, scales, and for int4 offsets.
+            number: `int8`, by row; or `int4`, by `group_size` weights of a row.
+            tiled: Whether to pack in tiles, if the shape fits.
 
         Raises
             ValueError: K is not a multiple of 32, or of the group size.
         """
         rows, inputs = weight.shape
-        is_int4 = kind == torch.uint8
-        groups = inputs // group_size if is_int4 else 1
+        traits, in_groups = NUMBERS[number], number == "int4"
         if not (weight.is_cpu and weight.is_contiguous()):
             raise ValueError("expected contiguous weights in host memory")
-        columns, strips = inputs // 2 if is_int4 else inputs, -(-rows // STRIP)
-        # Strips are as large as rows, except for the padding of a last strip.
-        values = lazy_zeros((strips * STRIP, columns), kind)
-        scales = torch.empty((rows, groups), dtype=torch.bfloat16) if is_int4 else torch.empty(rows)
-        offsets = torch.empty_like(scales) if is_int4 else None
-        in_strips = in_strips and fits_strips(values[:rows])
-        values = values.view(strips, columns // 4, -1) if in_strips else values[:rows]
+        groups = inputs // group_size if in_groups else 1
+        columns, tiles = inputs * traits.bits // 8, -(-rows // STRIP)
+        # Tiles are as large as rows, except for the padding of a last tile.
+        values = lazy_zeros((tiles * STRIP, columns), traits.dtype)
+        dtype = torch.bfloat16 if in_groups else torch.float32
+        scales = torch.empty((rows, groups) if in_groups else rows, dtype=dtype)
+        offsets = torch.empty_like(scales) if in_groups else None
+        tiling = Tiling.TILES if tiled and fits_strips(values[:rows]) else Tiling.ROWS
+        is_tiled = tiling is Tiling.TILES
+        values = values.view(tiles, columns // 4, -1) if is_tiled else values[:rows]
+        encoding = Encoding(number, group_size if in_groups else None, dtype, in_groups)
+        matrix = Matrix(values, encoding, scales, offsets, tiling=tiling)
         function: Any = self._library.slipstream_quantize
         function.argtypes = (ctypes.POINTER(abi.QuantizeArgs),)
         status = function(
@@ -168,20 +167,18 @@ class KernelLibrary:
                 rows=rows,
                 inputs=inputs,
                 dtype=DTYPES[weight.dtype],
-                kind=(STRIPS if in_strips else KINDS)[kind],
+                kind=matrix.kind,
                 group=group_size,
                 threads=kernel_threads(),
             )
         )
         if status:
             raise_status(status)
-        if offsets is None:
-            return values, scales
-        if not in_strips:
-            return values, scales, offsets
-        by_row = (each.view(strips, STRIP, groups).transpose(1, 2) for each in (scales, offsets))
-        laid_out = (lazy_zeros(each.shape, each.dtype).copy_(each) for each in by_row)
-        return values, *laid_out
+        if offsets is None or not is_tiled:
+            return matrix
+        by_row = (each.view(tiles, STRIP, groups).transpose(1, 2) for each in (scales, offsets))
+        scales, offsets = (lazy_zeros(each.shape, each.dtype).copy_(each) for each in by_row)
+        return matrix._replace(scales=scales, offsets=offsets)
 
     def bind_masks(
         self, masks: np.ndarray, ends: np.ndarray, allowed: np.ndarray, wishes: np.ndarray

@@ -11,13 +11,9 @@ from torch import Tensor
 
 from src.ops.cpu.abi import ExpertsArgs, LinearArgs
 from src.ops.cpu.calls import DTYPES, address_of, kernel_threads, raise_status
-from src.ops.experts import reference as reference_experts
-from src.ops.linear import FLOAT8, INT4_RUN, STRIP, is_e2m1, num_outputs
-from src.ops.linear import reference as reference_linear
+from src.ops.matrix import INT4_RUN, STRIP, Matrix, Tiling
 
-KINDS = {torch.int8: 8, torch.uint8: 4, FLOAT8: 12} | DTYPES
-_E2M1, _POWERS = 6, 3  # kE2M1, kPowers
-STRIPS = {torch.int8: 9, torch.uint8: 5, torch.bfloat16: 17}
+_POWERS = 3  # kPowers
 _VALUES_OF_A_SLICE = {torch.int8: 4, torch.uint8: 8, torch.bfloat16: 2}
 
 
@@ -30,16 +26,17 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         weight: Tensor,
         scales: Tensor | None,
         bias: Tensor | None,
+        kind: int,
         offsets: Tensor | None = None,
     ) -> Tensor:
         tokens, inputs = x.shape
-        outputs = num_outputs(weight, scales)
+        matrix = Matrix.of_kind(kind, weight, scales, offsets)
+        outputs = matrix.outputs
         row_stride, stride = x.stride()
-        if scales is not None and inputs % INT4_RUN:
-            return reference_linear(x, weight, scales, bias, offsets)
-        if weight.dim() == 3:
+        _check_rows(matrix, inputs)
+        if matrix.tiling is Tiling.TILES:
             _check_strips(weight, scales, inputs, outputs)
-        group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
+        group = matrix.encoding.group or 0
         if not (
             stride == 1
             and weight.is_contiguous()
@@ -67,7 +64,7 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 outputs=outputs,
                 x_stride=row_stride,
                 dtype=DTYPES[x.dtype],
-                kind=_kind(weight, scales),
+                kind=kind,
                 group=group,
                 threads=kernel_threads(),
                 group_dtype=_group_dtype(scales),
@@ -80,18 +77,23 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
     return linear
 
 
-def _kind(weight: Tensor, scales: Tensor | None) -> int:
-    """LinearArgs' kind of a matrix."""
-    if weight.dim() == 3:
-        return STRIPS[weight.dtype]
-    has_codes = weight.dtype == torch.uint8 and scales is not None and is_e2m1(scales)
-    return _E2M1 if has_codes else KINDS[weight.dtype]
+def _check_rows(matrix: Matrix, inputs: int) -> None:
+    """Loading a model decodes what this refuses.
+
+    Raises
+        ValueError: Inputs of quantized weights are no multiple of 32.
+    """
+    if matrix.scales is not None and inputs % INT4_RUN:
+        raise ValueError(
+            f"no kernel multiplies {matrix.encoding} with {inputs} inputs, no multiple of "
+            f"{INT4_RUN}"
+        )
 
 
 def _group_dtype(scales: Tensor | None) -> int:
     if scales is None:
         return DTYPES[torch.float32]
-    return _POWERS if is_e2m1(scales) else DTYPES[scales.dtype]
+    return _POWERS if scales.dtype == torch.uint8 else DTYPES[scales.dtype]
 
 
 def _are_of_groups(offsets: Tensor, scales: Tensor | None, dims: int = 1) -> bool:
@@ -124,26 +126,27 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
         limit: float,
         weighs_inputs: bool,
         deterministic: bool,  # always true of this kernel
+        gate_up_kind: int,
+        down_kind: int,
         gate_up_offsets: Tensor | None = None,
         down_offsets: Tensor | None = None,
         gate_up_order: Tensor | None = None,
         down_order: Tensor | None = None,
     ) -> Tensor:
-        tokens, size = hidden.shape
-        count, chosen = len(gate_up), ids.shape[1]
-        intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
+        (tokens, size), count = hidden.shape, len(gate_up)
+        up = Matrix.of_kind(gate_up_kind, gate_up, gate_up_scales, gate_up_offsets)
+        last = Matrix.of_kind(down_kind, down, down_scales, down_offsets)
+        intermediate = up.outputs // 2
         _check_of_experts(gate_up_bias, (count, 2 * intermediate), hidden.dtype)
         _check_of_experts(down_bias, (count, size), hidden.dtype)
         _check_of_experts(gate_up_order, (count, size), torch.int32)
         _check_of_experts(down_order, (count, intermediate), torch.int32)
         _check_choices(hidden, weights, ids)
-        gate_up_kind, gate_up_group = _kind_and_group(
-            gate_up, gate_up_scales, size, 2 * intermediate, hidden.dtype
-        )
-        down_kind, down_group = _kind_and_group(down, down_scales, intermediate, size, hidden.dtype)
+        _check_stack(up, size, 2 * intermediate, hidden.dtype)
+        _check_stack(last, intermediate, size, hidden.dtype)
         _check_offsets_of_experts(gate_up_offsets, gate_up_scales)
         _check_offsets_of_experts(down_offsets, down_scales)
-        if len(down) != count or _outputs_of_experts(down, down_scales) != size:
+        if len(down) != count or last.outputs != size:
             raise ValueError(
                 f"expected down of as many experts as gate_up, {count}, with {size} outputs; got "
                 f"{tuple(down.shape)}"
@@ -163,13 +166,13 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
                 hidden=size,
                 intermediate=intermediate,
                 experts=count,
-                chosen=chosen,
+                chosen=ids.shape[1],
                 x_stride=hidden.stride()[0],
                 dtype=DTYPES[hidden.dtype],
                 gate_up_kind=gate_up_kind,
-                gate_up_group=gate_up_group,
+                gate_up_group=up.encoding.group or 0,
                 down_kind=down_kind,
-                down_group=down_group,
+                down_group=last.encoding.group or 0,
                 activation=activation,
                 threads=kernel_threads(),
                 gate_up_bias=address_of(gate_up_bias),
@@ -189,16 +192,7 @@ def bind_experts(library: ctypes.CDLL) -> Callable[..., Tensor]:
             raise_status(status)
         return out
 
-    def experts_or_reference(*call: Any) -> Tensor:
-        """The op, with its arguments in order; rows that no kernel takes go to the reference."""
-        hidden, gate_up, gate_up_scales, down_scales = call[0], call[1], call[5], call[6]
-        intermediate = _outputs_of_experts(gate_up, gate_up_scales) // 2
-        is_ragged = (gate_up_scales is not None and hidden.shape[1] % INT4_RUN) or (
-            down_scales is not None and intermediate % INT4_RUN
-        )
-        return reference_experts(*call) if is_ragged else experts(*call)
-
-    return experts_or_reference
+    return experts
 
 
 def _check_offsets_of_experts(offsets: Tensor | None, scales: Tensor | None) -> None:
@@ -235,36 +229,26 @@ def _check_of_experts(given: Tensor | None, shape: tuple[int, int], dtype: torch
     )
 
 
-def _outputs_of_experts(weight: Tensor, scales: Tensor | None) -> int:
-    return num_outputs(weight[0], None if scales is None else scales[0])
-
-
-def _kind_and_group(
-    weight: Tensor, scales: Tensor | None, inputs: int, outputs: int, dtype: torch.dtype
-) -> tuple[int, int]:
-    """Kind and group of experts' weights [E, ...], as LinearArgs has them for one expert.
+def _check_stack(stack: Matrix, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    """Check a stack of matrices against its inputs.
 
     Raises
         ValueError: The weights do not fit this number of inputs or this dtype.
     """
-    one = weight[0]
-    if one.dim() == 3:
-        _check_strips(one, None if scales is None else scales[0], inputs, outputs)
-        expected = one.shape
-    else:
-        expected = torch.Size((outputs, inputs // 2 if one.dtype == torch.uint8 else inputs))
+    values, scales = stack.values, stack.scales
+    _check_rows(stack, inputs)
+    if stack.tiling is Tiling.TILES:
+        _check_strips(values[0], None if scales is None else scales[0], inputs, outputs)
     if (
-        one.shape != expected
-        or not weight.is_contiguous()
-        or (scales is None and one.dtype != dtype)
+        (stack.tiling is Tiling.ROWS and (stack.outputs, stack.inputs) != (outputs, inputs))
+        or not values.is_contiguous()
+        or (scales is None and values.dtype != dtype)
         or (scales is not None and not scales.is_contiguous())
     ):
         raise ValueError(
             f"expected contiguous experts of {inputs} inputs and {outputs} outputs, and what is "
-            f"not quantized in {dtype}; got {tuple(weight.shape)} of {weight.dtype}"
+            f"not quantized in {dtype}; got {tuple(values.shape)} of {values.dtype}"
         )
-    kind = _kind(one, scales)
-    return kind, 0 if scales is None or scales.dim() == 2 else inputs // scales.shape[2]
 
 
 def _check_strips(weight: Tensor, scales: Tensor | None, inputs: int, outputs: int) -> None:

@@ -1,5 +1,5 @@
 // Rounds weights to int8 by row or to int4 by group, bit for bit like the reference in
-// src/models/weights/rounding.py. The result is in rows, or in strips for integer products (weight_strips.h).
+// src/ops/rounding.py. The result is in rows, or in strips for integer products (weight_strips.h).
 #include <cstring>
 #include <limits>
 #include <vector>

@@ -10,21 +10,23 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
-from src.ops.cached_rows import row_size
-from src.ops.cpu.abi import MAX_READS, MAX_WRITES, AttentionLayer, Instruction, StepContext
+from src.ops.cpu.abi import MAX_READS, MAX_WRITES, Instruction, StepContext
 from src.ops.cpu.attention_specs import packed_specs
-from src.ops.cpu.calls import CACHE_KINDS, DTYPES, raise_status
+from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.calls import address_of as address_of_tensor
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
+from src.ops.cpu.records import Record
 
 MAX_STEP_TENSORS: Final = 16
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -49,37 +51,44 @@ class StepRows:
     adapter_slots: Tensor | None = None
 
 
-class StepAttention(NamedTuple):
-    """Constants of one layer's attention, and its part of the KV cache.
+class StepMixer(NamedTuple):
+    """A layer's mixer as an instruction: a function of `step_mixers.cpp` and its constants.
 
     Attributes:
-        keys, values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, or rows in 8
-            bits (`ops.cached_rows`). For latent attention `keys` is its cache
-            [num_blocks, block_size, rank + rope], without values.
-        spec: Scale and modifiers of the scores.
-        num_heads: Number of query heads.
-        group: Index of the group of layers whose block tables it uses.
-        up: Of latent attention: its projection [num_heads, nope + value, rank], contiguous.
-        value_dim: Of latent attention: elements of a head of its output.
+        function: Name of the function's kind.
+        record: The struct that the function takes.
+        holds: What the struct points to.
+        width: Elements per token of the output.
+        group: Index of the group of layers whose block tables it uses; None: it uses none.
+        block_size: Tokens of a block of those tables.
     """
 
-    keys: Tensor
-    values: Tensor | None
-    spec: AttentionSpec
-    num_heads: int
-    group: int
-    up: Tensor | None = None
-    value_dim: int = 0
+    function: str
+    record: Record
+    holds: tuple[Any, ...]
+    width: int
+    group: int | None = None
+    block_size: int | None = None
 
-    @property
-    def memory(self) -> tuple[Tensor, ...]:
-        """The tensors that kernels take by their addresses."""
-        return tuple(each for each in (self.keys, self.values, self.up) if each is not None)
 
-    @property
-    def width(self) -> int:
-        """Elements per token of the output."""
-        return self.num_heads * (self.value_dim or self.keys.shape[-1])
+def constants(kind: type[AnyRecord], **fields: int) -> AnyRecord:
+    """A kernel's arguments of which only those are set that are the same in every step.
+
+    Raises
+        TypeError: A field is not one of the record's.
+    """
+    if unknown := fields.keys() - kind.declared.keys():
+        raise TypeError(f"{kind.__name__} has no {sorted(unknown)}")
+    return kind(**fields)
+
+
+def layer_spec(spec: AttentionSpec) -> Record:
+    """A layer's `AttentionSpec` in the memory layout of the C++ side; keep it and `spec`.
+
+    Raises
+        ValueError: Sinks are not contiguous in host memory.
+    """
+    return packed_specs([spec])[0]
 
 
 class StepInstruction(NamedTuple):
@@ -87,14 +96,12 @@ class StepInstruction(NamedTuple):
 
     Attributes:
         computes: A compiled function, which takes the tensors that are read and returns those that
-            are written; or attention, which takes query, key and value [T, heads, head_dim], and
-            writes [T, num_heads * head_dim]. Latent attention takes query and latents
-            [T, rank + rope], and writes [T, num_heads * value].
+            are written; or a mixer.
         reads, writes: Numbers of tensors.
         last_reads: Those of `reads` that no later instruction reads.
     """
 
-    computes: Bound | StepAttention
+    computes: Bound | StepMixer
     reads: Sequence[int]
     writes: Sequence[int]
     last_reads: frozenset[int]
@@ -105,9 +112,9 @@ class StepProgram:
     """From token ids (tensor 0), positions (1) and slots of adapters (2), int64 [T], to logits.
 
     Attributes:
-        instructions: In order; at least one is an attention.
+        instructions: In order; at least one is a mixer that uses block tables.
         hidden: Number of the hidden states' tensor, which the last instruction writes.
-        kept: Tensors that are read after the last attention, except its own output. They are
+        kept: Tensors that are read after the last mixer, except its own output. They are
             reduced to the rows of sampled tokens there, so their rows must be contiguous.
         head: Takes hidden states [S, H] and returns float32 logits [S, V].
         dtype: Of the model.
@@ -122,10 +129,10 @@ class StepProgram:
     deterministic: bool
 
     @property
-    def attentions(self) -> list[StepAttention]:
-        """All attentions, in order."""
+    def mixers(self) -> list[StepMixer]:
+        """All mixers, in order."""
         computed = (each.computes for each in self.instructions)
-        return [one for one in computed if isinstance(one, StepAttention)]
+        return [one for one in computed if isinstance(one, StepMixer)]
 
     @property
     def calls(self) -> list[Bound]:
@@ -195,43 +202,32 @@ class CompiledStep:
     """A step from rows to tokens, in one call. One thread at a time may call it.
 
     Raises
-        ValueError: The program has no attention; its caches are not contiguous or differ in block
-            size; or a group lacks block tables.
+        ValueError: No mixer of the program uses block tables, or they differ in block size; or a
+            group lacks block tables.
     """
 
     def __init__(self, caller: Caller, program: StepProgram, rows: StepRows) -> None:
-        attentions = program.attentions
-        if not attentions:
+        mixers = program.mixers
+        groups = {each.group for each in mixers if each.group is not None}
+        sizes = {each.block_size for each in mixers if each.block_size is not None}
+        if not groups:
             raise ValueError("expected a program that attends")
-        if not all(kv.is_contiguous() for each in attentions for kv in each.memory):
-            raise ValueError("expected contiguous caches")
-        if len({each.keys.shape[1] for each in attentions}) != 1:
+        if len(sizes) != 1:
             raise ValueError("expected blocks of one length")
-        if not all(0 <= each.group < len(rows.block_tables) for each in attentions):
+        if not all(0 <= group < len(rows.block_tables) for group in groups):
             raise ValueError("expected block tables for every group")
         self._step: Any = caller.step
         self._caller = caller
         self._program = program
-        specs = packed_specs([each.spec for each in attentions])
-        layers = (AttentionLayer * len(attentions))(
-            *(
-                _layer(each, ctypes.addressof(spec))
-                for each, spec in zip(attentions, specs, strict=True)
-            )
-        )
-        address_of = {
-            id(each): ctypes.addressof(layer)
-            for each, layer in zip(attentions, layers, strict=True)
-        }
         instructions = (Instruction * len(program.instructions))(
-            *(_instruction(each, address_of) for each in program.instructions)
+            *(_instruction(each, caller) for each in program.instructions)
         )
         # Keeps alive what the context points to.
-        self._holds = (caller, program, rows, specs, layers, instructions)
+        self._holds = (caller, program, rows, instructions)
         last = max(
             number
             for number, each in enumerate(program.instructions)
-            if isinstance(each.computes, StepAttention)
+            if isinstance(each.computes, StepMixer)
         )
         self._context = StepContext(
             program=ctypes.addressof(instructions),
@@ -242,7 +238,7 @@ class CompiledStep:
             seeds=rows.seeds.data_ptr(),
             adapter_slots=address_of_tensor(rows.adapter_slots),
             length=len(program.instructions),
-            last_attention=last,
+            last_mixer=last,
             kept=_bits(program.kept),
             hidden=program.hidden,
             rows=len(rows.tokens),
@@ -253,8 +249,8 @@ class CompiledStep:
             temperature_stride=rows.temperatures.stride(0),
             seed_stride=rows.seeds.stride(0),
             vocab_size=rows.vocab_size,
-            block_size=attentions[0].keys.shape[1],
-            attended_width=max(each.width for each in attentions),
+            block_size=sizes.pop(),
+            mixed_width=max(each.width for each in mixers),
             dtype=DTYPES[program.dtype],
             torch_dtype=caller.dtype_codes[program.dtype],
             torch_index_dtype=caller.dtype_codes[torch.int64],
@@ -330,39 +326,15 @@ def _bits(numbers: Iterable[int]) -> int:
     return sum(1 << number for number in numbers)
 
 
-def _layer(layer: StepAttention, spec: int) -> AttentionLayer:
-    num_blocks, block_size = layer.keys.shape[:2]
-    if layer.up is None:
-        num_kv_heads, row = layer.keys.shape[2:]
-        head_dim = row - row_size(0, layer.keys.dtype)
-        nope = rank = 0
+def _instruction(step: StepInstruction, caller: Caller) -> Instruction:
+    computes = step.computes
+    if isinstance(computes, Bound):
+        run, record = caller.step_call, computes.address
     else:
-        num_kv_heads, rank = 1, layer.up.shape[2]
-        nope = layer.up.shape[1] - layer.value_dim
-        head_dim = nope + layer.keys.shape[2] - rank
-    return AttentionLayer(
-        key_cache=layer.keys.data_ptr(),
-        value_cache=address_of_tensor(layer.values),
-        spec=spec,
-        up=address_of_tensor(layer.up),
-        num_heads=layer.num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        group=layer.group,
-        nope=nope,
-        rank=rank,
-        value=layer.value_dim,
-        cache_kind=CACHE_KINDS.get(layer.keys.dtype, 0),
-    )
-
-
-def _instruction(step: StepInstruction, address_of: dict[int, int]) -> Instruction:
-    is_call = isinstance(step.computes, Bound)
+        run, record = caller.step_function(computes.function), computes.record.address
     return Instruction(
-        call=step.computes.address if isinstance(step.computes, Bound) else 0,
-        attention=0 if is_call else address_of[id(step.computes)],
+        run=run,
+        record=record,
         num_reads=len(step.reads),
         num_writes=len(step.writes),
         reads=(ctypes.c_int64 * MAX_READS)(*step.reads),

@@ -26,6 +26,7 @@ UNITS: Final = (
     "gumbel.cpp",
     "adapt.cpp",
     "step.cpp",
+    "step_mixers.cpp",
     "compiled.cpp",
     "tensors.cpp",
     "pool.cpp",
@@ -34,7 +35,15 @@ UNITS: Final = (
     "sockets.cpp",
 )
 SAME_FOR_EVERY_LEVEL: Final = frozenset(
-    {"compiled.cpp", "loops.cpp", "pool.cpp", "sockets.cpp", "step.cpp", "tensors.cpp"}
+    {
+        "compiled.cpp",
+        "loops.cpp",
+        "pool.cpp",
+        "sockets.cpp",
+        "step.cpp",
+        "step_mixers.cpp",
+        "tensors.cpp",
+    }
 )
 """Units that only call others or keep books. They are compiled once, without a level's flags.
 

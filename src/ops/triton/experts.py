@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, reference, sort_by_expert
-from src.ops.linear import FLOAT8, INT4_RUN, is_e2m1
-from src.ops.triton.linear import has_float8, step_of
+from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, sort_by_expert
+from src.ops.matrix import INT4_RUN, Matrix, Tiling
+from src.ops.triton.linear import step_of
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
 _CLAMPED_SWIGLU = tl.constexpr(CLAMPED_SWIGLU)
@@ -365,25 +365,34 @@ class _Held(NamedTuple):
     step: int  # inputs per iteration
 
 
-def _held(
-    weight: Tensor, scales: Tensor | None, order: Tensor | None, inputs: int, size: int, tile: Tile
-) -> _Held:
+def _held(matrix: Matrix, size: int, tile: Tile) -> _Held:
     """``size``: bytes of an input."""
-    if scales is None or (scales.dim() == 2 and weight.dtype == torch.int8 and order is None):
-        return _Held(_ROWS.value, inputs, tile.inputs)
-    kind = _BYTES if weight.dtype != torch.uint8 else _E2M1 if is_e2m1(scales) else _INT4
-    group = inputs if scales.dim() == 2 else inputs // scales.shape[2]
-    return _Held(kind.value, group, step_of(group, size))
+    if _is_of_rows(matrix):
+        return _Held(_ROWS.value, matrix.inputs, tile.inputs)
+    kind = {"int4": _INT4, "e2m1": _E2M1}.get(matrix.encoding.number, _BYTES)
+    return _Held(kind.value, matrix.group, step_of(matrix.group, size))
 
 
-def _is_served(weight: Tensor, scales: Tensor | None, order: Tensor | None, inputs: int) -> bool:
-    """Whether the kernels can read a stack of matrices."""
-    if weight.dim() != 3:
-        return False
-    if order is None and (scales is None or (scales.dim() == 2 and weight.dtype == torch.int8)):
-        return True
-    is_known = weight.dtype != FLOAT8 or has_float8(weight.device)
-    return scales is not None and inputs % INT4_RUN == 0 and is_known
+def _is_of_rows(matrix: Matrix) -> bool:
+    """Whether products are scaled once, at the end of a row, if at all."""
+    by_row = matrix.encoding.number == "int8" and matrix.encoding.group is None
+    return matrix.order is None and (matrix.scales is None or by_row)
+
+
+def _require_kernel(matrix: Matrix) -> None:
+    """Loading a model decodes what this refuses.
+
+    Raises
+        ValueError: The kernels cannot read such a stack of matrices.
+    """
+    traits, inputs = matrix.encoding.traits, matrix.inputs
+    is_known = "cuda" in traits.expert_kernels and traits.is_known_to(matrix.values.device)
+    in_groups = matrix.scales is not None and inputs % INT4_RUN == 0
+    if matrix.tiling is Tiling.TILES or not is_known or not (_is_of_rows(matrix) or in_groups):
+        raise ValueError(
+            f"no kernel for CUDA multiplies experts of {matrix.encoding} in {matrix.tiling.value} "
+            f"with {inputs} inputs"
+        )
 
 
 def run(
@@ -401,26 +410,27 @@ def run(
     limit: float,
     weighs_inputs: bool,
     deterministic: bool,
+    gate_up_kind: int,
+    down_kind: int,
     gate_up_offsets: Tensor | None = None,
     down_offsets: Tensor | None = None,
     gate_up_order: Tensor | None = None,
     down_order: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernels; arguments as in [`experts`][src.ops.experts.experts].
+    """Launch the kernels; arguments as in the schema of [`experts`][src.ops.experts.experts].
 
-    There are kernels for weights in rows, in any format; the reference serves strips.
+    There are kernels for weights in rows, in any encoding.
+
+    Raises
+        ValueError: There is no kernel for such weights. Loading a model decodes them.
     """
+    up = Matrix.of_kind(gate_up_kind, gate_up, gate_up_scales, gate_up_offsets)
+    last = Matrix.of_kind(down_kind, down, down_scales, down_offsets)
+    up, last = up._replace(order=gate_up_order), last._replace(order=down_order)
+    _require_kernel(up)
+    _require_kernel(last)
     tokens, size = hidden.shape
-    intermediate = (down.shape[2] if down.dim() == 3 else 0) * (1 + (down.dtype == torch.uint8))
-    if not (
-        _is_served(gate_up, gate_up_scales, gate_up_order, size)
-        and _is_served(down, down_scales, down_order, intermediate)
-    ):
-        return reference(
-            *(hidden, gate_up, down, weights, ids, gate_up_scales, down_scales),
-            *(gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic),
-            *(gate_up_offsets, down_offsets, gate_up_order, down_order),
-        )
+    intermediate = last.inputs
     experts, chosen = len(gate_up), ids.shape[1]
     pairs = tokens * chosen
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
@@ -440,14 +450,14 @@ def run(
         "num_stages": tile.stages,
     }
     element = hidden.element_size()
-    held = _held(gate_up, gate_up_scales, gate_up_order, size, element, tile)
+    held = _held(up, element, tile)
     _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
         hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, gate_up_order,
         weights if weighs_inputs else None, order, ends, activated, hidden.stride(0), experts,
         chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha, LIMIT=limit,
         KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
-    held = _held(down, down_scales, down_order, intermediate, element, tile)
+    held = _held(last, element, tile)
     _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
         activated, down, down_scales, down_offsets, down_bias, down_order, order, ends, results,
         experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,

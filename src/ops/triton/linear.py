@@ -11,16 +11,15 @@ of its inputs, and nothing is interleaved.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from src.ops.linear import FLOAT8, INT4_RUN, is_e2m1, reference
+from src.ops.matrix import INT4_RUN, Matrix, Tiling
 
 
 class Tile(NamedTuple):
@@ -35,7 +34,6 @@ class Tile(NamedTuple):
 _FEW = Tile(16, 32, 4, 5)
 _MANY = Tile(64, 64, 4, 4)
 _FEW_TOKENS = 32
-_FLOAT8_CAPABILITY = (8, 9)
 _STEP_BYTES = 256  # of a token's inputs that a step reads, at most
 
 
@@ -52,7 +50,7 @@ def step_of(group: int, element_size: int) -> int:
 @triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     x,  # [tokens, inputs], rows x_stride apart
-    weight,  # [outputs, inputs] int8 or float8_e4m3fn, or [outputs, inputs / 2] uint8
+    weight,  # [outputs, inputs] of 8 bits, or [outputs, inputs / 2] uint8
     scales,  # [outputs, groups] float32
     offsets,  # [outputs, groups] float32, or None
     bias,  # [outputs], or None
@@ -109,38 +107,44 @@ def _linear_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token[:, None] & held)
 
 
-@functools.cache
-def has_float8(device: torch.device) -> bool:
-    """Whether the device converts 8-bit floating point numbers."""
-    return torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY
-
-
 def run(
     x: Tensor,
     weight: Tensor,
     scales: Tensor | None,
     bias: Tensor | None,
+    kind: int,
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernel; arguments as in [`linear`][src.ops.linear.linear].
+    """Launch the kernel; arguments as in the schema of [`linear`][src.ops.linear.linear].
 
-    There is a kernel for quantized weights in rows. Others are torch's, or have the reference.
+    There is a kernel for quantized weights in rows; plain ones are torch's.
+
+    Raises
+        ValueError: There is no kernel for such weights. Loading a model decodes them.
     """
     tokens, inputs = x.shape
-    is_known = weight.dtype != FLOAT8 or has_float8(x.device)
-    in_rows = scales is not None and weight.dim() == 2 and not is_e2m1(scales)
-    if scales is None or not in_rows or inputs % INT4_RUN or x.stride(1) != 1 or not is_known:
-        return reference(x, weight, scales, bias, offsets)
+    matrix = Matrix.of_kind(kind, weight, scales, offsets)
+    if scales is None and matrix.tiling is Tiling.ROWS:
+        return functional.linear(x, weight, bias)
+    traits = matrix.encoding.traits
+    is_known = "cuda" in traits.kernels and traits.is_known_to(x.device)
+    if matrix.tiling is Tiling.TILES or inputs % INT4_RUN or not is_known:
+        raise ValueError(
+            f"no kernel for CUDA multiplies {matrix.encoding} in {matrix.tiling.value} with "
+            f"{inputs} inputs"
+        )
+    if x.stride(1) != 1:
+        x = x.contiguous()
     outputs = len(weight)
     out = x.new_empty((tokens, outputs))
     if tokens == 0 or outputs == 0:
         return out
-    group = inputs // (1 if scales.dim() == 1 else scales.shape[1])
+    group = matrix.group
     tile = tile_of(tokens)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens))
     _linear_kernel[grid](
         x, weight, scales, offsets, bias, out, x.stride(0), tokens, inputs, outputs, group,
-        IS_INT4=weight.dtype == torch.uint8, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
+        IS_INT4=traits.bits == 4, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
         K=step_of(group, x.element_size()), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ from src.engine.sampling import Sampler, SamplingState
 from src.models import load_model
 from src.models.adapters.memory import AdapterRoom
 from src.models.adapters.reader import read_adapter
+from src.models.loading.options import LoadOptions
 from tests.support.adapters import make_adapter
 from tests.support.fake_capture import FakeCapture
 
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 def test_graphs_with_adapters_and_without(
     checkpoint: Path, reference: torch.nn.Module, reference_attention: None, tmp_path: Path
 ) -> None:
-    model = load_model(checkpoint, device=CPU, adapters=AdapterRoom(2, 4))
+    model = load_model(checkpoint, LoadOptions(device=CPU, adapters=AdapterRoom(2, 4)))
     assert model.adapters is not None
     path = make_adapter(tmp_path / "it", reference)
     weights = read_adapter(path, model.adapters.targets, max_rank=4, dtype=torch.float32)

@@ -13,14 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.plan import RowInstall, RowStep, StepPlan
-from src.engine.execution import mixers
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs import DecodeGraph, GraphPool, MixedGraph
 from src.engine.execution.inputs import build_inputs, decode_rows
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
+from src.engine.execution.mixers import attention as attention_mixer
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fake_capture import FakeCapture
 from tests.support.rotation import mixers_rotate, rotates_in_mixers
@@ -34,7 +35,7 @@ class Engine:
 
     def __init__(self, checkpoint: Path, *, rotates_in_op: bool, dtype: str = "float32") -> None:
         with mixers_rotate(rotates_in_op):
-            model = load_model(checkpoint, dtype=dtype, device=CPU)
+            model = load_model(checkpoint, LoadOptions(dtype=dtype, device=CPU))
         self.cache = allocate_kv_cache(
             model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, BLOCKS, 0), CPU, poison=True
         )
@@ -78,7 +79,7 @@ def engine(
 def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What is made, and what each attention call is handed; the numbers tell which."""
     seen: list[tuple[str, int]] = []
-    attention = mixers.paged_attention
+    attention = attention_mixer.paged_attention
 
     def made(key_cache: torch.Tensor, *_: Any) -> torch.Tensor:
         number = sum(what == "made" for what, _ in seen)
@@ -89,8 +90,8 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append(("used", arguments[-2].numel()))
         attention(*arguments)
 
-    monkeypatch.setattr(mixers, "step_schedule", made)
-    monkeypatch.setattr(mixers, "paged_attention", attend)
+    monkeypatch.setattr(attention_mixer, "step_schedule", made)
+    monkeypatch.setattr(attention_mixer, "paged_attention", attend)
     return seen
 
 

@@ -685,9 +685,14 @@ def test_a_group_is_refused_as_a_whole() -> None:
         scheduler.check_room(group(3, 4))
     with pytest.raises(QueueFullError, match="1 requests are waiting, 4 more are asked for"):
         scheduler.check_room(group(4, 1))
+    # All or none.
+    with pytest.raises(QueueFullError, match="11 tokens are waiting, with 12 more"):
+        scheduler.add_all(group(3, 4))
+    with pytest.raises(ValueError, match="request key 0 is in use"):
+        scheduler.add_all([*group(2, 1), make_request(0, 1, 2)])
     assert scheduler.num_waiting == 1
-    for request in group(3, 3):
-        scheduler.add(request)
+    scheduler.add_all(group(3, 3))
+    assert scheduler.num_waiting == 4
 
 
 def test_a_plan_is_plain_data() -> None:

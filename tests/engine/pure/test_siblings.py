@@ -34,9 +34,8 @@ def test_a_sibling_s_digests_are_those_that_it_has_alone(
     salt: str, media: Mapping[int, bytes] | None
 ) -> None:
     together, alone = Scheduler(make_limits()), Scheduler(make_limits())
-    together.add(of_one_prompt(0))
     second = of_one_prompt(1, salt, media)
-    together.add(second, sibling=0)
+    together.add_all((of_one_prompt(0), second))
     alone.add(second)
     named, expected = chain_of(together, 1), chain_of(alone, 1)
     for index in range(4):
@@ -48,9 +47,8 @@ def test_a_sibling_s_digests_are_those_that_it_has_alone(
 
 def test_a_prompt_of_its_own_is_no_sibling_s() -> None:
     scheduler = Scheduler(make_limits())
-    scheduler.add(of_one_prompt(0))
     other = [*PROMPT[:-2], 77, 78]
-    scheduler.add(make_request(1, other), sibling=0)
+    scheduler.add_all((of_one_prompt(0), make_request(1, other)))
     expected = Scheduler(make_limits())
     expected.add(make_request(1, other))
     assert chain_of(scheduler, 1).digest(3, other) == chain_of(expected, 1).digest(3, other)

@@ -39,16 +39,39 @@ def adjusted(owner: Owner, logits: np.ndarray) -> np.ndarray:
     return values
 
 
+def typical(probabilities: np.ndarray, mass: float) -> np.ndarray:
+    """Which tokens the set of "Locally Typical Sampling", equation 8, has; [V] bool.
+
+    The smallest set of tokens with the least | H + log p | that has at least this mass.
+    """
+    possible = np.flatnonzero(probabilities)
+    surprises = -np.log(probabilities[possible])
+    entropy = float((probabilities[possible] * surprises).sum())
+    order = possible[np.argsort(np.abs(surprises - entropy), kind="stable")]
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    kept = np.zeros(len(probabilities), bool)
+    kept[order[before < mass]] = True
+    return kept
+
+
 def probabilities(owner: Owner, logits: np.ndarray) -> np.ndarray:
     """The exact distribution that the row's token is drawn from; no ties at any threshold."""
     params = owner.request.params
     values = adjusted(owner, logits)
     scaled = values / params.temperature
     weights = np.exp(scaled - scaled.max())
+    if params.top_n_sigma:
+        # Of "Top-n-sigma: Not All Logits Are You Need", algorithm 1, on the logits before the
+        # temperature; what is banned is no logit of the model's.
+        real = values[values > BANNED]
+        weights[values < real.max() - params.top_n_sigma * real.std()] = 0.0
     weights[weights < params.min_p] = 0.0
     order = np.argsort(-weights, kind="stable")
     if params.top_k > 0:
         weights[order[params.top_k :]] = 0.0
+    if params.typical_p < 1.0:
+        weights[~typical(weights / weights.sum(), params.typical_p)] = 0.0
+        order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
     weights[order[before >= params.top_p * weights.sum()]] = 0.0
     return weights / weights.sum()

@@ -16,13 +16,15 @@ from src.engine.sampling import truncation
 from src.engine.sampling.truncation import (
     MAX_SHORT_K,
     Truncation,
+    farthest_by_radix,
+    farthest_by_sorting,
     is_short,
     kth_by_radix,
     kth_by_selection,
     lowest_by_pruning,
     lowest_by_radix,
+    truncate_by_floor,
     truncate_long,
-    truncate_min_p,
     truncate_short,
 )
 
@@ -43,6 +45,8 @@ NASTY = [
     88.0,
     1e4,
 ]
+
+BY_RADIX = (kth_by_radix, lowest_by_radix, farthest_by_radix)
 
 Truncate = Callable[[Tensor, Truncation], None]
 
@@ -264,12 +268,12 @@ def test_a_mass_that_is_exactly_top_p_is_enough_in_the_whole_row() -> None:
     values = [-index * math.log(2) for index in (0, 1, 2, 3, 3)]
     assert torch.tensor(values).exp().tolist() == HALVES
     for p, count in ENOUGH:
-        for kth, lowest in (
-            (kth_by_selection, lowest_by_pruning),
-            (kth_by_radix, lowest_by_radix),
+        for ways in (
+            (kth_by_selection, lowest_by_pruning, farthest_by_sorting),
+            BY_RADIX,
         ):
             logits = torch.tensor([values])
-            truncation._truncate_long(logits, rows_of(1.0, 0, p, 0.0), kth, lowest)
+            truncation._truncate_long(logits, rows_of(1.0, 0, p, 0.0), *ways)
             assert (logits[0] > -math.inf).tolist() == [index < count for index in range(5)]
 
 
@@ -280,7 +284,9 @@ def test_unusable_logits_neither_fail_nor_hang(bad: float, fraction: float) -> N
     logits[:, : int(50 * fraction)] = bad
     for k, p, min_p in [(3, 0.9, 0.0), (0, 0.9, 0.1), (3, 1.0, 0.0), (0, 1.0, 0.5)]:
         rows = rows_of(0.7, k, p, min_p)
-        for truncate in (truncate_long, truncate_short) if k else (truncate_long, truncate_min_p):
+        for truncate in (
+            (truncate_long, truncate_short) if k else (truncate_long, truncate_by_floor)
+        ):
             result = logits.clone()
             truncate(result, rows)
             assert result.shape == logits.shape
@@ -302,11 +308,14 @@ def test_rows_do_not_disturb_each_other(seed: int, n: int) -> None:
         torch.randint(0, 700, (n, 1), generator=random),
         700,
         torch.rand(n, 1, generator=random).double(),
+        # Some rows do not ask for it.
+        (torch.rand(n, 1, generator=random) * 6 - 2).clamp(min=0).double(),
+        (torch.rand(n, 1, generator=random) * 1.5).clamp(max=1).double(),
     )
 
     def run(logits: Tensor, rows: Truncation) -> Tensor:
         logits = logits.clone()
-        truncation._truncate_long(logits, rows, kth_by_radix, lowest_by_radix)
+        truncation._truncate_long(logits, rows, *BY_RADIX)
         return logits
 
     together = run(logits, rows)

@@ -14,6 +14,7 @@ from src.engine.execution.memory_profile import compute_largest_step
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.start import _shortened
 from src.models import Model, load_model, outline_model
+from src.models.loading.options import LoadOptions
 from src.models.weights.methods import plain
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
@@ -91,8 +92,8 @@ def peak_of(model: Model, directory: Path) -> int:
 def test_a_step_of_shapes_takes_what_a_step_takes(architecture: str, tmp_path: Path) -> None:
     """On the host tensors have values, and other functions make some of them."""
     directory = make_checkpoint(tmp_path / "model", architecture, **CASES[architecture])
-    outline = outline_model(directory, max_model_len=128, outlines_tables=True)
-    real = load_model(directory, load_format="dummy", max_model_len=128)
+    outline = outline_model(directory, LoadOptions(max_model_len=128), outlines_tables=True)
+    real = load_model(directory, LoadOptions(load_format="dummy", max_model_len=128))
     shapes = peak_of(outline, directory)
     assert shapes == pytest.approx(peak_of(real, directory), rel=0.1)
     # More layers of a kind do not raise it.

@@ -12,7 +12,7 @@ import pytest
 
 from src.core.errors import ModelLoadError
 from src.models.adapters.peft_config import PeftConfig, read_peft_config
-from src.models.weights.checkpoint import read_header
+from src.models.checkpoint import read_header
 
 MODULE = "model.layers.12.self_attn.q_proj"
 

@@ -17,6 +17,7 @@ from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.adapters.reader import AdapterWeights, read_adapter
 from src.models.adapters.targets import Targets
+from src.models.loading.options import LoadOptions
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -30,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def targets(checkpoint: Path) -> Targets:
-    return Targets(load_model(checkpoint, load_format="dummy").table)
+    return Targets(load_model(checkpoint, LoadOptions(load_format="dummy")).table)
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_files_that_are_none(adapter: Path, targets: Targets) -> None:
 
 def test_experts_and_routers_are_refused_by_name(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, "mixtral", num_hidden_layers=1)
-    targets = Targets(load_model(directory, load_format="dummy").table)
+    targets = Targets(load_model(directory, LoadOptions(load_format="dummy")).table)
     with pytest.raises(ModelLoadError, match="is an expert"):
         targets.find("model.layers.0.block_sparse_moe.experts.0.w1")
     with pytest.raises(ModelLoadError, match="is a router"):

@@ -15,6 +15,7 @@ from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.adapters.memory import AdapterRoom
 from src.models.adapters.reader import AdapterWeights, read_adapter
+from src.models.loading.options import LoadOptions
 from src.models.model import Model
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -34,7 +35,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> Model:
-    return load_model(checkpoint, adapters=AdapterRoom(1, 8))
+    return load_model(checkpoint, LoadOptions(adapters=AdapterRoom(1, 8)))
 
 
 @pytest.fixture

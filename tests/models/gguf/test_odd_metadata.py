@@ -12,7 +12,7 @@ import pytest
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
-from src.models.weights.loader import outline_model
+from src.models.loading.loader import outline_model
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_files import gguf, write_gguf

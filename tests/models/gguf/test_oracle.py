@@ -15,9 +15,10 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.models import Model, load_config, load_model, outline_model
-from src.models.weights import filling
-from src.models.weights.methods import QuantizedWeight
-from src.models.weights.stacks import StackedWeight
+from src.models.loading import filling
+from src.models.loading.options import LoadOptions
+from src.ops.matrix import Matrix
+from src.ops.projection import Projection
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.gguf_files import ARCHITECTURES, Type, restore, write_gguf
@@ -95,8 +96,8 @@ def test_longrope_of_phi3(make: Callable[..., tuple[Path, Path]]) -> None:
 def test_every_type_is_held_exactly(make: Callable[..., tuple[Path, Path]], kind: Type) -> None:
     wide = WIDE if kind in LARGE else {}
     checkpoint, path = make("llama", lambda name: kind, tie=kind == Type.Q8_0, **wide)
-    model = load_model(path, dtype="float32")
-    held = [name for name, each in model.weights.items() if isinstance(each, QuantizedWeight)]
+    model = load_model(path, LoadOptions(dtype="float32"))
+    held = [name for name, each in model.weights.items() if isinstance(each, Projection)]
     assert "layers.0.qkv_weight" in held
     assert "head" in held
     assert isinstance(model.weights["embedding"], torch.Tensor)
@@ -107,11 +108,13 @@ def test_every_type_is_held_exactly(make: Callable[..., tuple[Path, Path]], kind
     assert_only_rounded(torch.cat(parts), want)
     # What is no rounding shows: a group without its scale, one byte of weights with two other bits.
     weight = model.weights["layers.1.down_weight"]
-    assert isinstance(weight, QuantizedWeight)
-    for tensor, index in ((weight.scales, (5, 1)), (weight.values, (5, 7))):
+    assert isinstance(weight, Projection)
+    matrix = weight.matrix
+    assert matrix.scales is not None
+    for tensor, index in ((matrix.scales, (5, 1)), (matrix.values, (5, 7))):
         part = tensor[index if tensor.dim() == 2 else index[0]]
         before = part.clone()
-        part.copy_(torch.ones_like(part) if tensor is weight.scales else part ^ 0x24)
+        part.copy_(torch.ones_like(part) if tensor is matrix.scales else part ^ 0x24)
         assert want.share(dense_logits(model, PROMPT)).max() > MARGIN
         part.copy_(before)
 
@@ -138,19 +141,19 @@ def test_types_may_differ_within_a_layer(
         wide["moe_intermediate_size"] = 256
     checkpoint, path = make(architecture, mixed, **wide)
     assert load_config(path).dtype == "bfloat16"
-    exact = load_model(path, dtype="float32")
+    exact = load_model(path, LoadOptions(dtype="float32"))
     want = reference_of(path, checkpoint, architecture)
     assert_only_rounded(dense_logits(exact, PROMPT), want)
     weight = exact.weights["layers.1.qkv_weight"]
-    assert isinstance(weight, QuantizedWeight)
+    assert isinstance(weight, Projection)
     # Of 8 bits, since the finest of them has 6; of groups of 16, as that one has.
-    assert weight.values.dtype == torch.int8
+    assert weight.matrix.values.dtype == torch.int8
     # One part of the other layer's is not quantized at all.
     assert isinstance(exact.weights["layers.0.qkv_weight"], torch.Tensor)
     if architecture == "qwen3_moe":
         stacks = [exact.weights[f"layers.1.experts.{name}"] for name in ("gate_up", "down")]
         for stack, dtype in zip(stacks, (torch.int8, torch.uint8), strict=True):
-            assert isinstance(stack, StackedWeight)
+            assert isinstance(stack, Matrix)
             assert stack.values.dtype == dtype
 
 
@@ -158,9 +161,9 @@ def test_experts_may_have_rounded_inputs(make: Callable[..., tuple[Path, Path]])
     """Where gates and ups are whole strips, they are laid out for integer products."""
     wide = WIDE | {"moe_intermediate_size": 64}
     checkpoint, path = make("qwen3_moe", lambda name: Type.Q4_0, **wide)
-    model = load_model(path, dtype="float32", rounds_inputs=True)
+    model = load_model(path, LoadOptions(dtype="float32", rounds_inputs=True))
     stack = model.weights["layers.1.experts.gate_up"]
-    assert isinstance(stack, StackedWeight)
+    assert isinstance(stack, Matrix)
     assert stack.values.shape[1:] == (2, 32, 256)  # strips, eights of inputs, bytes
     assert stack.nbytes == load_model(path).weights["layers.1.experts.gate_up"].nbytes
     want = reference_of(path, checkpoint, "qwen3_moe")
@@ -184,14 +187,14 @@ def test_rounding_a_quantized_file_again_is_refused(
 ) -> None:
     path = make("llama", lambda name: Type.Q4_0)[1]
     with pytest.raises(ModelLoadError, match=r"model.quantization = 'int8'.*quantized already"):
-        load_model(path, quantization="int8")
+        load_model(path, LoadOptions(quantization="int8"))
 
 
 def test_a_file_of_plain_types_may_be_rounded(make: Callable[..., tuple[Path, Path]]) -> None:
     _, path = make("llama", lambda name: Type.BF16)
     assert load_config(path).dtype == "bfloat16"
-    model = load_model(path, quantization="int8")
-    assert isinstance(model.weights["layers.0.qkv_weight"], QuantizedWeight)
+    model = load_model(path, LoadOptions(quantization="int8"))
+    assert isinstance(model.weights["layers.0.qkv_weight"], Projection)
     assert load_config(path).formats is None
 
 

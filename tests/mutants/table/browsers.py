@@ -2,7 +2,7 @@
 
 from tests.mutants.mutation import mutations_of
 
-_PAGES = "tests/http/test_browsers.py"
+_PAGES = "tests/http/server/test_browsers.py"
 # Those that need no engine come first.
 _WHO = (
     f"{_PAGES}::test_who_asks",
@@ -11,12 +11,12 @@ _WHO = (
     f"{_PAGES}::test_a_program_may_say_no_name_and_none_says_two",
     f"{_PAGES}::test_what_is_no_name_is_refused_at_start",
 )
-_BODIES = "tests/http/test_long_bodies.py"
+_BODIES = "tests/http/server/test_long_bodies.py"
 _LOGS = ("tests/observability/test_logs.py",)
 
 MUTATIONS = (
     *mutations_of(
-        "src/http/browsers.py",
+        "src/http/server/browsers.py",
         _WHO,
         (
             "pages may delete",
@@ -90,7 +90,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         (_PAGES,),
         (
             "pages of other origins may use all there is",
@@ -119,7 +119,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/body.py",
+        "src/http/server/body.py",
         (_PAGES, f"{_BODIES}::test_a_long_body_has_a_bounded_number_of_fields"),
         (
             "a page's body without a type is JSON",
@@ -138,7 +138,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/health.py",
+        "src/http/admin/health.py",
         (f"{_PAGES}::test_a_probe_says_less_to_another_name",),
         (
             "a probe says under any name where memory went",
@@ -156,7 +156,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/body_work.py",
+        "src/http/server/body_work.py",
         (
             f"{_BODIES}::test_one_body_is_worked_on_at_a_time",
             f"{_BODIES}::test_longer_bodies_hold_up_themselves_alone",
@@ -185,7 +185,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/codings.py",
+        "src/http/server/codings.py",
         (
             f"{_BODIES}::test_members_are_joined_wherever_they_end",
             f"{_BODIES}::test_a_body_is_read_piece_by_piece",
@@ -238,7 +238,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/grammar/compiler.py",
-        ("tests/http/test_client_log_lines.py",),
+        ("tests/http/server/test_client_log_lines.py",),
         (
             "the log has the names of properties",
             "                len(verdict.dropped),\n",

@@ -177,8 +177,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/foreign.py",
-        ("tests/http/test_input_types.py",),
+        "src/http/chat/foreign.py",
+        ("tests/http/chat/test_foreign.py",),
         (
             "an image in a block of a new type is left out unsaid",
             "            if text is None or not replaces_media:\n",
@@ -202,7 +202,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/messages/translation.py",
-        ("tests/http/test_input_types.py",),
+        ("tests/http/chat/test_foreign.py",),
         (
             "a result within an answer stands before its call",
             "        if self._texts or self._thoughts or self._calls:\n"
@@ -217,7 +217,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/responses/translation.py",
-        ("tests/http/test_input_types.py",),
+        ("tests/http/chat/test_foreign.py",),
         (
             "pictures in results are refused like a user's",
             '        self._replaces_results = media != "none"\n',
@@ -226,7 +226,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/http/responses/inputs.py",
-        ("tests/http/test_input_types.py",),
+        ("tests/http/chat/test_foreign.py",),
         (
             "an item of another tool is listed as a reference",
             '    if kind in (None, "item_reference"):\n',

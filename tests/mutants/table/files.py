@@ -80,12 +80,12 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/loader.py",
+        "src/models/loading/loader.py",
         ("tests/models/gguf/test_odd_metadata.py", "tests/models/test_narrow_dtype.py"),
         (
             "sizes are not held against the tensors before memory is taken",
-            'before_allocating=check if load_format != "dummy" else lambda model: None,',
-            "",
+            "given, check if not is_dummy else lambda model: None)",
+            "given)",
         ),
         (
             "float16 is kept where its range is left",
@@ -94,7 +94,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/checkpoint.py",
+        "src/models/checkpoint.py",
         ("tests/models/test_loader.py",),
         (
             "copies in two shards are not compared",

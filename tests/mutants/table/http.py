@@ -2,7 +2,7 @@
 
 from tests.mutants.mutation import mutations_of
 
-_TESTS = ("tests/http/test_guard.py",)
+_TESTS = ("tests/http/server/test_guard.py",)
 # The last two need an engine.
 _KEY_TESTS = (
     f"{_TESTS[0]}::test_the_longest_key_is_one_and_nothing_longer_is_looked_at",
@@ -15,7 +15,7 @@ _KEY_TESTS = (
 
 MUTATIONS = (
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         _TESTS,
         (
             "a path that begins like the root loses its beginning",
@@ -29,8 +29,8 @@ MUTATIONS = (
         ),
         (
             "what begins like a probe is open",
-            "    if path in OPEN:\n",
-            "    if path.startswith(tuple(OPEN)):\n",
+            "    if path in self._open_paths:\n",
+            "    if path.startswith(tuple(self._open_paths)):\n",
         ),
         (
             "before the keys are read all may pass",
@@ -80,8 +80,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
-        ("tests/http/test_body.py", "tests/http/test_guard.py"),
+        "src/http/server/guard.py",
+        ("tests/http/server/test_body.py", "tests/http/server/test_guard.py"),
         (
             "a body may say its length in two ways",
             'return b"content-length" in names and b"transfer-encoding" in names',
@@ -89,16 +89,16 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         _TESTS,
         (
             "nobody learns which key was admitted",
-            "        scope[ADMITTED] = admitted\n",
+            "            scope[ADMITTED] = admitted\n",
             "",
         ),
     ),
     *mutations_of(
-        "src/http/keys.py",
+        "src/http/server/keys.py",
         _TESTS,
         (
             "a header that is there twice counts",
@@ -112,7 +112,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/keys.py",
+        "src/http/server/keys.py",
         _KEY_TESTS,
         (
             "the last credential is the one that was admitted",
@@ -161,8 +161,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/keys.py",
-        ("tests/http/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
+        "src/http/server/keys.py",
+        ("tests/http/admin/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
         (
             "an admin key of white space is one",
             "    if not key.strip():\n",
@@ -170,22 +170,22 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/http/guard.py",
+        "src/http/server/guard.py",
         (f"{_TESTS[0]}::test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key",),
         (
             "without an admin key an API key may load adapters",
-            "if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):",
-            "if path in ADMIN_WRITES and len(keys.admin):",
+            "if path in self._admin_paths and (len(keys.api) or len(keys.admin)):",
+            "if path in self._admin_paths and len(keys.admin):",
         ),
         (
             "without API keys anybody may load adapters, whatever the admin key",
-            "if path in ADMIN_WRITES and (len(keys.api) or len(keys.admin)):",
-            "if path in ADMIN_WRITES and len(keys.api):",
+            "if path in self._admin_paths and (len(keys.api) or len(keys.admin)):",
+            "if path in self._admin_paths and len(keys.api):",
         ),
     ),
     *mutations_of(
         "src/http/responses/store.py",
-        ("tests/http/test_response_store.py",),
+        ("tests/http/responses/test_store.py",),
         (
             "items of forgotten responses stay in the index",
             "            self._items.pop(item.id, None)\n",

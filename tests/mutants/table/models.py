@@ -59,12 +59,12 @@ MUTATIONS = (
         _SPELLINGS,
         (
             "an MLP beside attention reads what attention has written",
-            "        elif self._layer.parallel:\n            # The MLP",
-            "        elif False:\n            # The MLP",
+            "    if parts.parallel:\n        # The MLP",
+            "    if False:\n        # The MLP",
         ),
     ),
     *mutations_of(
-        "src/models/weights/loader.py",
+        "src/models/loading/loader.py",
         ("tests/models/test_loader.py", *_SPELLINGS),
         (
             "tensors of no use are passed over in any layer",
@@ -78,7 +78,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/checkpoint.py",
+        "src/models/checkpoint.py",
         _SPELLINGS,
         (
             "the dtype of a model is that of its last tensor",

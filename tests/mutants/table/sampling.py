@@ -123,7 +123,7 @@ MUTATIONS = (
         ),
         (
             "a short row does not heed min_p",
-            "floor = torch.maximum(_floor(largest[:, :1], rows), kth)",
+            "floor = torch.maximum(_floor(logits, largest[:, :1], rows), kth)",
             "floor = kth",
         ),
         (
@@ -223,6 +223,10 @@ MUTATIONS = (
             "first_end_position=prompt_len + params.min_tokens,",
             "first_end_position=prompt_len + params.min_tokens - 1,",
         ),
+    ),
+    *mutations_of(
+        "src/engine/sampling/truncation.py",
+        (*_PARAMETER_TESTS, f"{_FOLDER}/test_typical_and_sigma.py"),
         (
             "min_p does not grow with the temperature",
             "return params.temperature * math.log(params.min_p)",
@@ -230,13 +234,53 @@ MUTATIONS = (
         ),
         (
             "greedy rows are truncated",
-            "top_p=max(params.top_p, _LEAST_TOP_P) if samples else 1.0,",
-            "top_p=max(params.top_p, _LEAST_TOP_P),",
+            "return OFF if params.is_greedy else tuple(",
+            "return tuple(",
         ),
         (
             "a top_p of 0 keeps nothing",
-            "top_p=max(params.top_p, _LEAST_TOP_P) if samples else 1.0,",
-            "top_p=params.top_p if samples else 1.0,",
+            "lambda params: max(params.top_p, _LEAST_MASS)",
+            "lambda params: params.top_p",
+        ),
+        (
+            "a typical_p of 0 keeps nothing",
+            "lambda params: max(params.typical_p, _LEAST_MASS)",
+            "lambda params: params.typical_p",
+        ),
+        (
+            "typical is what is likely",
+            "distances = (surprises.double() - mean).abs_().float()",
+            "distances = surprises.clone()",
+        ),
+        (
+            "top_p heeds what typical_p has dropped",
+            "        weights.masked_fill_(dropped, 0.0)\n    if rows.top_p",
+            "    if rows.top_p",
+        ),
+        (
+            "a short row does not heed typical_p",
+            'if is_short(top_k) and "typical_p" not in asked:',
+            "if is_short(top_k):",
+        ),
+        (
+            "banned logits are part of the deviation",
+            "    valid = logits > BANNED\n",
+            "    valid = logits > -torch.inf\n",
+        ),
+        (
+            "a row without top_n_sigma has that of its batch",
+            "torch.where(rows.top_n_sigma > 0.0, by_sigma, -torch.inf)",
+            "by_sigma",
+        ),
+        (
+            "a deviation depends on the batch",
+            "        half = (width + 1) // 2\n",
+            "        half = (width + 1) // 2 if len(values) > 1 else width - 1\n",
+        ),
+        (
+            "typical_p keeps a token though those before it are enough (by sorting)",
+            "before < float(typical_p) * float(mass.sum())",
+            "before <= float(typical_p) * float(mass.sum())",
         ),
     ),
     *mutations_of(

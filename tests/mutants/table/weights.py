@@ -37,23 +37,76 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/models/weights/stacks.py",
+        "src/models/weights/methods.py",
         _EXPERTS,
         (
             "the first expert's orders stand for those of all",
-            "if orders.is_meta or (orders == orders[:, :1]).all():",
-            "if orders.is_meta or (orders[0] == orders[0, :1]).all():",
+            "if not orders.is_meta and not (orders == orders[..., :1, :]).all():",
+            "if not orders.is_meta and not (orders[0] == orders[0, :1]).all():",
         ),
         (
             "all experts have the order of the first",
-            "return weight._replace(order=orders[:, 0].contiguous())",
-            "return weight._replace(order=orders[:1, 0].expand(len(orders), -1).contiguous())",
+            "matrix = matrix._replace(order=orders[..., 0, :].contiguous())",
+            "matrix = matrix._replace(order=orders[:1, 0].expand(len(orders), -1).contiguous())",
         ),
         (
             "ups are decoded in the order of gates",
-            "                to[:, order.long()] = rows.to(self.dtype)",
-            "                to[:, own[0].long()] = rows.to(self.dtype)",
+            "decoded[start:stop, order] = dense[start:stop].to(self.dtype)",
+            "decoded[start:stop, orders[0].long()] = dense[start:stop].to(self.dtype)",
         ),
+    ),
+    *mutations_of(
+        "src/ops/matrix.py",
+        ("tests/ops/test_matrix.py",),
+        (
+            "rows of any length have kernels",
+            "return is_known and inputs % INT4_RUN == 0",
+            "return is_known",
+        ),
+        (
+            "a device's missing kernels are passed over",
+            "is_known = device.type in devices and self.traits.is_known_to(device)",
+            "is_known = self.traits.is_known_to(device)",
+        ),
+        (
+            "one expert stands for all of a stack",
+            "return self.map(lambda each: each[expert])",
+            "return self.map(lambda each: each[0])",
+        ),
+        (
+            "columns in an order are dequantized as they lie",
+            "        if self.order is None:\n            return numbers\n",
+            "        if self.encoding.scale is not None:\n            return numbers\n",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/linear.py",
+        ("tests/ops/test_matrix.py",),
+        (
+            "inputs are gathered by the inverse of the order",
+            "x = x.index_select(1, matrix.order)",
+            "x = x.index_select(1, matrix.order.argsort())",
+        ),
+    ),
+    *mutations_of(
+        "src/models/weights/schemes/nvfp4.py",
+        (
+            "tests/models/test_quantized_checkpoints.py::test_every_matrix_of_nvfp4_has_its_own_factor",
+        ),
+        (
+            "the factor of compressed-tensors multiplies",
+            "scales / factor if self.names.divides else scales * factor",
+            "scales * factor",
+        ),
+        (
+            "the first number of a byte is in its high half",
+            "torch.stack((values & 15, values >> 4), dim=2)",
+            "torch.stack((values >> 4, values & 15), dim=2)",
+        ),
+    ),
+    *mutations_of(
+        "src/models/weights/schemes/columns.py",
+        _EXPERTS,
         (
             "groups of experts are those of the checkpoint, which rows may cut",
             "group = inputs if size is None else math.gcd(size, inputs)",

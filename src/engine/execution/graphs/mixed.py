@@ -64,8 +64,9 @@ class MixedGraph:
             self._adapter_slots.copy_(inputs.adapter_slots_t)
         first, *others = self._pieces
         first.replay()
+        metadata = self._forward.prepare(inputs)
         for call, piece in zip(self._calls, others, strict=True):
-            self._forward.mix(inputs, *call)
+            self._forward.mix(inputs, metadata, *call)
             piece.replay()
         return self._hidden
 

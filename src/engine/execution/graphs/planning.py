@@ -54,6 +54,9 @@ def plan_graphs(
     if not all(MIXERS[mixer.kind].is_captured for mixer in model.mixers):
         logger.info("steps are not captured: a layer has a recurrent state")
         return None
+    if model.own_inputs:
+        logger.info("steps are not captured: the model has step inputs of its own")
+        return None
     ladder = PaddingLadder(
         config.scheduler.max_num_seqs,
         config.compile.cuda_graph_max_tokens,
@@ -80,7 +83,7 @@ def _trial(
     backend: CaptureBackend,
     ladder: PaddingLadder,
     attention: Backend | None,
-) -> int:
+) -> int | None:
     spec, max_num_seqs = model.spec, config.scheduler.max_num_seqs
     block_size = block_size_of(config.cache, spec.device)
     # A pool of one block, which padding never writes.
@@ -95,10 +98,14 @@ def _trial(
         page_blocks=cache.layout.page_blocks,
     )
     sampler = Sampler(SamplingState(max_num_seqs, spec.vocab_size, spec.device))
+    forward = ForwardPass(model, cache, attention)
+    if not all(owner.honours.captured for owner in forward.owners.values()):
+        logger.info("steps are not captured: an attention backend cannot be")
+        return None
     pool = GraphPool(
         backend,
         ladder,
-        ForwardPass(model, cache, attention),
+        forward,
         Code.eager(model),
         rows,
         sampler,

@@ -1,19 +1,12 @@
 // The settings of a request: a form, and the fields of the API that it stands for.
 
 import { el } from "./elements.js";
-
-const number = (name, label, least, most, step, hint) => ({ name, label, least, most, step, hint });
+import { PARAMETERS } from "./parameters.js";
 
 const NUMBERS = [
-  number("temperature", "Temperature", 0, 2, 0.1, "0 takes the likeliest token"),
-  number("top_p", "Top p", 0, 1, 0.05, "of the probability"),
-  number("top_k", "Top k", -1, 1e6, 1, "-1: all tokens"),
-  number("min_p", "Min p", 0, 1, 0.01, "of the likeliest"),
-  number("max_tokens", "Max tokens", 1, 1e7, 1, "as many as fit"),
-  number("seed", "Seed", -9e15, 9e15, 1, "random"),
-  number("presence_penalty", "Presence penalty", -2, 2, 0.1, "0"),
-  number("frequency_penalty", "Frequency penalty", -2, 2, 0.1, "0"),
-  number("repetition_penalty", "Repetition penalty", 0.01, 10, 0.05, "1"),
+  ...PARAMETERS,
+  { name: "max_tokens", label: "Max tokens", least: 1, most: 1e7, step: 1, hint: "as many as fit" },
+  { name: "seed", label: "Seed", least: -9e15, most: 9e15, step: 1, hint: "random" },
 ];
 
 const TOOLS_EXAMPLE = [

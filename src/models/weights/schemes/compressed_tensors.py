@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
-from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
-from src.models.weights.schemes.held import Columns
+from src.models.weights.methods import RoundedInputs
+from src.models.weights.schemes.columns import Columns
+from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import PackedLayout, PlainLayout
 from src.models.weights.schemes.names import ModuleNames, Section
+from src.models.weights.schemes.nvfp4 import COMPRESSED_TENSORS, GROUP, Nvfp4Packing, Nvfp4Scheme
 from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_NVFP4 = "nvfp4-pack-quantized"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", _NVFP4)
 _LINEAR = "Linear"
 _STATUSES = ("compressed", "frozen", "calibration", "initialized")
 
@@ -124,11 +127,25 @@ def _group(section: Section, common: Any, name: str, allowance: Allowance) -> tu
 def _scheme(weights: Section, inputs: Section | None, form: str) -> tuple[Scheme, str]:
     kind = weights.among("type", choices=("int", "float"), default="int")
     weights.among("dynamic", choices=(False,), default=False)
+    if form == _NVFP4:
+        return _nvfp4(weights, inputs)
     rounded = "" if inputs is None else "a8"
     if form == "float-quantized" or (form == "naive-quantized" and kind == "float"):
         return _float8(weights, inputs), f"w8{rounded}"
     weights.among("type", choices=("int",), default="int")
     return _integers(weights, inputs, form), f"w{weights.raw('num_bits')}{rounded or 'a16'}"
+
+
+def _nvfp4(weights: Section, inputs: Section | None) -> tuple[Scheme, str]:
+    for section in (weights, inputs):
+        if section is not None:
+            section.among("num_bits", choices=(4,))
+            section.among("type", choices=("float",))
+            section.among("strategy", choices=("tensor_group",))
+            section.among("group_size", choices=(GROUP,))
+            section.among("symmetric", choices=(True,), default=True)
+    served = "w4a16" if inputs is None else "w4a4, whose inputs are not rounded"
+    return Nvfp4Scheme(Nvfp4Packing(COMPRESSED_TENSORS)), served
 
 
 def _float8(weights: Section, inputs: Section | None) -> Scheme:
@@ -138,7 +155,7 @@ def _float8(weights: Section, inputs: Section | None) -> Scheme:
     strategy = weights.among("strategy", choices=("tensor", "channel", "block"), default="tensor")
     if strategy != "block":
         rounding = _rounding(inputs, "float", ("token", "tensor"))
-        return Float8Scheme(Float8Packing(None, rounding == "static"), rounding)
+        return Float8Scheme(Float8Packing(None, _is_static(rounding)), rounding)
     block = weights.raw("block_structure")
     if (
         not isinstance(block, list)
@@ -147,25 +164,31 @@ def _float8(weights: Section, inputs: Section | None) -> Scheme:
     ):
         raise weights.error("block_structure", "two positive integers")
     if inputs is None:
-        return Float8Scheme(Float8Packing((block[0], block[1]), False), "none")
+        return Float8Scheme(Float8Packing((block[0], block[1]), False), None)
     inputs.among("strategy", choices=("group",))
     inputs.among("group_size", choices=(block[1],))
     inputs.among("dynamic", choices=(True,))
-    return Float8Scheme(Float8Packing((block[0], block[1]), False), "block")
+    packing = Float8Packing((block[0], block[1]), False)
+    return Float8Scheme(packing, RoundedInputs("block", "e4m3"))
 
 
-def _rounding(section: Section | None, kind: str, dynamic: tuple[str, ...]) -> Inputs:
+def _is_static(rounding: RoundedInputs | None) -> bool:
+    return rounding is not None and rounding.scaled == "static"
+
+
+def _rounding(section: Section | None, kind: str, dynamic: tuple[str, ...]) -> RoundedInputs | None:
     """How inputs are rounded. A dynamic scale of a whole step is one per token instead."""
     if section is None:
-        return "none"
+        return None
+    number: Literal["int8", "e4m3"] = "int8" if kind == "int" else "e4m3"
     section.among("num_bits", choices=(8,))
     section.among("type", choices=(kind,), default="int")
     section.among("symmetric", choices=(True,), default=True)
     if section.among("dynamic", choices=(True, False), default=False):
         section.among("strategy", choices=dynamic, default="tensor")
-        return "token"
+        return RoundedInputs("token", number)
     section.among("strategy", choices=("tensor",), default="tensor")
-    return "static"
+    return RoundedInputs("static", number)
 
 
 def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
@@ -176,7 +199,7 @@ def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
     order = weights.among("actorder", choices=("group", "weight", "static", "none"), default="none")
     rounding = _rounding(inputs, "int", ("token", "tensor"))
     if form == "pack-quantized":
-        if rounding != "none":
+        if rounding is not None:
             raise ValueError("input_activations are not supported with pack-quantized")
         bits = weights.among("num_bits", choices=(4, 8))
         return IntegerScheme(
@@ -185,5 +208,5 @@ def _integers(weights: Section, inputs: Section | None, form: str) -> Scheme:
     if order == "group":
         raise weights.error("actorder", "of pack-quantized weights only")
     bits = weights.among("num_bits", choices=(8,))
-    layout = PlainLayout(bits, columns, is_symmetric, rounding == "static")
+    layout = PlainLayout(bits, columns, is_symmetric, _is_static(rounding))
     return IntegerScheme(IntegerPacking(layout), rounding)

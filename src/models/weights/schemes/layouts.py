@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from src.models.weights.parameters import NUMBERS, StoredForm
-from src.models.weights.schemes.held import Columns, of_shape
+from src.models.weights.schemes.columns import Columns, of_shape
 from src.models.weights.schemes.integers import Integers
 
 _WORD = 32  # bits

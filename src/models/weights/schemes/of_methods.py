@@ -1,19 +1,23 @@
-"""Reads the sections of FP8, FBGEMM, AWQ and GPTQ checkpoints: one scheme, and a list of names."""
+"""Reads the sections of FP8, FBGEMM, AWQ, GPTQ and ModelOpt: one scheme, and a list of names."""
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from src.models.weights.checkpoint_formats import CheckpointFormats, Scheme
-from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme, Inputs
-from src.models.weights.schemes.held import Columns
+from src.models.weights.methods import RoundedInputs
+from src.models.weights.schemes.columns import Columns
+from src.models.weights.schemes.float8 import Float8Packing, Float8Scheme
 from src.models.weights.schemes.integers import IntegerPacking, IntegerScheme
 from src.models.weights.schemes.layouts import AwqLayout, GptqLayout, Zeros
 from src.models.weights.schemes.names import ModuleNames, Section
+from src.models.weights.schemes.nvfp4 import GROUP, MODELOPT, Nvfp4Packing, Nvfp4Scheme
 from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
+from src.ops.projection import Scaled
 
 # What a rule of `dynamic` may change.
 _OF_LAYOUT = ("bits", "group_size", "sym", "desc_act")
@@ -61,17 +65,16 @@ def read_fp8(given: Mapping[str, Any]) -> CheckpointFormats:
     section = Section(given)
     section.among("fmt", choices=("e4m3",), default="e4m3")
     section.among("scale_fmt", choices=("float", "ue8m0"), default="float")
-    scheme = section.among("activation_scheme", choices=("dynamic", "static"), default="dynamic")
+    inputs = section.among("activation_scheme", choices=("dynamic", "static"), default="dynamic")
     block = _block(section)
-    if block is not None and scheme == "static":
+    if block is not None and inputs == "static":
         raise section.error("activation_scheme", "'dynamic' with weight_block_size")
-    inputs: Inputs = "static" if scheme == "static" else "token" if block is None else "block"
-    packing = Float8Packing(block, scheme == "static")
+    scaled: Scaled = "static" if inputs == "static" else "token" if block is None else "block"
+    packing = Float8Packing(block, inputs == "static")
     left_out = ModuleNames(section.strings(*_LEFT_OUT))
     by = "tensor" if block is None else f"block of {block[0]} x {block[1]}"
-    return CheckpointFormats(
-        f"fp8 with scales per {by}", OneScheme(Float8Scheme(packing, inputs), left_out)
-    )
+    scheme = Float8Scheme(packing, RoundedInputs(scaled, "e4m3"))
+    return CheckpointFormats(f"fp8 with scales per {by}", OneScheme(scheme, left_out))
 
 
 def _block(section: Section) -> tuple[int, int] | None:
@@ -95,9 +98,8 @@ def read_fbgemm(given: Mapping[str, Any]) -> CheckpointFormats:
         or math.isnan(bound)
     ):
         raise section.error("activation_scale_ub", "a positive number")
-    scheme = Float8Scheme(
-        Float8Packing(None, False), "token", None if bound is None else float(bound)
-    )
+    inputs = RoundedInputs("token", "e4m3", None if bound is None else float(bound))
+    scheme = Float8Scheme(Float8Packing(None, False), inputs)
     left_out = ModuleNames(section.strings(*_LEFT_OUT))
     return CheckpointFormats("fp8 with scales per row", OneScheme(scheme, left_out))
 
@@ -177,6 +179,25 @@ def _rules(
         kept = {name: given.get(name) for name in _OF_LAYOUT}
         kept |= {name: own.raw(name) for name in _OF_LAYOUT if own.raw(name) is not None}
         yield pattern, _gptq_scheme(Section(kept, f"dynamic[{rule[:100]!r}]"), zeros)
+
+
+def read_modelopt(given: Mapping[str, Any]) -> CheckpointFormats:
+    """``quant_method: modelopt``, or ``hf_quant_config.json``: NVFP4 weights.
+
+    Names of modules that are left out may have ``*`` for any characters.
+    """
+    inner = given.get("quantization")
+    section = Section(given if inner is None else inner, "" if inner is None else "quantization")
+    section.among("quant_algo", choices=("nvfp4",))
+    section.among("group_size", choices=(GROUP,), default=GROUP)
+    section.among("kv_cache_quant_algo", choices=("fp8", "none"), default="none")
+    names = section.strings("exclude_modules", "ignore")
+    left_out = ModuleNames(
+        [f"{PREFIX}{fnmatch.translate(name)}" if "*" in name else name for name in names]
+    )
+    scheme = Nvfp4Scheme(Nvfp4Packing(MODELOPT))
+    name = "modelopt NVFP4 (w4a4, whose inputs are not rounded)"
+    return CheckpointFormats(name, OneScheme(scheme, left_out, has_head=True))
 
 
 def _grouped(size: int | None) -> str:

@@ -1,0 +1,96 @@
+"""Checks what a request brings of the model's own step inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from src.core.errors import InvalidRequestError
+from src.core.request import StepValues
+from src.core.status import StepInputShape
+
+PARAM: Final = "step_inputs"
+
+
+def step_values(
+    declared: Sequence[StepInputShape],
+    given: Mapping[str, Any],
+    prompt_len: int,
+    total_len: int,
+) -> dict[str, StepValues]:
+    """The values that a request brings, by name.
+
+    Parameters
+    ----------
+    given
+        Name -> an array [n, *shape] of the first n tokens of the prompt.
+    prompt_len, total_len
+        Tokens of the prompt; and of prompt and output, at most.
+
+    Raises
+    ------
+    InvalidRequestError
+        The model has no such input; an array has another shape, more tokens than the prompt,
+        numbers of another kind, or numbers out of range.
+    """
+    known = {each.name: each for each in declared}
+    if unknown := given.keys() - known.keys():
+        names = ", ".join(known) or "none"
+        raise InvalidRequestError(
+            f"the model has no step input {min(unknown)!r}; it has: {names}", param=PARAM
+        )
+    values = {name: _checked(known[name], array, prompt_len) for name, array in given.items()}
+    for each in declared:
+        _check_onwards(each, values.get(each.name), total_len)
+    return {name: StepValues(tuple(array.shape), array.tobytes()) for name, array in values.items()}
+
+
+def salted(salt: str, values: Mapping[str, StepValues]) -> str:
+    """The salt of a request with these values: keys and values of its tokens depend on them."""
+    if not values:
+        return salt
+    found = hashlib.sha256()
+    for part in (salt.encode(), *(_part(name, each) for name, each in sorted(values.items()))):
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()
+
+
+def _part(name: str, values: StepValues) -> bytes:
+    return repr((name, values.shape)).encode() + values.data
+
+
+def _checked(own: StepInputShape, given: Any, prompt_len: int) -> np.ndarray:
+    kind = np.int64 if own.is_integer else np.float32
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise _wrong(own, "expected an array") from None
+    if array.shape[1:] != own.shape or array.ndim != 1 + len(own.shape):
+        expected = ", ".join(("n", *map(str, own.shape)))
+        raise _wrong(own, f"expected [{expected}], got {list(array.shape)}")
+    if not 1 <= len(array) <= prompt_len:
+        raise _wrong(own, f"{len(array)} values for a prompt of {prompt_len} tokens")
+    if array.dtype.kind not in ("iu" if own.is_integer else "iuf"):
+        raise _wrong(own, f"expected {'integers' if own.is_integer else 'numbers'}")
+    array = np.ascontiguousarray(array, kind)
+    if not own.is_integer and not np.isfinite(array).all():
+        raise _wrong(own, "expected finite numbers")
+    if own.is_integer and own.below is not None and (array.min() < 0 or array.max() >= own.below):
+        raise _wrong(own, f"expected integers from 0 up to {own.below - 1}")
+    return array
+
+
+def _check_onwards(own: StepInputShape, values: np.ndarray | None, total_len: int) -> None:
+    """Refuse values from which the numbers of later tokens would leave the range."""
+    if own.beyond != "onwards" or own.below is None or values is None:
+        return
+    last = int(values.max()) + total_len - len(values)
+    if last >= own.below:
+        raise _wrong(own, f"the last token would have {last}, the most is {own.below - 1}")
+
+
+def _wrong(own: StepInputShape, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"step input {own.name!r}: {reason}", param=PARAM)

@@ -1,0 +1,1 @@
+"""Endpoints for whoever runs the server: health, load, metrics, models, adapters, debugging."""

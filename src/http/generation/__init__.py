@@ -1,0 +1,1 @@
+"""What all endpoints that generate have in common."""

@@ -1,0 +1,1 @@
+"""What we change of hypercorn, and how events reach a socket without it."""

@@ -1,0 +1,1 @@
+"""Prompts as tokens: `/tokenize`, `/detokenize`, and the endpoints that render."""

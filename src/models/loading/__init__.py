@@ -1,0 +1,1 @@
+"""From files to a filled model: checkpoints, loading, dummy weights."""

@@ -1,0 +1,135 @@
+"""Rounding of a matrix's rows to few bits: in torch, or by the CPU's kernels, to the same bits.
+
+`src/ops/cpu/quantize.cpp` repeats every operation. Sums are of integers, so their order does not
+matter; nothing else is a sum of products, which a compiler might fuse.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from src.ops.cpu.build import kernel_library
+from src.ops.cpu.calls import DTYPES
+from src.ops.matrix import INT4_RUN, Encoding, Matrix, pack_int4
+
+Method = Literal["int8", "int4"]
+
+_ROWS_AT_ONCE = 1024  # rows quantized at a time, so that what is computed of them stays small
+_PARTS = 256  # of a step: values are rounded to them before they are summed
+_NOTHING = 2.0**-100  # of a range: its inverse would overflow
+_MOST_IN_32_BITS = 8192  # numbers of a group: no sum of theirs overflows
+
+
+def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = False) -> Matrix:
+    """Quantize a matrix [N, K] of any float dtype.
+
+    Parameters
+        weight: Finite values.
+        method: `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and
+            a scale and an offset, in bfloat16, per `group_size` values of a row.
+        group_size: Of int4; a multiple of 32 that divides K.
+        tiled: Whether to lay it out in tiles for integer products, which round inputs to 8 bits.
+            Matrices that cannot be cut into tiles stay in rows.
+
+    Raises
+        ValueError: K is not a multiple of 32, or for int4 not of the group size.
+    """
+    inputs = weight.shape[1]
+    unit = group_size if method == "int4" else INT4_RUN
+    if inputs % unit or unit % INT4_RUN:
+        raise ValueError(f"rows of {inputs} weights cannot be cut into groups of {unit}")
+    encoding = Encoding("int8", None, torch.float32)
+    if method == "int4":
+        encoding = Encoding("int4", unit, torch.bfloat16, has_offsets=True)
+    if weight.is_meta:
+        # Running the operations on meta tensors would take a second per start.
+        parts = encoding.parts(*weight.shape).items()
+        empty = {kind: weight.new_empty(shape, dtype=dtype) for kind, (shape, dtype) in parts}
+        scales = empty["scales"] if encoding.group else empty["scales"].squeeze(1)
+        outline = Matrix(empty["values"], encoding, scales, empty.get("offsets"))
+        return outline.tiled() if tiled else outline
+    library = kernel_library()
+    if library is not None and weight.is_cpu and weight.dtype in DTYPES:
+        return library.quantize(weight.contiguous(), method, unit, tiled=tiled)
+    pieces: list[tuple[Tensor, ...]] = [
+        round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
+        for rows in weight.split(_ROWS_AT_ONCE)
+    ]
+    values, scales, *offsets = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
+    matrix = Matrix(values, encoding, scales, offsets[0] if offsets else None)
+    return matrix.tiled() if tiled else matrix
+
+
+def round_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [N, K], and scales [N], of float32 [N, K]: the largest magnitude becomes 127."""
+    largest = rows.abs().amax(dim=1)
+    scales = torch.where(largest == 0, 1.0, largest / 127)
+    return (rows / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
+
+
+def round_to_int4(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed int4 [N, K / 2], and scales and offsets, bfloat16 [N, G], of float32 [N, K].
+
+    A group's least and greatest value become the ends of 16 levels. Scale and offset then are those
+    that meet the group with the least squared error, if its values keep these levels. Where levels
+    without an offset, of which -8 is the value of largest magnitude, are clearly nearer, there is
+    none. So what was spaced evenly keeps its spacing, and a group around zero its zeros. At last
+    each value takes the level that is nearest by the rounded scale and offset.
+    """
+    groups = rows.view(len(rows), -1, group_size)
+    least, greatest = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
+    extent = greatest - least
+    spreads = (extent >= _NOTHING) & extent.isfinite()
+    largest = torch.where(-least >= greatest, least, greatest)
+    parts = _parts_of(groups - least, extent, 15, spreads)
+    levels = (parts + _PARTS // 2) >> 8
+    scales, offsets = _fitted(levels, parts, least, extent / 15)
+    centred = _parts_of(groups, largest, -8, spreads)
+    nearest = ((centred + _PARTS // 2) >> 8).clamp_(-8, 7)
+    fit = _squares(parts - levels * _PARTS) * (extent / 15).double().square_()
+    centred_fit = _squares(centred - nearest * _PARTS) * (largest / -8).double().square_()
+    is_centred = centred_fit * 8 < fit * 7
+    scales = torch.where(is_centred, (largest / -8).to(torch.bfloat16), scales)
+    scales = torch.where(spreads, scales, 0.0)
+    offsets = torch.where(is_centred, 0.0, offsets)
+    offsets = torch.where(spreads, offsets, (-least).to(torch.bfloat16))
+    step = torch.where(scales == 0, 1.0, scales.float())
+    rounded = ((groups + offsets.float()) / step).round_().clamp_(-8, 7).add_(8).to(torch.uint8)
+    return pack_int4(rounded.view(rows.shape)), scales.squeeze(2), offsets.squeeze(2)
+
+
+def _parts_of(values: Tensor, extent: Tensor, steps: int, spreads: Tensor) -> Tensor:
+    """Values as a number of parts of a step, of which ``extent`` has so many; int32."""
+    # Not a number divided by `extent`: torch computes that as reciprocal times the number, which
+    # rounds twice.
+    inverse = torch.full_like(extent, steps * _PARTS) / extent
+    return (values * torch.where(spreads, inverse, 0.0)).round_().int()
+
+
+def _summed(numbers: Tensor) -> Tensor:
+    # torch widens to 64 bits one number at a time, which takes nine times as long.
+    fits = numbers.shape[2] <= _MOST_IN_32_BITS
+    return numbers.sum(dim=2, keepdim=True, dtype=torch.int32 if fits else torch.int64).double()
+
+
+def _squares(numbers: Tensor) -> Tensor:
+    return _summed(numbers * numbers)
+
+
+def _fitted(levels: Tensor, parts: Tensor, least: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and offset, bfloat16 [N, G, 1], by which levels are nearest to the values they are of.
+
+    ``parts`` are the values from ``least`` on.
+    """
+    count = levels.shape[2]
+    ones, values = _summed(levels), _summed(parts)
+    covariance = count * _summed(levels * parts) - ones * values
+    variance = count * _squares(levels) - ones * ones
+    part = (step / _PARTS).double()
+    scales = (covariance / variance * part).to(torch.bfloat16)
+    mean = least.double() + part * values / count
+    offsets = scales.double() * (ones - 8 * count) / count - mean
+    return scales, offsets.to(torch.bfloat16)
