@@ -7,6 +7,7 @@ a local build of torch is found the way pip finds it.
 
 import os
 import shutil
+from pathlib import Path
 
 import nox
 from packaging.requirements import Requirement
@@ -30,17 +31,48 @@ COMPILED_TOO = (
     *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
     *("tests/http/completions/test_completions.py", "tests/http/chat/test_chat.py"),
 )
-# Tests that ask no clock, in files beside each other: most of them keep one processor busy. Those
-# that keep compilers busy come first.
-SIDE_BY_SIDE = (
-    *(f"tests/engine/test_{name}.py" for name in ("compilation", "peak_memory", "rounded_inputs")),
-    *(f"tests/engine/test_{name}.py" for name in ("deterministic", "programs", "kv_groups")),
-    *("tests/engine/test_step_computer.py", "tests/engine/test_strips.py"),
-    *(f"tests/engine/test_{name}.py" for name in ("generic", "oracle", "thinking_budget")),
-    *("tests/engine/test_steps_on_fake_cuda.py", "tests/benchmarks/test_gpu_acceptance.py"),
-    *(f"tests/{name}" for name in ("compile", "ops", "models", "text", "core", "demo", "docs")),
-    *(f"tests/engine/{name}" for name in ("grammar", "sampling", "sizing", "pure")),
-    *("tests/replay", "tests/law", "tests/deployment"),
+
+
+def named(folder: str, *names: str) -> tuple[str, ...]:
+    """Test files of a folder by their names, in whatever room of it they lie."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(Path(folder).rglob("test_*.py")):
+        found.setdefault(path.stem.removeprefix("test_"), []).append(path.as_posix())
+    return tuple(path for name in names for path in found[name])
+
+
+# Tests that run by themselves: they measure time, keep both processors busy, or load a server until
+# it is late. All others run two at a time, file by file.
+ALONE = (
+    *named("tests/benchmarks", "host_time", "loop_lateness", "servers", "engine", "startup"),
+    *("tests/bench/soak", "tests/engine/graphs/test_engine.py"),
+    *named("tests/engine", "adapters_come_and_go", "loop", "pipeline", "device_thread", "health"),
+    *named("tests/engine", "memory_ahead", "memory_comes_back", "preparation", "threads"),
+    *named("tests/http", "deaf_clients", "direct", "disconnects", "held_memory", "long_bodies"),
+    *named("tests/http", "hostile_templates", "placeholders", "processes", "refusals"),
+    *named("tests/http", "socket", "tenants", "under_load"),
+    *("tests/observability/test_traces.py", "tests/cli/test_run_batch.py"),
+)
+# Those that keep compilers busy come first, so that nobody waits for the last of them.
+FIRST = (
+    *named("tests/engine", "compilation", "peak_memory", "rounded_inputs", "deterministic"),
+    *named("tests/engine", "programs", "kv_groups", "step_computer", "strips"),
+    "tests/compile",
+)
+# What a contributor runs after every change: laws, what needs no device, and the server in process.
+QUICK = (
+    *("tests/law", "tests/docs", "tests/core", "tests/text", "tests/engine/pure"),
+    *("tests/engine/sampling", "--ignore=tests/text/test_template_pool.py"),
+    *named("tests/models", "absent_fields", "config", "hub", "listing", "patterns", "placements"),
+    *named("tests/models", "program", "rope", "spellings", "wrappers"),
+    *named("tests/http", "bad_requests", "chat", "completions", "echo", "fields", "messages"),
+    *named("tests/http", "openapi", "responses", "structured_output", "tokens", "tools"),
+)
+# Of these, what takes ten seconds each.
+NOT_QUICK = "not the_memory_is_bounded and not the_oldest_turns_of_a_long_conversation"
+# Where one process ends, the run ends with what it has: the other one would wait for ever.
+TWO_AT_A_TIME = (
+    *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"),
 )
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -122,11 +154,21 @@ def tests(session: nox.Session) -> None:
         session.run(*pytest, *session.posargs)
         return
     chosen = ("-m", "not gpu and not compilers")
-    two_at_a_time = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run(*pytest, *two_at_a_time, *chosen, *SIDE_BY_SIDE)
-    alone = (*SIDE_BY_SIDE, "tests/attack")
-    session.run(*pytest, *chosen, *(f"--ignore={path}" for path in alone))
+    others = (f"--ignore={path}" for path in (*ALONE, "tests/attack"))
+    first = (f"--first={path}" for path in FIRST)
+    session.run(*pytest, *TWO_AT_A_TIME, *chosen, *others, *first)
+    session.run(*pytest, *chosen, *ALONE)
     session.run(*pytest, "--compiled", *COMPILED_TOO)
+
+
+@nox.session
+def quick(session: nox.Session) -> None:
+    """Laws, the pure half, text, configuration and the server in process: less than two minutes."""
+    install(session, "test")
+    build_kernels(session)
+    chosen = ("-m", "not gpu and not compilers")
+    pytest = ("python", "-m", "pytest", *TWO_AT_A_TIME, *chosen, "-k", NOT_QUICK)
+    session.run(*pytest, *QUICK, *session.posargs)
 
 
 @nox.session

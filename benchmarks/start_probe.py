@@ -48,8 +48,8 @@ async def probe(patience: float) -> dict[str, float]:
                             seen[name] = time.monotonic()
                     await asyncio.sleep(0.01)
         worker = engine._loaded.worker
-        seen["compilation"] = worker.compile_seconds
-        seen["graphs"] = worker.num_graphs
+        seen["compilation"] = worker.code.compile_seconds
+        seen["graphs"] = worker.code.num_graphs
     # The compilers are children of this process, and have ended.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {**seen, "compilers_cpu": used.ru_utime + used.ru_stime}

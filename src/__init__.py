@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from src.core.config import Config
     from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
-    from src.core.sampling_params import SamplingParams
+    from src.core.sampling_params import LogitsProcessorCall, SamplingParams
     from src.core.structured_output import StructuredOutput
     from src.core.thinking import Thinking
     from src.engine.client import AsyncEngine
     from src.engine.llm import LLM
     from src.engine.requests.prompts import ChatOptions
+    from src.engine.sampling.processors import LogitsProcessor
 
 __all__ = [
     "LLM",
@@ -27,6 +28,8 @@ __all__ = [
     "Delta",
     "FinishReason",
     "GenerationResult",
+    "LogitsProcessor",
+    "LogitsProcessorCall",
     "SamplingParams",
     "StructuredOutput",
     "Thinking",
@@ -38,6 +41,8 @@ _HOMES = {
     "AsyncEngine": "src.engine.client",
     "ChatOptions": "src.engine.requests.prompts",
     "Config": "src.core.config",
+    "LogitsProcessor": "src.engine.sampling.processors",
+    "LogitsProcessorCall": "src.core.sampling_params",
     "SamplingParams": "src.core.sampling_params",
     "StructuredOutput": "src.core.structured_output",
     "Thinking": "src.core.thinking",

@@ -37,6 +37,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "compile the engines of tests that do not say themselves whether theirs are compiled"
     parser.addoption("--compiled", action="store_true", help=help)
+    help = "run the tests of this file or folder before all others; may be given several times"
+    parser.addoption("--first", action="append", default=[], metavar="PATH", help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if first := [config.rootpath / path for path in config.getoption("--first") or ()]:
+        items.sort(key=lambda item: not any(map(item.path.is_relative_to, first)))
     if "PYTEST_XDIST_WORKER" in os.environ:
         # They measure the whole device, and others use it.
         alone = [item for item in items if item.get_closest_marker("alone") is not None]

@@ -196,17 +196,10 @@ class LimitsSection(Section, frozen=True, kw_only=True):
 class ChatSection(Section, frozen=True, kw_only=True):
     """How chats are rendered and their answers parsed."""
 
-    # Names of src/text/tool_calls/syntaxes.py and src/text/reasoning.py.
-    tool_call_parser: Literal[
-        "auto", "none",
-        "hermes", "mistral", "llama3_json", "llama3_function", "pythonic", "llama4_pythonic",
-        "qwen3_coder", "glm45", "deepseek_v3", "deepseek_v31", "kimi_k2", "openai",
-        "granite", "phi4_mini_json", "nemotron_json", "json",
-    ] = "auto"  # fmt: skip
-    reasoning_parser: Literal[
-        "auto", "none", "think", "deepseek_r1", "mistral", "openai_gptoss", "granite", "kimi",
-        "kimi_k2",
-    ] = "auto"  # fmt: skip
+    # "auto", "none", or a name of src/text/tool_calls/syntaxes.py and src/text/reasoning.py, or of
+    # a plugin. Checked when plugins have been loaded.
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     # Whether a whole call in reasoning that is never closed is one; "auto": where the chat template
     # writes calls so.
     calls_in_reasoning: Literal["auto", "on", "off"] = "auto"
@@ -278,6 +271,12 @@ class ObservabilitySection(Section, frozen=True, kw_only=True):
     plan_log: str | None = None  # a file; None: no plan log
 
 
+class PluginsSection(Section, frozen=True, kw_only=True):
+    """Packages outside the tree that add to the engine's tables."""
+
+    enabled: tuple[str, ...] = ()  # names of installed packages; no other is ever imported
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration."""
 
@@ -292,3 +291,4 @@ class Config(Section, frozen=True, kw_only=True):
     chat: ChatSection = ChatSection()
     http: HttpSection = HttpSection()
     observability: ObservabilitySection = ObservabilitySection()
+    plugins: PluginsSection = PluginsSection()

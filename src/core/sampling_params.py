@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
+MAX_LOGITS_PROCESSORS: Final = 8
 MAX_TAGS: Final = 16
 MAX_TAG_CHARS: Final = 256
 INT64_MIN: Final = -(2**63)
@@ -37,6 +38,13 @@ _MAX_SHOWN_BITS: Final = 128
 
 # The field's name in msgspec's message: "Expected `int`, got `float` - at `$.top_k`".
 _FIELD = re.compile(r"`\$\.(?P<name>\w+)")
+
+
+class LogitsProcessorCall(msgspec.Struct, frozen=True):
+    """A logits processor of a plugin, by its name, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any] = {}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, weakref=True):
@@ -93,6 +101,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Special tokens that are kept in the text, because a parser of the text needs them.
     structured_output
         What the text must conform to: JSON, a regular expression, a choice, a grammar.
+    logits_processors
+        Logits processors of plugins, applied in this order; at most 8.
     thinking
         How the output's thinking is marked, and how many tokens it may have. Without it thinking
         is text like any other.
@@ -124,6 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     kept_special_token_ids: tuple[int, ...] = ()
     structured_output: StructuredOutput | None = None
+    logits_processors: tuple[LogitsProcessorCall, ...] = ()
     thinking: Thinking | None = None
 
     @property
@@ -156,6 +167,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _check_range(name, count, 0, MAX_LOGPROBS)
         self._validate_strings()
         self._validate_token_ids(vocab_size)
+        _check_count("logits_processors", len(self.logits_processors), MAX_LOGITS_PROCESSORS)
         if self.thinking is not None:
             _validate_thinking(self.thinking)
 

@@ -365,7 +365,7 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """Figures of this moment; raises :class:`NotReadyError` before the engine is ready."""
         parts = self._loaded
-        return stats_of(parts.scheduler, self.timeline, compiled=parts.worker.compiled)
+        return stats_of(parts.scheduler, self.timeline, compiled=parts.worker.code.compiled)
 
     @property
     def adapters(self) -> Adapters:

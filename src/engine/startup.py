@@ -32,12 +32,15 @@ from src.engine.execution.graphs import GraphPlan
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
+from src.engine.execution.warm_up import warm_up_tokens
 from src.engine.execution.worker import Worker
 from src.engine.grammar.compiler import GrammarCompiler
+from src.engine.plugins import use_plugins
 from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
+from src.engine.sampling.processors import Processors
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
@@ -115,6 +118,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     report("configuration", STARTUP_PHASES["configuration"], f"reading {config.model.path}")
     device = resolve_device(config.device.type)
     require_attention(config.device, device)
+    processors = use_plugins(config, device.type)
     use_artifact_cache(cache_root())
     if config.model.deterministic:
         timeline.begin("kernels")
@@ -165,7 +169,9 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 unknown[-1],
             )
         tokenizer.render_in(templates)
-        return _build_parts(config, report, timeline, tokenizer, model, compilation, ends)
+        return _build_parts(
+            config, report, timeline, tokenizer, model, compilation, processors, ends
+        )
 
 
 def _begin_compilation(
@@ -291,6 +297,7 @@ def _build_parts(
     tokenizer: Tokenizer,
     model: ServedModel,
     compilation: ProgramCompilation | None,
+    processors: Processors,
     ends: contextlib.ExitStack,
 ) -> EngineParts:
     device = model.spec.device
@@ -304,15 +311,15 @@ def _build_parts(
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, attention, ends)
+    worker, memory = _build_runner(config, model, attention, processors, ends)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
-        worker.warm_up(config.scheduler.max_num_batched_tokens)
+        worker.code.warm_up(warm_up_tokens(model, config.scheduler.max_num_batched_tokens))
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
-    worker.use_pauses()
+    worker.idle.begin()
     info = _model_info(config, model, device, memory.max_model_len)
     limits = SchedulerLimits.of(
         config,
@@ -329,7 +336,7 @@ def _build_parts(
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
-    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits)
+    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, processors)
     ends.callback(builder.close)
     return EngineParts(
         tokenizer=tokenizer,
@@ -350,7 +357,11 @@ def _build_parts(
 
 
 def _build_runner(
-    config: Config, model: ServedModel, attention: Backend | None, ends: contextlib.ExitStack
+    config: Config,
+    model: ServedModel,
+    attention: Backend | None,
+    processors: Processors,
+    ends: contextlib.ExitStack,
 ) -> tuple[Worker, MemoryPlan]:
     """The worker, and how its memory is shared out."""
     device = model.spec.device
@@ -373,7 +384,7 @@ def _build_runner(
             page_blocks=kv_cache.layout.page_blocks,
             own_inputs=model.own_inputs,
         ),
-        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device)),
+        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors)),
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
     )
@@ -397,7 +408,9 @@ def _settle_code(
             everything = config.compile.cuda_graphs == "wait"
             timeline.begin("capture")
             with contextlib.suppress(WorkerClosedError):
-                worker.capture_graphs(graph_plan.backend, graph_plan.ladder, everything=everything)
+                worker.code.capture_graphs(
+                    graph_plan.backend, graph_plan.ladder, everything=everything
+                )
                 timeline.end("capture")
 
     if compilation is not None:

@@ -86,6 +86,29 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(_BY_ARCHITECTURE)
 
 
+def add_family(family: type[Family]) -> None:
+    """Serve the architectures of a family that is not of this package, in this process.
+
+    Raises
+    ------
+    ValueError
+        It names no architecture, or one, or a model type, that another family serves.
+    """
+    if not family.architectures or not family.model_type:
+        raise ValueError(f"{family.__name__} must name architectures and a model_type")
+    others = [
+        *(_BY_ARCHITECTURE.get(name, family) for name in family.architectures),
+        _BY_MODEL_TYPE.get(family.model_type, family),
+    ]
+    if other := next((each for each in others if each is not family), None):
+        raise ValueError(f"{family.__name__} serves what {other.__name__} serves already")
+    if family in _BY_MODEL_TYPE.values():
+        return
+    _BY_ARCHITECTURE.update(dict.fromkeys(family.architectures, family))
+    _BY_MODEL_TYPE[family.model_type] = family
+    _WRAPPERS.extend((wrapper, family) for wrapper in family.wrappers)
+
+
 def has_family(raw: Mapping[str, Any]) -> bool:
     """Whether a native family answers to a `config.json`, as `load_config` reads it."""
     return _wrapper_of(raw) is not None or _chosen(raw) is not None

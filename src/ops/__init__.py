@@ -9,7 +9,7 @@ from typing import Any
 from src.ops.adapt import ADAPT, NO_SLOT, adapt
 from src.ops.attention_spec import AttentionSpec
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
-from src.ops.declaration import Cost, Kernel, Op
+from src.ops.declaration import Cost, Kernel, Op, OpKernel
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
 from src.ops.float8_product import FLOAT8_PRODUCT, float8_product
@@ -53,6 +53,7 @@ __all__ = [
     "Cost",
     "Kernel",
     "Op",
+    "OpKernel",
     "Routing",
     "adapt",
     "causal_convolution",

@@ -92,15 +92,13 @@ def build(
     fused[num_tokens:] = torch.nan
     query, key, value = _slices(fused.to(device, dtype), num_heads, num_kv_heads)
     lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
-    caches = [
-        _kept_as(cache_dtype or dtype, cache).to(device) for cache in (key_cache, value_cache)
-    ]
+    kept = [_kept_as(cache_dtype or dtype, each).to(device) for each in (key_cache, value_cache)]
     return PagedAttention(
         query=query,
         key=None if cached else key,
         value=None if cached else value,
-        key_cache=caches[0],
-        value_cache=caches[1],
+        key_cache=kept[0],
+        value_cache=kept[1],
         block_tables=block_tables.to(device),
         query_start_loc=lengths.cumsum(0).to(device, torch.int32),
         seq_lens=torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),

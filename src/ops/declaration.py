@@ -76,6 +76,23 @@ R = TypeVar("R")
 C = TypeVar("C", bound=Record)
 
 
+@dataclass(frozen=True, slots=True)
+class OpKernel:
+    """A kernel that a plugin brings: it serves the op's calls on a device type in this process.
+
+    Attributes
+        op: The op's name inside the namespace, e.g. `gumbel_argmax`.
+        device_type: `cpu` or `cuda`.
+        name: What logs call the kernel.
+        run: Takes exactly the op's arguments, in schema order, without `backend`.
+    """
+
+    op: str
+    device_type: str
+    name: str
+    run: Callable[..., Any]
+
+
 class Op(Generic[P, R]):
     """A custom op with its meaning (the reference), its kernels, its cases and its cost.
 
@@ -150,8 +167,11 @@ class Op(Generic[P, R]):
         self._lazy = dict(lazy or {})
         self._reference_kernel = Kernel("reference", self.reference)
         self._cpu = self._reference_kernel
+        # What would serve CPU calls if a plugin's kernel did not.
+        self._below: Kernel | None = None
         self._unresolved = Kernel("unresolved", self._resolve_cuda)
         self._cuda = self._unresolved
+        self._plugged_cuda: Kernel | None = None
         _library.define(
             name + self.record.schema(),
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
@@ -189,12 +209,35 @@ class Op(Generic[P, R]):
         )
 
     def install_cpu(self, kernel: Kernel) -> None:
-        """Serve CPU calls with `kernel` from the next call on."""
-        self._cpu = kernel
+        """Serve CPU calls with `kernel` from the next call on, unless a plugin's serves them."""
+        if self._below is None:
+            self._cpu = kernel
+        else:
+            self._below = kernel
 
     def uninstall_cpu(self) -> None:
-        """Serve CPU calls with the reference again."""
-        self._cpu = self._reference_kernel
+        """Serve CPU calls with the reference again, unless a plugin's kernel serves them."""
+        self.install_cpu(self._reference_kernel)
+
+    def plug(self, device_type: str, kernel: Kernel) -> None:
+        """Serve calls on a device type with a plugin's kernel, whatever else is installed.
+
+        Raises
+            ValueError: Another plugin's kernel serves them, or they cannot be served by one.
+        """
+        if device_type == "cpu":
+            if self._below is None:
+                self._below, self._cpu = self._cpu, kernel
+            elif self._cpu != kernel:
+                raise ValueError(f"{self.name} on the CPU is served by {self._cpu.name} already")
+        elif device_type == "cuda":
+            if BACKEND in self.record.fields:
+                raise ValueError(f"{self.name} on CUDA is served by what device.attention says")
+            if self._plugged_cuda not in (None, kernel):
+                raise ValueError(f"{self.name} on CUDA is served by {self._cuda.name} already")
+            self._cuda = self._plugged_cuda = kernel
+        else:
+            raise ValueError(f"there is no device type {device_type!r}; there are: cpu, cuda")
 
     def load_cuda(self) -> Kernel:
         """The kernel that serves CUDA calls, imported now if no call has done that yet."""

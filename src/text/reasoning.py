@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -176,7 +176,7 @@ class ReasoningSyntax:
 
 _HARMONY_MARKS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
-REASONING_SYNTAXES: Final[Mapping[str, ReasoningSyntax]] = {
+REASONING_SYNTAXES: Final[dict[str, ReasoningSyntax]] = {
     syntax.name: syntax
     for syntax in (
         ReasoningSyntax(

@@ -22,6 +22,7 @@ from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED
+from tests.support.probe import Probe
 from tests.support.rounding_cache import rounded_greedy, rounded_logits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -128,8 +129,7 @@ async def test_the_start_says_what_is_gained(
     config = small_config(checkpoint, compile__enforce_eager=True, cache__dtype="fp8_e4m3")
     async with AsyncEngine.open(config) as engine:
         kv = engine.inspector.memory.kv
-        assert engine._parts is not None
-        facts = model_facts(config, engine._parts)
+        facts = model_facts(config, Probe(engine).parts)
     assert kv is not None
     assert (kv.dtype, facts.cache_dtype) == ("fp8", "fp8")
     assert [group.kind for group in kv.groups] == ["keys and values in fp8"]

@@ -33,6 +33,7 @@ from tests.engine.test_strips import SIZES
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED, families
+from tests.support.probe import Probe
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -47,6 +48,7 @@ import asyncio, json, random, subprocess, sys
 from pathlib import Path
 from src import AsyncEngine, SamplingParams
 from tests.support.engines import random_prompts, small_config
+from tests.support.probe import Probe
 
 started = []
 popen = subprocess.Popen
@@ -74,7 +76,7 @@ async def main():
                 engine.generate(prompt, SamplingParams(max_tokens=source.randint(1, 12)))
                 for prompt in prompts
             ))
-        graphs = engine._parts.worker.num_graphs
+        graphs = Probe(engine).code.num_graphs
         steps = [
             (step.num_rows, step.num_tokens, step.decode_rows, step.sampled_rows)
             for step in engine.timeline
@@ -167,8 +169,7 @@ async def test_graphs_that_serve_are_counted_whatever_the_depth(
     for changes, expected in (({"compile__enforce_eager": True}, 0), (COMPILED, graphs)):
         async with AsyncEngine.open(small_config(directory, **changes)) as engine:
             await engine.generate([5, 17, 3], GREEDY)
-            assert engine._parts is not None
-            assert engine._parts.worker.num_graphs == expected
+            assert Probe(engine).code.num_graphs == expected
 
 
 @pytest.mark.parametrize(
@@ -219,9 +220,8 @@ async def test_every_family_in_compiled_code(name: str, tmp_path: Path) -> None:
     model, prompts = load_reference(directory), random_prompts(6, longest=30, seed=2)
     async with AsyncEngine.open(small_config(directory, **COMPILED)) as engine:
         assert engine.stats.compiled
-        assert engine._parts is not None
         # All of a step in one call, whatever is in its program.
-        assert engine._parts.worker._computer.code.step is not None
+        assert Probe(engine).computer.code.step is not None
         for count in (1, 6):
             results = await asyncio.gather(
                 *(engine.generate(prompt, GREEDY) for prompt in prompts[:count])
@@ -244,8 +244,7 @@ async def test_a_compiler_that_fails_leaves_the_model_uncompiled(
     prompt = random_prompts(1, longest=20)[0]
     with caplog.at_level(logging.ERROR):
         async with AsyncEngine.open(small_config(checkpoint, **mode)) as engine:
-            parts = engine._parts
-            assert parts is not None
+            parts = Probe(engine).parts
             assert parts.compilation is not None
             await asyncio.to_thread(parts.compilation.join)
             result = await engine.generate(prompt, GREEDY)
@@ -350,6 +349,5 @@ async def test_off_starts_no_compiler(
     monkeypatch.setattr(ahead, "_COMMAND", ("false",))
     eager = {"compile__enforce_eager": not off}
     async with AsyncEngine.open(small_config(checkpoint, **eager, **off)) as engine:
-        parts = engine._parts
-        assert parts is not None
+        parts = Probe(engine).parts
         assert parts.compilation is None

@@ -29,6 +29,7 @@ from src.engine.telemetry.step_recorder import StepRecorder
 from src.observability.metrics import EngineMetrics
 from src.ops.cpu.step import CompiledStep
 from tests.support.engines import assert_idle, greedy, small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -142,8 +143,7 @@ async def test_a_fault_on_the_way_through_the_device_is_its_requests(
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
             assert (await engine.generate(prompt, PARAMS)).token_ids == tokens
         assert_nothing_is_left(engine, tasks)
-        worker = engine._parts.worker
-        assert worker._row_owners.num_known <= 1
+        assert Probe(engine).row_owners.num_known <= 1
 
 
 class PanicError(BaseException):

@@ -19,6 +19,7 @@ from tests.architectures.tiny import make_tiny
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.no_waiting import watch_on_cuda
+from tests.support.probe import Probe
 from tests.support.rotation import rotates_in_mixers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
@@ -71,9 +72,7 @@ async def test_norms_rotation_and_cache_writes_of_one_kernel_are_those_of_transf
         compile__cuda_graph_max_tokens=64,
     )
     async with AsyncEngine.open(config) as engine:
-        parts = engine._parts
-        assert parts is not None
-        assert rotates_in_mixers(parts.worker._forward_pass.model)
+        assert rotates_in_mixers(Probe(engine).model)
         results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
         assert_idle(engine)
     assert ROTATE_AND_CACHE.active("cuda").name == "triton"
@@ -212,8 +211,7 @@ async def test_models_of_transformers_are_compiled_and_captured(
     )
     async with AsyncEngine.open(config) as engine:
         results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
-        assert engine._parts is not None
-        assert engine._parts.worker.graph_stats.steps["decode"] > 0
+        assert Probe(engine).code.graph_stats.steps["decode"] > 0
         assert_idle(engine)
     # While the layers are compiled, and on the thread of the device for what is captured.
     assert len(compiled_calls) > 1

@@ -29,6 +29,7 @@ from src.ops.attention_spec import FEATURES
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED
+from tests.support.probe import Probe
 from tests.support.rotation import mixers_rotate
 
 pytestmark = pytest.mark.anyio
@@ -178,8 +179,7 @@ async def check(engine: AsyncEngine, model: Any, *, longer: bool = False) -> Non
 
 
 def serving(engine: AsyncEngine) -> dict[int, GroupAttention]:
-    assert engine._parts is not None
-    return engine._parts.worker._forward_pass.owners
+    return Probe(engine).worker._forward_pass.owners
 
 
 # Plain; windows and caps in two groups; sinks; chunks; norms of heads; latents.
@@ -203,8 +203,7 @@ async def test_a_backend_owns_pages_prefill_and_decode(
     with rotates:
         async with AsyncEngine.open(small_config(directory, **WAYS[way])) as engine:
             owners = serving(engine)
-            assert engine._parts is not None
-            assert len(owners) == len(engine._parts.worker._forward_pass.kv_cache.layout.groups)
+            assert len(owners) == len(Probe(engine).kv_cache.layout.groups)
             await check(engine, load_reference(directory), longer=way == "preempted")
             assert (engine.stats.preemptions > 0) == (way == "preempted")
     backends = [each for each in kind.made if each in owners.values()]
@@ -220,8 +219,7 @@ async def test_a_group_that_a_backend_does_not_honour_is_computed_as_ever(
     directory = make_checkpoint(tmp_path, "gemma2", tokenizer=True, **SHORT_SIGHTED["gemma2"])
     with caplog.at_level(logging.INFO):
         async with AsyncEngine.open(small_config(directory)) as engine:
-            assert engine._parts is not None
-            groups = engine._parts.worker._forward_pass.kv_cache.layout.groups
+            groups = Probe(engine).kv_cache.layout.groups
             windows = [group.window for group in groups]
             assert set(windows) > {None}
             assert serving(engine).keys() == {windows.index(None)}

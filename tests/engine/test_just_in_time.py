@@ -20,6 +20,7 @@ from src.models.loading.filling import fill
 from src.models.loading.options import LoadHooks, LoadOptions
 from src.ops.cpu.cache_root import cache_root
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.probe import Probe
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -69,12 +70,11 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
     prompts = random_prompts(12, longest=40)
     counters.clear()
     async with AsyncEngine.open(config) as engine:
-        parts = engine._parts
-        assert parts is not None
+        parts = Probe(engine).parts
         assert parts.compilation is not None
         await asyncio.to_thread(parts.compilation.join)
         assert engine.stats.compiled
-        assert parts.worker.num_graphs == 4
+        assert parts.worker.code.num_graphs == 4
         attempts = counters["stats"]["unique_graphs"]
         assert attempts == 4
         for count in (1, 2, 12):
@@ -84,7 +84,7 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
             for prompt, result in zip(prompts, results, strict=False):
                 assert result.token_ids == greedy(reference, prompt, 24)
         # What the code was not compiled for fails the step, says why, and nobody compiles.
-        model = parts.worker._forward_pass.model
+        model = Probe(engine).model
         (name, table), *others = model.buffers().items()
         assert not others
         model.replace(name, table.double())

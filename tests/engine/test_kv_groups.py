@@ -16,6 +16,7 @@ import torch
 from src import AsyncEngine, GenerationResult, SamplingParams
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
+from tests.support.probe import Probe
 
 pytestmark = pytest.mark.anyio
 
@@ -186,8 +187,7 @@ async def test_compiled_steps_in_one_call_give_the_same(model: Any) -> None:
     )
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     async with AsyncEngine.open(config) as engine:
-        assert engine._parts is not None
-        assert engine._parts.worker._computer.code.step is not None
+        assert Probe(engine).computer.code.step is not None
         drawn = await asyncio.gather(*(engine.generate(prompt, greedy) for prompt in prompts))
         for prompt, result in zip(prompts, drawn, strict=True):
             check(reference, prompt, result)

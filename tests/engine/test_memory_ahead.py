@@ -24,6 +24,7 @@ from src.models import keys_and_values
 from src.ops.host_memory import LARGE_PAGE, lazy_zeros, take
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
+from tests.support.probe import Probe
 
 MIB = 2**20
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and madvise(2)")
@@ -154,7 +155,7 @@ async def test_an_engine_takes_memory_in_its_pauses(
     path = make_checkpoint(tmp_path, tokenizer=True)
     config = small_config(path, cache__memory_bytes=2**30, cache__block_size=16)
     async with AsyncEngine.open(config) as engine:
-        cache = engine._parts.worker._forward_pass.kv_cache
+        cache = Probe(engine).kv_cache
         places = [tensor.data_ptr() for tensor in cache.named().values()]
         # Without any request, and no further.
         deadline = time.monotonic() + 60

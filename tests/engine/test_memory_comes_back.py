@@ -19,6 +19,7 @@ from src.engine.scheduling.scheduler import Scheduler
 from src.ops.cpu.cache_root import cache_root
 from tests.support.engines import small_config
 from tests.support.fake_capture import FakeCapture
+from tests.support.probe import Probe
 
 pytestmark = pytest.mark.anyio
 
@@ -46,11 +47,9 @@ class Watch:
         self.fakes_graphs = False
 
     def note(self, engine: AsyncEngine) -> None:
-        assert engine._parts is not None
-        worker = engine._parts.worker
-        cache = worker._forward_pass.kv_cache
-        weights = worker._forward_pass.model.parameters().values()
-        every = (worker._rows.tokens, *cache.named().values(), *weights)
+        probe = Probe(engine)
+        weights = probe.model.parameters().values()
+        every = (probe.rows.tokens, *probe.kv_cache.named().values(), *weights)
         self.parts = [weakref.ref(part) for part in every]
 
     def give_back(self, device_type: str) -> None:

@@ -24,6 +24,7 @@ from src.engine.execution import compilation
 from src.engine import startup
 from src.ops.cpu.build import ensure_built
 from tests.support.engines import small_config
+from tests.support.probe import Probe
 
 def peak():
     # Not getrusage, whose peak a child inherits from its parent.
@@ -37,7 +38,7 @@ async def weights_of_served(directory, **settings):
     async with AsyncEngine.open(config) as engine:
         await engine.generate([5, 17, 3], SamplingParams(temperature=0, max_tokens=4))
         assert engine.stats.compiled is not config.compile.enforce_eager
-        model = engine._parts.worker._forward_pass.model
+        model = Probe(engine).model
         assert (model.weights["layers.0.qkv_weight"].dim() == 3) == engine.stats.compiled
         return sum(tensor.nbytes for tensor in model.parameters().values())
 

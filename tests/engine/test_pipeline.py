@@ -26,6 +26,7 @@ from src.engine.loading import Loaded, Loading
 from src.engine.scheduling.scheduler import Scheduler
 from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -434,10 +435,9 @@ async def test_warming_up_writes_nothing_and_draws_for_nobody(checkpoint: Path) 
     """What a GPU's engine does before it is ready, beside requests that must not notice."""
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         before = await engine.generate([5, 6, 7], LONG)
-        parts = engine._parts
-        assert parts is not None
+        parts = Probe(engine).parts
         busy = asyncio.create_task(engine.generate([8, 9, 10], LONG))
-        await asyncio.to_thread(parts.worker.warm_up)
+        await asyncio.to_thread(parts.worker.code.warm_up)
         during = await busy
         assert (await engine.generate([5, 6, 7], LONG)).token_ids == before.token_ids
         assert (await engine.generate([8, 9, 10], LONG)).token_ids == during.token_ids

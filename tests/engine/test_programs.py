@@ -14,6 +14,7 @@ from src.models.config import ModelConfig
 from src.models.families.llama import Llama
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
+from tests.support.probe import Probe
 from tests.support.segments import write_late_reader, write_two_streams
 
 # Compilers take their time on a machine that does other things too.
@@ -28,8 +29,7 @@ async def answers(directory: Path, *, in_one_call: bool | None, **changes: Any) 
     config = small_config(directory, model__load_format="dummy", **changes)
     prompts = random_prompts(6, longest=30, seed=11)
     async with AsyncEngine.open(config) as engine:
-        assert engine._parts is not None
-        code = engine._parts.worker._computer.code
+        code = Probe(engine).computer.code
         assert engine.stats.compiled == (in_one_call is not None)
         assert (code.step is not None) == bool(in_one_call)
         greedy = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))

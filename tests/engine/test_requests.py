@@ -28,6 +28,7 @@ from src.core.errors import (
 from src.engine.execution.step_computer import StepComputer
 from src.engine.requests.prompts import _OPTION_TYPES, RequestOptions
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -283,10 +284,9 @@ async def test_only_the_first_completion_scores_the_prompt(engine: AsyncEngine) 
 
 async def test_completions_share_their_parameters(engine: AsyncEngine) -> None:
     """What goes by them is made once."""
-    assert engine._parts is not None
     for scores, count in ((None, 1), (1, 2)):
         params = SamplingParams(n=3, allowed_token_ids=(5, 6), prompt_logprobs=scores)
-        requests = await engine._parts.builder.requests(
+        requests = await Probe(engine).parts.builder.requests(
             [5, 6], params, arrival=0.0, priority=0, timeout=None, cache_salt=""
         )
         assert len({id(request.params) for request in requests}) == count

@@ -23,6 +23,7 @@ from src.models import load_model
 from src.models.layer_kv import KVTensor, LayerKVSpec, keys_and_values
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.probe import Probe
 
 CPU = torch.device("cpu")
 STATES = LayerKVSpec(
@@ -158,8 +159,7 @@ async def test_little_memory_means_fewer_rows(hybrid: tuple[Path, Any]) -> None:
         directory, cache__memory_bytes=10 * size.bytes_per_slot, model__max_model_len=64
     )
     async with AsyncEngine.open(config) as engine:
-        assert engine._parts is not None
-        assert engine._parts.scheduler.limits.max_num_seqs == 3
+        assert Probe(engine).parts.scheduler.limits.max_num_seqs == 3
         results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
         assert_idle(engine)
     for prompt, result in zip(prompts, results, strict=True):

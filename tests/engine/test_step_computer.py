@@ -27,6 +27,7 @@ from src.ops.cpu.build import kernel_library
 from src.ops.cpu.step import CompiledStep
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
+from tests.support.probe import Probe
 
 T = TypeVar("T")
 
@@ -90,8 +91,7 @@ async def engine(
 
 
 def computer_of(engine: AsyncEngine) -> StepComputer:
-    assert engine._parts is not None
-    return engine._parts.worker._computer
+    return Probe(engine).computer
 
 
 async def on_device(engine: AsyncEngine, function: Callable[[], T]) -> T:
@@ -99,8 +99,7 @@ async def on_device(engine: AsyncEngine, function: Callable[[], T]) -> T:
         with torch.inference_mode():
             return function()
 
-    assert engine._parts is not None
-    return await asyncio.wrap_future(engine._parts.worker.call(run))
+    return await asyncio.wrap_future(Probe(engine).worker.call(run))
 
 
 def install(computer: StepComputer, temperatures: list[float], seed: int) -> None:

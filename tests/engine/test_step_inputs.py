@@ -28,6 +28,7 @@ from src.models.program import StepInput
 from tests.models.harness import PagedSequence
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, small_config
+from tests.support.probe import Probe
 
 pytestmark = pytest.mark.anyio
 
@@ -253,8 +254,7 @@ async def test_bad_values_are_refused_and_disturb_nobody(seeing: Seen) -> None:
             with pytest.raises(InvalidRequestError, match=reason) as refused:
                 await engine.generate(prompt, GREEDY, step_inputs=given)
             assert refused.value.param == "step_inputs"
-        assert engine._parts is not None
-        last = engine._parts.worker._forward_pass.model.spec.max_positions - 1
+        last = Probe(engine).model.spec.max_positions - 1
         with pytest.raises(InvalidRequestError, match="the last token would have"):
             await engine.generate(
                 prompt, GREEDY, step_inputs={"rope_positions": np.full((2, 3), last)}

@@ -20,6 +20,7 @@ from src.core.thinking import Thinking
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.worker import Worker
 from tests.support.engines import assert_idle, random_prompts, small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -114,18 +115,16 @@ async def run(engine: AsyncEngine) -> dict[Place, int]:
 
 
 async def forgets(engine: AsyncEngine, ended: Sequence[int] = ()) -> None:
-    assert engine._parts is not None
-    worker = engine._parts.worker
+    worker = Probe(engine).worker
     worker.forget(ended)
     await asyncio.wrap_future(worker.call(lambda: None))
-    assert worker._row_owners.num_known == 0
-    assert worker._grammars.num_held == 0
+    assert Probe(engine).row_owners.num_known == 0
+    assert Probe(engine).num_grammars == 0
 
 
 async def replay(engine: AsyncEngine, messages: Sequence[StepMessage]) -> list[StepResult]:
     """What a worker that knows nothing makes of them, one after the other."""
-    assert engine._parts is not None
-    worker, compiler = engine._parts.worker, engine._parts.grammars
+    worker, compiler = Probe(engine).worker, Probe(engine).parts.grammars
     results = []
     for message in messages:
         for request in message.admitted:
@@ -136,7 +135,7 @@ async def replay(engine: AsyncEngine, messages: Sequence[StepMessage]) -> list[S
             if request.thinking is not None:
                 thinking = request.params.thinking
                 assert thinking is not None
-                guides = engine._parts.builder._guides
+                guides = Probe(engine).parts.builder._guides
                 worker.hold_thinking(request.thinking, await guides.guide(thinking, ""))
         arrived = asyncio.Event()
         step = worker.launch(message, arrived.set)
@@ -236,11 +235,10 @@ async def test_a_handle_that_nobody_holds_fails_its_request_alone(
         for message in messages
     ]
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
-        assert engine._parts is not None
         results = []
         for message in strip:
             arrived = asyncio.Event()
-            step = engine._parts.worker.launch(message, arrived.set)
+            step = Probe(engine).worker.launch(message, arrived.set)
             await arrived.wait()
             results.append(result_of(step))
     refused = [entry for result in results for entry in result.refused]

@@ -22,6 +22,7 @@ from src.ops.cpu.levels import LEVELS
 from src.ops.projection import Projection
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
+from tests.support.probe import Probe
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -120,14 +121,13 @@ async def test_answers_are_those_of_the_reference(
         async with AsyncEngine.open(config) as engine:
             # In the background, steps go on while weights move.
             meanwhile = asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
-            parts = engine._parts
-            assert parts is not None
+            parts = Probe(engine).parts
             assert parts.compilation is not None
             await asyncio.to_thread(parts.compilation.join)
             assert [len(result.token_ids) for result in await meanwhile] == [12] * 5
             assert engine.stats.compiled
             results = await asyncio.gather(*(engine.generate(p, SCORED) for p in prompts))
-            model = parts.worker._forward_pass.model
+            model = Probe(engine).model
             assert set(dims(model)) == {3}
     assert "weights laid out in strips" in caplog.text
     reference = load_reference(directory, torch.float32)
@@ -154,9 +154,7 @@ async def test_a_head_that_only_the_weights_tell_from_the_embedding_stays_in_row
     async with AsyncEngine.open(config) as engine:
         assert engine.stats.compiled
         result = await engine.generate([5, 17, 3], GREEDY)
-        parts = engine._parts
-        assert parts is not None
-        model = parts.worker._forward_pass.model
+        model = Probe(engine).model
         assert model.weights["head"] is not model.weights["embedding"]
         assert dims(model) == [3] * 8 + [2]
     assert len(result.token_ids) == 12
@@ -173,8 +171,6 @@ async def test_kernels_that_turn_out_to_gain_nothing_leave_rows(
     async with AsyncEngine.open(config) as engine:
         assert not engine.stats.compiled
         result = await engine.generate([5, 17, 3], GREEDY)
-        parts = engine._parts
-        assert parts is not None
-        assert set(dims(parts.worker._forward_pass.model)) == {2}
+        assert set(dims(Probe(engine).model)) == {2}
     assert len(result.token_ids) == 12
     assert "goes on uncompiled: it is compiled for weights in strips" in caplog.text

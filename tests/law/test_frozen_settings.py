@@ -85,6 +85,7 @@ FROZEN = [
     "observability.trace_content_chars",
     "observability.trace_steps",
     "observability.trace_token_events",
+    "plugins.enabled",
     "scheduler.max_bypasses",
     "scheduler.max_mixed_prefill_tokens",
     "scheduler.max_num_batched_tokens",

@@ -54,6 +54,7 @@ SHELL = {
     "llm",
     "background_tasks",
     "own_loop",
+    "plugins",
     "requests",
     "sizing",
     "telemetry",

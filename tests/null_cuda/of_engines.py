@@ -30,6 +30,7 @@ from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
 from tests.support.no_waiting import watch_on_cuda
+from tests.support.probe import Probe
 
 pytestmark = pytest.mark.anyio
 
@@ -87,8 +88,7 @@ def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def stats_of(engine: AsyncEngine) -> GraphStats:
-    assert engine._parts is not None
-    return engine._parts.worker.graph_stats
+    return Probe(engine).code.graph_stats
 
 
 async def ask(engine: AsyncEngine, source: random.Random) -> None:
@@ -122,10 +122,9 @@ async def test_no_step_waits_and_nothing_is_refused(
     source = random.Random(f"{code}{graphs}")
     async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
         await ask(engine, source)
-        assert engine._parts is not None
-        if engine._parts.compilation is not None:
+        if Probe(engine).parts.compilation is not None:
             # And have it captured, where that comes after it.
-            await asyncio.to_thread(engine._parts.compilation.join)
+            await asyncio.to_thread(Probe(engine).parts.compilation.join)
         seen = watch_on_cuda(monkeypatch)
         await ask(engine, source)
         stats = stats_of(engine)
@@ -215,8 +214,7 @@ async def test_engines_at_once_have_streams_of_their_own(checkpoint: Path) -> No
     """Also behind one that was closed; what one of them captures the others do not meet."""
 
     def stream_of(engine: AsyncEngine) -> int:
-        assert engine._parts is not None
-        stream: int = engine._parts.worker._device._stream.cuda_stream
+        stream: int = Probe(engine).worker._device._stream.cuda_stream
         return stream
 
     config = small_config(checkpoint, **CUDA)
@@ -246,8 +244,7 @@ async def test_engines_that_follow_one_another_leave_nothing(
         }
         async with AsyncEngine.open(small_config(checkpoint, **(CUDA | changes))) as engine:
             await engine.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))
-            assert engine._parts is not None
-            kv_bytes = engine._parts.kv_plan.total_bytes
+            kv_bytes = Probe(engine).parts.kv_plan.total_bytes
             before = torch.cuda.mem_get_info()[0]
             given_up = asyncio.create_task(
                 engine.generate([5, 6, 8], SamplingParams(max_tokens=500))

@@ -17,6 +17,7 @@ from src.core.outputs import FinishReason, GenerationResult
 from src.observability.metrics import token_buckets
 from tests.engine.loop_harness import Harness, answered, read
 from tests.support.engines import small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -187,7 +188,7 @@ async def test_gauges_say_what_the_engine_is(served: Any) -> None:
         state: own(samples, "kv_bytes", group="0", state=state)
         for state in ("held", "cached", "free")
     }
-    plan = engine._parts.kv_plan
+    plan = Probe(engine).parts.kv_plan
     assert held["held"] == 0
     assert held["cached"] > 0
     assert sum(held.values()) == plan.total_bytes

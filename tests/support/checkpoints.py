@@ -173,6 +173,7 @@ _ROPES_OF: dict[str, tuple[str, ...]] = {
     "phi3": ("default", "longrope"),
     "cohere": ("default", "llama3"),
     "cohere2": ("default",),
+    "deepseekv2": ("default", "yarn"),
     "exaone4": ("default", "llama3"),
     "glm": ("default", "dynamic", "longrope"),
     "glm4": ("default",),

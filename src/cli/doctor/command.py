@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from src.cli.doctor import kernels, machine, software
+from src.cli.doctor import kernels, machine, plugins, software
 from src.cli.doctor.finding import Finding, run_check
 from src.cli.options import Commands, config_of
 from src.cli.options import add_command as add
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "python": software.python,
         "packages": software.packages,
+        "plugins": partial(plugins.installed, config),
         "torch": kernels.torch,
         "compiler": kernels.compiler,
         "kernels": kernels.cpu_kernels,

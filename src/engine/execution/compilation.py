@@ -29,8 +29,9 @@ from src.compile import (
 from src.compile.job import flatten, is_tensor, repeats
 from src.core.errors import forget_locals
 from src.core.start_timeline import StartTimeline
+from src.engine.execution.code_host import MOST_WARM_UP_TOKENS
 from src.engine.execution.forward_pass import Code
-from src.engine.execution.worker import MOST_WARM_UP_TOKENS, Worker
+from src.engine.execution.worker import Worker
 from src.models import Call, Model
 from src.models.model import Variant
 from src.models.program import run_chain
@@ -161,7 +162,7 @@ class ProgramCompilation:
             forget_locals(error)
         else:
             self._timeline.end("compile")
-            logger.info("compiled in %.1f s", worker.compile_seconds)
+            logger.info("compiled in %.1f s", worker.code.compile_seconds)
 
     def begin_just_in_time(self, model: Model) -> None:
         """Compile in a thread, by calls on ``model``. Its weights may be uninitialized.
@@ -247,11 +248,11 @@ class ProgramCompilation:
         codes = []
         for number, jobs in enumerate(self._jobs_of_calls):
             functions = [loaded[job] for job in jobs]
-            codes.append(Code(functions, worker.compiled_step(caller, functions, number)))
+            codes.append(Code(functions, worker.code.compiled_step(caller, functions, number)))
         code = Code.of_variants(codes)
         if self._closed.is_set():
             raise CompilationClosedError("closed while loading compiled code")
-        worker.swap_in(code, time.monotonic() - self._started)
+        worker.code.swap_in(code, time.monotonic() - self._started)
 
     def _lay_out(self, worker: Worker, matrices: Iterator[None]) -> None:
         """Lay out the matrices on the device thread, one between any two steps."""
@@ -285,7 +286,7 @@ class ProgramCompilation:
         compiled, seconds = regions.result()
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
-        worker.swap_in(Code.of_variants([Code(functions) for functions in compiled]), seconds)
+        worker.code.swap_in(Code.of_variants([Code(functions) for functions in compiled]), seconds)
 
     def _compiled(self, model: Model) -> list[list[CompiledFunction]]:
         """Per variant of the program the function of each call; calls that are alike share one."""

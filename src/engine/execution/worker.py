@@ -19,17 +19,16 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from src.compile import LoadedFunction
-from src.compile.graphs import CaptureBackend, PaddingLadder
-from src.core.collector import thaw_collector
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.step_message import StepMessage
 from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
-from src.engine.execution.forward_pass import Code, ForwardPass, WorkerClosedError
-from src.engine.execution.graphs import GraphPool, GraphStats
+from src.engine.execution.code_host import CodeHost
+from src.engine.execution.forward_pass import Code, ForwardPass
+from src.engine.execution.graphs import GraphPool
 from src.engine.execution.held_adapters import HeldAdapters
+from src.engine.execution.idle_work import IdleWork
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
@@ -37,7 +36,6 @@ from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.execution.step_results import StepResults
-from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS, warm_up_tokens
 from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
@@ -46,22 +44,13 @@ from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
 from src.ops.cpu.build import is_building, is_compiling, kernel_library
 from src.ops.cpu.calls import use_threads
-from src.ops.cpu.compiled import Caller
 from src.ops.cpu.places import Places
-from src.ops.cpu.step import CompiledStep
 from src.ops.declaration import Backend
 from src.text.thinking import ThinkingGuide
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# More than one, so that the compiler takes no size for a constant. Few, since every start pays.
-_WARM_UP_TOKENS = 8
-MOST_WARM_UP_TOKENS = max(_WARM_UP_TOKENS, *KERNEL_WARM_UP_TOKENS)
-"""The most tokens of a warm-up step, unless a step may have more."""
-# Seconds without a step after which the device thread does idle work.
-_IDLE_SECONDS = 0.05
 
 
 class DeviceLostError(EngineDeadError):
@@ -81,6 +70,13 @@ class Worker:
         Threads that kernels compute with on the host.
     attention
         See :class:`ForwardPass`.
+
+    Attributes
+    ----------
+    code
+        Gives steps their code.
+    idle
+        What is done between steps.
     """
 
     def __init__(
@@ -102,7 +98,7 @@ class Worker:
             logger.info("attention: %s computes group %d, %d layers", owner.name, number, layers)
         for reason in self._forward_pass.passed_over:
             logger.info("attention: %s", reason)
-        self._memory = PagePrefault(kv_cache) if device.is_host else None
+        self._memory = memory = PagePrefault(kv_cache) if device.is_host else None
         self._rows = rows
         self._sampler = sampler
         vocab_size = model.spec.vocab_size
@@ -113,21 +109,35 @@ class Worker:
         self._computer = StepComputer(
             self._forward_pass, code, rows, sampler, self._grammars, unscored
         )
-        self._num_threads = num_threads
+        self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
-        self.compiled = False
-        # Seconds that compilation took; 0 before it has ended.
-        self.compile_seconds = 0.0
         self._closing = False
-        # Counted on the event loop: all launched steps, and those whose result has not arrived.
-        self._num_launched = 0
-        self._num_outstanding = 0
-        self._awaits_pause = False
         self._arrivals = StepResults(self._arrive)
         # Keeps the device thread off the loop's CPU; set on the host once kernels are built.
         self._places: Places | None = None
         self._device_thread = DeviceThread(self._use_threads)
+
+        def run_idle(piece: Callable[[], None]) -> None:
+            with torch.inference_mode(), device.stream():
+                piece()
+
+        # Neither refers to this object, so that a closed worker needs no garbage collector.
+        forward_pass = self._forward_pass
+        self.idle = IdleWork(self._device_thread.post, run_idle)
+        self.code = CodeHost(
+            device,
+            self._device_thread,
+            self._computer,
+            lambda backend, ladder, code: GraphPool(
+                backend, ladder, forward_pass, code, rows, sampler
+            ),
+            self.idle.begin,
+            self._use_threads,
+        )
+        self.idle.add(self.code.next_capture)
+        if memory is not None:
+            self.idle.add(lambda: None if memory.is_complete else memory.take_next)
         # Weights and KV memory were written on other streams than the one of the steps.
         device.synchronize()
 
@@ -135,17 +145,6 @@ class Worker:
     def is_on_cpu(self) -> bool:
         """Whether steps are computed on the host."""
         return self._device.is_host
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of compiled graphs in use. A graph that several layers share counts once."""
-        made = (getattr(each, "artifact", None) for each in self._computer.code.functions)
-        return len({artifact for artifact in made if artifact is not None})
-
-    @property
-    def graph_stats(self) -> GraphStats:
-        """Counters of captured steps."""
-        return GraphStats() if self._computer.graphs is None else self._computer.graphs.stats
 
     def hold_grammar(self, handle: int, grammar: CompiledGrammar) -> None:
         """Keep the grammar of a request that a message will admit; ``handle`` is the request's key.
@@ -180,8 +179,7 @@ class Worker:
             self._grammars.abandon(key)
         in_flight = InFlight(message.plan, StepTimes(launched=time.monotonic()), then)
         self._device_thread.post(partial(self._run, in_flight, message))
-        self._num_launched += 1
-        self._num_outstanding += 1
+        self.idle.step_launched()
         return in_flight
 
     def forget(self, ended: Sequence[int]) -> None:
@@ -201,147 +199,14 @@ class Worker:
         """Run ``function`` on the device thread, behind the launched steps."""
         return self._device_thread.call(function)
 
-    def swap_in(self, code: Code, seconds: float | None = None) -> None:
-        """Try compiled code on padding, then use it from the next step on.
-
-        Blocks. Call it on a separate thread while steps go on with the previous code. The padding
-        writes neither KV memory nor rows, so it disturbs no step. Code that is compiled at its
-        first call is compiled here.
-
-        Parameters
-        ----------
-        seconds
-            Seconds that its compilation took before this call.
-        """
-        # Code that is compiled here is made for the calling thread's number of threads.
-        self._use_threads()
-        started = time.monotonic()
-        with torch.inference_mode():
-            self._computer.try_out(code, _WARM_UP_TOKENS)
-        self._device.synchronize()
-        assert self._computer.graphs is None, "graphs were captured of other code"
-        self._computer.code = code
-        self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
-        self.compiled = True
-
-    def warm_up(self, most_tokens: int) -> None:
-        """Compile every kernel that a request's step of ``most_tokens`` may launch. Blocks."""
-        sizes = warm_up_tokens(self._forward_pass.model, most_tokens)
-
-        def run() -> None:
-            with torch.inference_mode(), self._device.stream():
-                for num_tokens in sizes:
-                    self._computer.warm_up(num_tokens)
-            self._device.synchronize()
-
-        self._device_thread.call(run).result()
-
-    def compiled_step(
-        self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0
-    ) -> CompiledStep | None:
-        """A step in one call; ``None`` if the kernel library does not support the program."""
-        return self._computer.compiled_step(caller, functions, variant)
-
-    def _use_threads(self) -> None:
-        """Set the calling thread's number of compute threads to that of a step.
-
-        With the CPU kernels torch uses one thread. It computes too little between them for a team,
-        whose threads spin while they wait, and so take the event loop's CPU. It also uses one while
-        compilers run. Otherwise torch computes everything, with all threads.
-        """
-        has_kernels = kernel_library() is not None or is_compiling()
-        torch.set_num_threads(1 if has_kernels else self._num_threads)
-        use_threads(self._num_threads)
-
-    def capture_graphs(
-        self, backend: CaptureBackend, ladder: PaddingLadder, *, everything: bool
-    ) -> None:
-        """Capture steps of the code in use, and replay them from the next step on. Blocks.
-
-        Without ``everything`` only the shapes of small batches are captured now, between two steps,
-        and the others one by one while the engine is idle. No other code may be swapped in after
-        this.
-
-        Raises
-        ------
-        WorkerClosedError
-            The worker was closed meanwhile.
-        """
-
-        def begin() -> None:
-            code = self._computer.code
-            # The pool's buffers are zeroed on the stream on which graphs read them.
-            with torch.inference_mode(), self._device.stream():
-                graphs = GraphPool(
-                    backend, ladder, self._forward_pass, code, self._rows, self._sampler
-                )
-                if everything:
-                    graphs.capture_all()
-                else:
-                    graphs.capture_first()
-            self._computer.graphs = graphs
-            self.use_pauses()
-
-        try:
-            begun = self._device_thread.call(begin)
-        except RuntimeError:
-            raise WorkerClosedError("the worker was closed") from None
-        begun.result()
-
-    def use_pauses(self) -> None:
-        """Begin the idle work. It stops when a step comes, and goes on when the engine is idle.
-
-        Idle work is capturing the remaining steps, or touching pages of KV memory.
-        """
-        if self._pause_work() is not None:
-            # A worker that is closed at this moment accepts no more work.
-            with contextlib.suppress(RuntimeError):
-                self._device_thread.post(self._use_pause)
-
-    def _pause_work(self) -> Callable[[], None] | None:
-        """The next piece of idle work; ``None`` if there is none, or if a step is outstanding."""
-        # A closed worker has released everything that the work needs.
-        if self._closing or self._num_outstanding > 0:
-            return None
-        graphs = self._computer.graphs
-        if graphs is not None and not graphs.is_complete:
-            return graphs.capture_next
-        memory = self._memory
-        if memory is not None and not memory.is_complete:
-            return memory.take_next
-        return None
-
-    def _use_pause(self) -> None:
-        """On the device thread: do one piece of idle work and queue the next."""
-        work = self._pause_work()
-        if work is not None:
-            with torch.inference_mode(), self._device.stream():
-                work()
-            self.use_pauses()
-
     def _arrive(self, arrival: tuple[InFlight, StepResult | Exception]) -> None:
         """On the event loop: hand over a step's outcome, and watch for an idle time."""
         in_flight, outcome = arrival
-        self._num_outstanding -= 1
+        self.idle.step_arrived()
         try:
             in_flight.arrive(outcome)
         finally:
-            self._await_pause()
-
-    def _await_pause(self) -> None:
-        if not self._awaits_pause and self._pause_work() is not None:
-            self._awaits_pause = True
-            loop = asyncio.get_running_loop()
-            loop.call_later(_IDLE_SECONDS, self._look_for_pause, self._num_launched)
-
-    def _look_for_pause(self, num_launched: int) -> None:
-        """Begin idle work, unless more than ``num_launched`` steps have been launched by now."""
-        self._awaits_pause = False
-        # No outstanding step at this moment is not enough: that is so between any two steps.
-        if self._num_launched == num_launched:
-            self.use_pauses()
-        else:
-            self._await_pause()
+            self.idle.await_pause()
 
     def close(self) -> None:
         """Let the launched steps end, stop the threads, and release the model. Blocks.
@@ -352,6 +217,7 @@ class Worker:
         if self._closing:
             return
         self._closing = True
+        self.idle.close()
         try:
             self._device_thread.close()
             self._device.close()
@@ -359,9 +225,7 @@ class Worker:
             self._grammars.close()
             self._forward_pass.stop()
         finally:
-            if self._computer.graphs is not None:
-                self._computer.graphs = None
-                thaw_collector()
+            self.code.close()
             del self._computer, self._forward_pass, self._memory
             del self._row_owners, self._rows, self._sampler
             # It stays, because adapters may be loaded and leave at this moment.
@@ -479,3 +343,15 @@ class Worker:
             lost.__cause__ = error
             error = lost
         self._arrivals.post((in_flight, error))
+
+
+def _use_threads(num_threads: int) -> None:
+    """Set the calling thread's number of compute threads to that of a step.
+
+    With the CPU kernels torch uses one thread. It computes too little between them for a team,
+    whose threads spin while they wait, and so take the event loop's CPU. It also uses one while
+    compilers run. Otherwise torch computes everything, with all threads.
+    """
+    has_kernels = kernel_library() is not None or is_compiling()
+    torch.set_num_threads(1 if has_kernels else num_threads)
+    use_threads(num_threads)

@@ -18,6 +18,7 @@ from src.core.adapter import Adapter
 from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
+from src.core.logits_processors import Declared, check_processors
 from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
@@ -126,8 +127,10 @@ class RequestBuilder:
         model_end_token_ids: Sequence[int],
         grammars: GrammarCompiler,
         limits: LimitsSection,
+        processors: Mapping[str, Declared] | None = None,
     ) -> None:
         self._limits = limits
+        self._processors = processors or {}
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._info = info
@@ -150,6 +153,8 @@ class RequestBuilder:
         """
         params.validate(vocab_size=self._info.vocab_size)
         check_limits(params, self._limits)
+        if params.logits_processors:
+            check_processors(params.logits_processors, self._processors, self._info.vocab_size)
         _check_rest(
             options.get("priority", 0), options.get("timeout"), options.get("cache_salt", "")
         )

@@ -84,8 +84,9 @@ class Sampler:
     """Applies every sampling parameter, in a fixed order, and draws.
 
     The order: raw log-probabilities; the grammar's masks; allowed_token_ids; bad_words; min_tokens;
-    logit_bias; repetition, frequency and presence penalties; tokens that must come; temperature;
-    top_n_sigma; min_p; top_k; typical_p; top_p; Gumbel-max. See docs/sampling.md.
+    logit_bias; repetition, frequency and presence penalties; logits processors; tokens that must
+    come; temperature; top_n_sigma; min_p; top_k; typical_p; top_p; Gumbel-max. See
+    docs/sampling.md.
 
     Nothing is carried from one call to the next but what the state's rows hold, so a row's token is
     a function of its logits, its tokens, its parameters and its position.
@@ -190,6 +191,9 @@ class Sampler:
         if selection.penalties:
             longest = max(batch.positions[entry] for entry in selection.penalized)
             penalize(logits, selection.penalties, positions_s, tokens, longest)
+        for group in selection.processed:
+            assert is_sound is not None, "processors change logits"
+            group.apply(logits, batch.positions, positions_s, tokens, is_sound)
         if batch.forced and batch.mask is not None:
             forced_s = upload(batch.forced, torch.int64, self.state.device)
             logits.index_copy_(0, forced_s, batch.mask.index_select(0, forced_s))

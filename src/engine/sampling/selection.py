@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import BadSequences, Penalties
+from src.engine.sampling.processors import ProcessorGroup
 from src.engine.sampling.state import (
     FREQUENCY,
     PRESENCE,
@@ -57,6 +58,8 @@ class Selection:
         Changes that some entries ask for; ``None`` or empty if none does.
     penalized
         Entries with penalties, on the host.
+    processed
+        Logits processors and their rows, in the order in which they are applied.
     end_bans
         (entry, first position at which end tokens may be chosen, their ids on the device).
     scored, top_counts
@@ -94,11 +97,12 @@ class Selection:
         self._end_ban: EntryIds | None = None
         self.penalized = [entry for entry, row in enumerate(params) if row.penalizes]
         self.penalties = self._penalties(params, rows_s, floats)
+        self.processed = self._processed(params, rows)
         self.truncated = self._truncated(params, floats, ints)
         self.changes_logits = any(
             part is not None
             for part in (self.allowed, self.banned, self.bias, self.bad_sequences, self.penalties)
-        ) or bool(self.truncated)
+        ) or bool(self.truncated or self.processed)
 
         self.scored = [entry for entry, row in enumerate(params) if row.logprobs is not None]
         self.top_counts = [params[entry].logprobs or 0 for entry in self.scored]
@@ -180,6 +184,26 @@ class Selection:
             repetition=repetition,
             counts_output=any(params[entry].counts_output for entry in self.penalized),
         )
+
+    def _processed(self, params: list[RowParams], rows: Sequence[int]) -> list[ProcessorGroup]:
+        """Batches per processor; a row that names several gets them in the order of its request."""
+        groups: list[ProcessorGroup] = []
+        for turn in range(max(len(row.processors) for row in params) if params else 0):
+            asking: dict[str, list[int]] = {}
+            for entry, row in enumerate(params):
+                if turn < len(row.processors):
+                    asking.setdefault(row.processors[turn][0].name, []).append(entry)
+            for entries in asking.values():
+                named = [params[entry].processors[turn] for entry in entries]
+                # [3, n] int64: what ProcessorGroup names
+                packed = self._upload(
+                    entries
+                    + [rows[entry] for entry in entries]
+                    + [params[entry].prompt_len for entry in entries]
+                ).view(3, -1)
+                arguments = [given for _, given in named]
+                groups.append(ProcessorGroup(named[0][0], arguments, entries, *packed))
+        return groups
 
     def _truncated(
         self, params: list[RowParams], floats: Tensor, ints: Tensor

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from src.core.logits_processors import typed_arguments
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
 from src.engine.devices import transfer
 from src.engine.devices.transfer import upload
 from src.engine.sampling.logits import BadWords
 from src.engine.sampling.per_params import PerParams
+from src.engine.sampling.processors import LogitsProcessor, Processors
 from src.engine.sampling.truncation import OFF, numbers_of
 
 # Columns of the device tables.
@@ -47,6 +50,8 @@ class RowParams:
         of one token.
     bad_words
         Bad words of two tokens or more, on the device.
+    processors
+        Logits processors and their arguments, in the request's order.
     logprobs
         Number of likeliest tokens to report beside the chosen one; ``None``: no report.
     """
@@ -66,6 +71,7 @@ class RowParams:
     bias_ids: Tensor | None
     bias_values: Tensor | None
     bad_words: BadWords | None
+    processors: Sequence[tuple[LogitsProcessor[Any], Any]]
     logprobs: int | None
 
     @property
@@ -87,6 +93,7 @@ class RowParams:
             not truncates
             and not self.penalizes
             and self.bad_words is None
+            and not self.processors
             and self.logprobs is None
             and all(each is None for each in ids)
         )
@@ -104,9 +111,17 @@ class SamplingState:
         Number of rows, ``max_num_seqs``.
     vocab_size
         Width of the logits.
+    processors
+        The logits processors that requests may name.
     """
 
-    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        processors: Processors | None = None,
+    ) -> None:
         self.device = device
         self.vocab_size = vocab_size
         self._params: list[RowParams | None] = [None] * max_num_rows
@@ -116,6 +131,8 @@ class SamplingState:
         self._allowed_ids = PerParams(lambda params: self._ids(params.allowed_token_ids or ()))
         # Cached, because there may be thousands of tokens, which all completions of a prompt share.
         self._bad_words = PerParams(self._resolve_bad_words)
+        self._known_processors = processors or {}
+        self._processors = PerParams(self._resolve_processors)
         self._version = 0
         # [max_num_rows + 1, F] float64: row -> the columns named above; padding is greedy
         self._floats = torch.full(
@@ -232,6 +249,7 @@ class SamplingState:
             bias_ids=self._ids(bias),
             bias_values=self._values(bias.values()),
             bad_words=longer,
+            processors=self._processors(params) if params.logits_processors else (),
             logprobs=params.logprobs,
         )
 
@@ -239,6 +257,12 @@ class SamplingState:
         # A model may have end tokens that are outside of its logits.
         inside = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
         return upload(inside, torch.int64, self.device) if inside else None
+
+    def _resolve_processors(
+        self, params: SamplingParams
+    ) -> Sequence[tuple[LogitsProcessor[Any], Any]]:
+        named = [(self._known_processors[call.name], call) for call in params.logits_processors]
+        return [(processor, typed_arguments(call, processor)) for processor, call in named]
 
     def _resolve_bad_words(
         self, params: SamplingParams, given: Sequence[tuple[int, ...]]

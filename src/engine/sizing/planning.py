@@ -13,6 +13,7 @@ from torch import Tensor
 
 from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
+from src.engine.plugins import use_plugins
 from src.engine.sizing.advice import advise
 from src.engine.sizing.answer import DeviceFacts, ModelPlan
 from src.engine.sizing.attempt import Attempt, Setup
@@ -59,6 +60,7 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
         There is no such model, or its configuration cannot be served; the message says why.
     """
     config = _asked(config, question)
+    use_plugins(config, "meta")
     path = resolve_model(config.model.path, config.model.revision, weights=False)
     with _one_error(path):
         implementation = choose_implementation(path, config.model.implementation)
@@ -82,6 +84,7 @@ def outline_of(config: Config) -> ServedModel:
     ModelLoadError
         There is no such model, its configuration cannot be served, or no native family serves it.
     """
+    use_plugins(config, "meta")
     path = resolve_model(config.model.path, config.model.revision, weights=False)
     with _one_error(path):
         return Setup(

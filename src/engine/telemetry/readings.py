@@ -37,7 +37,7 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
     scheduler, worker = parts.scheduler, parts.worker
     stats, size = scheduler.stats, parts.kv_plan.bytes_per_block
     held, cached, free = scheduler.block_counts
-    graphs = worker.graph_stats
+    graphs = worker.code.graph_stats
     return Readings(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting,
@@ -52,8 +52,8 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
         shortages=stats.shortages,
         yields=stats.yields,
         tenants=scheduler.tenants(_MAX_TENANTS),
-        compiled_graphs=worker.num_graphs,
-        compile_seconds=worker.compile_seconds,
+        compiled_graphs=worker.code.num_graphs,
+        compile_seconds=worker.code.compile_seconds,
         graph_steps=dict(graphs.steps),
         graph_tokens=graphs.tokens,
         graph_padding_tokens=graphs.padding_tokens,

@@ -32,7 +32,7 @@ _SAME: Final = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-_LISTS: Final = ("allowed_token_ids", "bad_words", "stop_token_ids")
+_LISTS: Final = ("allowed_token_ids", "bad_words", "stop_token_ids", "logits_processors")
 
 
 def sampling_params(

@@ -10,8 +10,10 @@ from msgspec import Meta
 from src.core.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGITS_PROCESSORS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    LogitsProcessorCall,
 )
 from src.http.protocol.sampler import with_sampler_fields
 from src.http.protocol.structured import ResponseFormat, StructuredOutputs
@@ -29,7 +31,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "grammar": ("",),
     "json_schema": (),
     "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
     "modalities": ([], ["text"]),
     "prompt_embeds": (),
     "regex": (),
@@ -50,7 +51,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     grammar: Any = None
     json_schema: Any = None
     length_penalty: Any = None
-    logits_processors: Any = None
     modalities: Any = None
     prompt_embeds: Any = None
     regex: Any = None
@@ -134,5 +134,9 @@ class GenerationRequest(_Sampled, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
-    # Ours: seconds after which the request ends with what it has.
+    # Ours: what plugins bring, by name, in the order in which it is applied.
+    logits_processors: (
+        Annotated[list[LogitsProcessorCall], Meta(max_length=MAX_LOGITS_PROCESSORS)] | None
+    ) = None
+    # Seconds after which the request ends with what it has.
     timeout: Annotated[float, Meta(gt=0)] | None = None

@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 from src.text.reasoning import REASONING_SYNTAXES, ReasoningSyntax
 from src.text.source import shows
 from src.text.tool_calls.syntax import Syntax
 from src.text.tool_calls.syntaxes import SYNTAXES
+
+S = TypeVar("S", Syntax, ReasoningSyntax)
+
+
+def add_tool_call_syntax(syntax: Syntax) -> None:
+    """Read calls in a syntax that is not of this package, in this process.
+
+    ``auto`` looks for it before those of this package.
+
+    Raises
+    ------
+    ValueError
+        Another one has its name.
+    """
+    _add_first(SYNTAXES, syntax)
+    tool_call_syntax.cache_clear()
+
+
+def add_reasoning_syntax(syntax: ReasoningSyntax) -> None:
+    """The same of how reasoning is marked."""
+    _add_first(REASONING_SYNTAXES, syntax)
+    reasoning_syntax.cache_clear()
+
+
+def _add_first(known: dict[str, S], syntax: S) -> None:
+    name = syntax.name
+    if not name or name in ("auto", "none"):
+        raise ValueError(f"{name!r} cannot be the name of a syntax")
+    if known.get(name, syntax) is not syntax:
+        raise ValueError(f"there is a syntax {name!r} already")
+    if name in known:
+        return
+    others = dict(known)
+    known.clear()
+    known.update({name: syntax, **others})
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from src.text.tool_calls.json_calls import (
@@ -24,7 +23,7 @@ from src.text.tool_calls.tagged_calls import (
     OPENAI,
 )
 
-SYNTAXES: Final[Mapping[str, Syntax]] = {
+SYNTAXES: Final[dict[str, Syntax]] = {
     syntax.name: syntax
     for syntax in (
         MISTRAL,

@@ -22,10 +22,11 @@ from src.compile.graphs import GraphShape, PaddingLadder
 from src.core.structured_output import StructuredOutput
 from src.engine import startup
 from src.engine.devices.host import HostDevice
-from src.engine.execution import worker
+from src.engine.execution import idle_work
 from src.engine.execution.graphs import GraphPool, GraphStats
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
+from tests.support.probe import Probe
 
 pytestmark = pytest.mark.anyio
 
@@ -67,9 +68,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def stats_of(engine: AsyncEngine) -> GraphStats:
-    parts = engine._parts
-    assert parts is not None
-    return parts.worker.graph_stats
+    return Probe(engine).code.graph_stats
 
 
 async def generate(engine: AsyncEngine, prompts: list[Any], params: list[Any]) -> list[Any]:
@@ -211,7 +210,7 @@ async def test_a_step_is_not_kept_waiting_by_captures(
     checkpoint: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than a machine stands still.
-    monkeypatch.setattr(worker, "_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(idle_work, "_IDLE_SECONDS", 0.5)
     install(FakeCapture())
     config = small_config(checkpoint, **CAPTURED | {"compile__cuda_graphs": "background"})
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -319,9 +318,7 @@ async def test_a_tensor_that_is_replaced_is_found(checkpoint: Path, install: Ins
     install(FakeCapture())
     async with AsyncEngine.open(small_config(checkpoint, **CAPTURED)) as engine:
         await engine.generate([5], GREEDY)
-        parts = engine._parts
-        assert parts is not None
-        cache = parts.worker._forward_pass.kv_cache
+        cache = Probe(engine).kv_cache
         cache.layers[1]["keys"] = torch.zeros_like(cache.layers[1]["keys"])
         with pytest.raises(Exception, match="a step of this request failed") as failure:
             await engine.generate([5], GREEDY)

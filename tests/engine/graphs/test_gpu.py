@@ -20,6 +20,7 @@ from src.engine import startup
 from src.engine.execution.graphs import DecodeGraph, GraphStats, MixedGraph
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.no_waiting import watch_on_cuda
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -44,9 +45,7 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stats_of(engine: AsyncEngine) -> GraphStats:
-    parts = engine._parts
-    assert parts is not None
-    return parts.worker.graph_stats
+    return Probe(engine).code.graph_stats
 
 
 @pytest.mark.parametrize("startup_mode", ["off", "wait"])

@@ -13,6 +13,7 @@ from src.core.request import Request
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler, SamplingState
+from src.engine.sampling.processors import Processors
 
 CPU = torch.device("cpu")
 
@@ -59,8 +60,14 @@ def sequence(
 class Bench:
     """A sampler with its rows and token buffer; unwritten places of the buffer are poison."""
 
-    def __init__(self, vocab_size: int, num_rows: int = 8, max_model_len: int = 64) -> None:
-        self.state = SamplingState(num_rows, vocab_size, CPU)
+    def __init__(
+        self,
+        vocab_size: int,
+        num_rows: int = 8,
+        max_model_len: int = 64,
+        processors: Processors | None = None,
+    ) -> None:
+        self.state = SamplingState(num_rows, vocab_size, CPU, processors)
         self.sampler = Sampler(self.state)
         self.tokens = torch.full((num_rows, max_model_len), -1, dtype=torch.int32)
         self.held: dict[int, Owner] = {}

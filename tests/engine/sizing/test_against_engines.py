@@ -29,6 +29,7 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
 from tests.support.gguf_files import Type, write_gguf
+from tests.support.probe import Probe
 from tests.support.quantized import awq, write_quantized
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -66,8 +67,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Config]:
 
 def taken_by(engine: AsyncEngine) -> tuple[int, int]:
     """Bytes of the tensors of weights, and of keys and values."""
-    parts = engine._parts
-    assert parts is not None
+    parts = Probe(engine).parts
     forward = parts.worker._forward_pass
     weights = {id(one): one.nbytes for one in forward.model.parameters().values()}
     return sum(weights.values()), sum(one.nbytes for one in forward.kv_cache.memory)
@@ -164,8 +164,7 @@ async def test_recurrent_states_are_planned_too(tmp_path: Path) -> None:
     planned = plan_model(config, Question()).memory.kv
     assert planned is not None
     async with AsyncEngine.open(config) as engine:
-        parts = engine._parts
-        assert parts is not None
+        parts = Probe(engine).parts
         states = parts.kv_plan.states
         assert states is not None
         assert (

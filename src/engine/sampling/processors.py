@@ -1,0 +1,193 @@
+"""Logits processors: changes of the logits that plugins bring and requests ask for by name.
+
+Nothing is carried from one step to the next. A processor gets the tokens so far of each row, so the
+result does not depend on when a row came, what was preempted, and which step is in flight.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from src.engine.sampling.logits import BANNED
+from src.ops.gumbel_argmax import sound_rows
+
+logger = logging.getLogger(__name__)
+
+# As of penalties: finite logits stay above banned tokens.
+_LARGEST = 9.9999994e29
+
+A = TypeVar("A", bound=msgspec.Struct)
+
+
+class NoArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of a processor that takes none."""
+
+
+class ProcessedRows(Generic[A]):
+    """The rows of one step that ask for a processor, n of them.
+
+    Attributes
+    ----------
+    arguments
+        [n] what each row's request gave, as the processor's type.
+    gathered
+        What `LogitsProcessor.gather` made of them.
+    lengths
+        [n] int64 on the device: tokens of prompt and output so far.
+    prompt_lens
+        [n] int64 on the device: tokens of the prompt.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[A],
+        gathered: Any,
+        rows: Tensor,
+        lengths: Tensor,
+        prompt_lens: Tensor,
+        tokens: Tensor,
+        longest: int,
+    ) -> None:
+        self.arguments = arguments
+        self.gathered = gathered
+        self.lengths = lengths
+        self.prompt_lens = prompt_lens
+        self._rows = rows
+        self._tokens = tokens
+        self._longest = longest
+
+    @functools.cached_property
+    def tokens(self) -> Tensor:
+        """[n, L] int32 on the device: the tokens so far; what is behind a row's length is void."""
+        return self._tokens.index_select(0, self._rows)[:, : self._longest]
+
+
+class LogitsProcessor(Generic[A]):
+    """Changes the logits of the rows that ask for it, all rows of a step at once.
+
+    One object serves a whole engine, on its device thread. A row's result must be a function of
+    that row alone: its logits, its tokens and its arguments. Then the text of a seeded request is
+    the same in any batch.
+
+    Attributes
+    ----------
+    name
+        What requests call it.
+    arguments
+        The type of its arguments: a frozen ``msgspec.Struct``, whose types and bounds are checked
+        before :meth:`check`.
+    """
+
+    name: ClassVar[str]
+    arguments: ClassVar[type[msgspec.Struct]] = NoArguments
+
+    def check(self, arguments: A, vocab_size: int) -> None:
+        """Refuse arguments by a ``ValueError``, whose text the client reads. On the event loop."""
+
+    def gather(self, arguments: Sequence[A], vocab_size: int, device: torch.device) -> Any:
+        """Make what :meth:`apply` needs of the rows' arguments, such as tensors on the device.
+
+        It is called when other rows sample than in the step before, not in each step.
+        """
+
+    def apply(self, logits: Tensor, rows: ProcessedRows[A]) -> None:
+        """Change ``logits`` [n, V] float32 in place, without waiting for the device."""
+        raise NotImplementedError
+
+
+class ProcessorGroup:
+    """The rows of a batch that ask for one processor, kept while the same rows sample.
+
+    Parameters
+    ----------
+    processor, arguments
+        The processor, and for each row what its request gave.
+    entries
+        Of the batch, on the host.
+    entries_s, rows_s, prompt_lens_s
+        [n] int64 on the device: entry in the batch, row, prompt length.
+    """
+
+    def __init__(
+        self,
+        processor: LogitsProcessor[Any],
+        arguments: Sequence[Any],
+        entries: Sequence[int],
+        entries_s: Tensor,
+        rows_s: Tensor,
+        prompt_lens_s: Tensor,
+    ) -> None:
+        self._processor = processor
+        self._arguments = arguments
+        self._entries = entries
+        self._entries_s = entries_s
+        self._rows_s = rows_s
+        self._prompt_lens_s = prompt_lens_s
+        # In a list of its own: None is a value.
+        self._gathered: list[Any] = []
+
+    def apply(
+        self,
+        logits: Tensor,
+        positions: Sequence[int],
+        positions_s: Tensor,
+        tokens: Tensor,
+        is_sound: Tensor,
+    ) -> None:
+        """Let the processor change its rows of ``logits`` [S, V]; tokens that are banned stay so.
+
+        A processor that raises an error ends the requests that asked for it, and no other.
+
+        Parameters
+        ----------
+        positions, positions_s
+            [S] position of the token to be sampled, on the host and on the device.
+        tokens
+            [max_num_rows, max_model_len] int32: (row, position) -> token id.
+        is_sound
+            [S] bool on the device; set to false for rows whose logits are no numbers afterwards.
+        """
+        before = logits.index_select(0, self._entries_s)
+        after = before.clone()
+        rows: ProcessedRows[Any]
+        try:
+            if not self._gathered:
+                arguments, width = self._arguments, logits.shape[1]
+                self._gathered.append(self._processor.gather(arguments, width, logits.device))
+            longest = max(positions[entry] for entry in self._entries)
+            rows = ProcessedRows(
+                self._arguments,
+                self._gathered[0],
+                self._rows_s,
+                positions_s.index_select(0, self._entries_s),
+                self._prompt_lens_s,
+                tokens,
+                longest,
+            )
+            self._processor.apply(after, rows)
+            sound = sound_rows(after)
+        except Exception:
+            logger.exception(
+                "the logits processor %s failed; %d completions that asked for it end",
+                self._processor.name,
+                len(self._entries),
+            )
+            sound = torch.zeros(len(self._entries), dtype=torch.bool, device=logits.device)
+            after = before
+        # A token that was ruled out, by a grammar for example, is never brought back.
+        bounded = torch.where(after == -torch.inf, after, after.clamp(-_LARGEST, _LARGEST))
+        bounded = torch.where(before > BANNED, bounded, before)
+        logits.index_copy_(0, self._entries_s, bounded)
+        both = is_sound.index_select(0, self._entries_s) & sound
+        is_sound.index_copy_(0, self._entries_s, both)
+
+
+Processors = Mapping[str, LogitsProcessor[Any]]
+"""An engine's processors by their names."""

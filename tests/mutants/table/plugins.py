@@ -1,0 +1,81 @@
+"""Of plugins: what is loaded, and logits processors."""
+
+from tests.mutants.mutation import mutations_of
+
+_PROCESSOR_TESTS = ("tests/engine/sampling/test_processors.py",)
+_PLUGIN_TESTS = ("tests/engine/test_plugins.py",)
+
+MUTATIONS = (
+    *mutations_of(
+        "src/engine/sampling/processors.py",
+        _PROCESSOR_TESTS,
+        (
+            "a processor brings back what a grammar has ruled out",
+            "        bounded = torch.where(before > BANNED, bounded, before)\n",
+            "",
+        ),
+        (
+            "a request goes on after its processor failed",
+            "both = is_sound.index_select(0, self._entries_s) & sound",
+            "both = is_sound.index_select(0, self._entries_s)",
+        ),
+        (
+            "a processor that failed keeps what it has written",
+            "            after = before\n",
+            "",
+            "its requests end, and these logits choose nothing",
+        ),
+        ("arguments are gathered in every step", "if not self._gathered:", "if True:"),
+        (
+            "a processor changes the rows of others",
+            "logits.index_copy_(0, self._entries_s, bounded)",
+            "logits[: len(bounded)] = bounded",
+        ),
+        (
+            "tokens are those of the first rows",
+            "self._tokens.index_select(0, self._rows)",
+            "self._tokens[: len(self._rows)]",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/sampling/selection.py",
+        _PROCESSOR_TESTS,
+        (
+            "only the first processor of a request is applied",
+            "range(max(len(row.processors) for row in params) if params else 0)",
+            "range(1)",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/sampling/state.py",
+        _PROCESSOR_TESTS,
+        (
+            "a row whose request names a processor only draws",
+            "            and not self.processors\n",
+            "",
+        ),
+    ),
+    *mutations_of(
+        "src/core/plugins.py",
+        _PLUGIN_TESTS,
+        (
+            "a package that ends the process on import ends it without a name",
+            "except (Exception, SystemExit) as error:",
+            "except Exception as error:",
+        ),
+        (
+            "names of packages are compared letter by letter",
+            'return re.sub(r"[-_.]+", "-", name).lower()',
+            "return name",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/plugins.py",
+        _PLUGIN_TESTS,
+        (
+            "an engine's syntax need not exist",
+            "    check_syntaxes(config.chat)\n",
+            "",
+        ),
+    ),
+)
