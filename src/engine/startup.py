@@ -310,7 +310,7 @@ def _build_parts(
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
-        worker.warm_up()
+        worker.warm_up(config.scheduler.max_num_batched_tokens)
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.use_pauses()
     info = _model_info(config, model, device, memory.max_model_len)
@@ -329,10 +329,12 @@ def _build_parts(
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
+    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits)
+    ends.callback(builder.close)
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
+        builder=builder,
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
