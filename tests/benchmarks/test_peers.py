@@ -266,5 +266,5 @@ def test_onnxruntime_answers_prompts_of_one_length_together(
         "log_id": "x",
         "intra_op_num_threads": 3,
     }
-    (peer,) = chosen(peers("cpu"), ["onnxruntime-genai"])
+    _, peer = chosen(peers("cpu"), ["onnxruntime-genai"])
     assert peer.options == {"weights": "int4"}
