@@ -329,10 +329,12 @@ def _build_parts(
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
+    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits)
+    ends.callback(builder.close)
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
-        builder=RequestBuilder(tokenizer, info, end_ids, grammars, config.limits),
+        builder=builder,
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,

@@ -4,6 +4,8 @@
 [`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
 """
 
+from typing import Any
+
 from src.ops.adapt import ADAPT, NO_SLOT, adapt
 from src.ops.attention_spec import AttentionSpec
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
@@ -19,7 +21,7 @@ from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.routing import Routing, route
 
-OPS: tuple[Op, ...] = (
+OPS: tuple[Op[..., Any], ...] = (
     PAGED_ATTENTION,
     DECODE_SCHEDULE,
     ROTATE_AND_CACHE,

@@ -224,18 +224,28 @@ class Source:
                 return ""
             yield
 
-    def up_to(self, tags: Sequence[str]) -> Steps[str]:
+    @property
+    def looked_ahead(self) -> int:
+        """How many characters the reader that looks ahead has consumed."""
+        return 0 if self._mark is None else self._at - self._mark
+
+    def up_to(self, tags: Sequence[str], limit: int = _NO_LIMIT) -> Steps[str]:
         """Consume what stands before the first of ``tags``, and not the tag; return the tag.
 
-        It is empty where there is none: that is the rest of the text.
+        It is empty where there is none: that is the rest of the text, or its next ``limit``
+        characters.
         """
         sought = _Sought.of(tuple(tags))
-        while True:
+        while limit > 0:
             found, certain = self._find(sought)
-            self._consume(certain)
-            if found or self._ended:
+            end = min(certain, self._at + limit)
+            limit -= end - self._at
+            self._consume(end)
+            if end == certain and (found or self._ended):
                 return found
-            yield
+            if limit > 0:
+                yield
+        return ""
 
     def _find(self, sought: _Sought) -> tuple[str, int]:
         """Return the first of what is sought in the text, and where it stands.

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from src.core.errors import (
     InvalidRequestError,
@@ -37,6 +37,7 @@ from src.core.errors import (
     UnavailableError,
 )
 from src.core.in_turns import InTurns
+from src.core.turn_pool import Job
 from src.text.template_process import Answer, Kind, Request
 from src.text.template_renderer import EndedError, Renderer, not_started
 
@@ -69,23 +70,6 @@ class Budget:
     seconds: float
 
 
-class _Job(NamedTuple):
-    run: Callable[[], Any]
-    future: Future[Any]
-    owner: str = ""
-
-    def do(self) -> None:
-        """Run it, unless nobody waits any more."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            result = self.run()
-        except BaseException as error:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
-
-
 class _Worker:
     """A thread of the pool, and its process."""
 
@@ -94,7 +78,7 @@ class _Worker:
         self.thread: threading.Thread
         # Whether it has taken its first job, or waits for it.
         self.has_begun = False
-        self.inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self.renderer: Renderer | None = None
         # Whose job it does.
         self.owner = ""
@@ -113,8 +97,8 @@ class TemplatePool:
     def __init__(self, *, of_clients: bool = False) -> None:
         self._of_clients = of_clients
         self._lock = threading.Lock()
-        self._light: InTurns[_Job] = InTurns()
-        self._others: InTurns[_Job] = InTurns()
+        self._light: InTurns[Job[Any]] = InTurns()
+        self._others: InTurns[Job[Any]] = InTurns()
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._is_closed = False
@@ -157,7 +141,7 @@ class TemplatePool:
             Too many wait already; the pool is closed.
         """
         is_light = is_short and (not self._of_clients or self._is_quick(source))
-        job = _Job(run, Future(), owner)
+        job = Job(run, owner)
         with self._lock:
             self._check_open()
             for worker in self._idle:
@@ -268,7 +252,7 @@ class TemplatePool:
         finally:
             self._drop(worker)
 
-    def _next(self, worker: _Worker) -> _Job | None:
+    def _next(self, worker: _Worker) -> Job[Any] | None:
         if not worker.has_begun:
             worker.has_begun = True
             return worker.inbox.get()

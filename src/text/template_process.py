@@ -36,6 +36,7 @@ _ANSWER: Final = struct.Struct("<c?d")
 MAX_ANSWER_BYTES: Final = _ANSWER.size + 4 * 16 * 2**20
 """A rendered text of the most characters, each of four bytes."""
 _FD: Final = 0
+_RECEIVE_BYTES: Final = 1 << 16
 _MAX_ERROR_CHARS: Final = 4096
 # A process that has grown by more than this ends after its answer, to give the memory back.
 _GROWTH_BYTES: Final = 64 * 2**20
@@ -148,7 +149,7 @@ def main(memory_bytes: int) -> None:
             return
 
 
-def _answer(templates: _Templates, frame: bytearray) -> Answer:
+def _answer(templates: _Templates, frame: bytes | bytearray) -> Answer:
     from src.core.errors import InvalidRequestError
 
     kind, text, granted = Kind.ERROR, "", 0.0
@@ -203,16 +204,27 @@ def _peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _read() -> bytearray | None:
-    """Return the next frame, or None at the end."""
-    header = _read_exactly(HEADER_BYTES)
-    return None if header is None else _read_exactly(int.from_bytes(header, "little"))
+def _read() -> bytes | bytearray | None:
+    """Return the next frame, or None at the end. A short one takes one call of the system.
+
+    Behind a frame there is nothing more: the parent waits for the answer.
+    """
+    received = b""
+    while len(received) < HEADER_BYTES:
+        more = os.read(_FD, _RECEIVE_BYTES)
+        if not more:
+            return None
+        received += more
+    length = int.from_bytes(received[:HEADER_BYTES], "little")
+    received = received[HEADER_BYTES:]
+    return received if len(received) == length else _rest_of(received, length)
 
 
-def _read_exactly(length: int) -> bytearray | None:
+def _rest_of(begun: bytes, length: int) -> bytearray | None:
     content = bytearray(length)
+    content[: len(begun)] = begun
+    at = len(begun)
     with memoryview(content) as rest:
-        at = 0
         while at < length:
             count = os.readv(_FD, [rest[at:]])
             if not count:

@@ -150,6 +150,9 @@ class Renderer:
                 length += int.from_bytes(received[:HEADER_BYTES], "little")
                 if length > HEADER_BYTES + MAX_ANSWER_BYTES:
                     raise self._ended()
+        if len(received) > length:
+            # Our program says nothing that it was not asked for.
+            raise self._ended()
         try:
             answer = Answer.decoded(received[HEADER_BYTES:])
         except ValueError:

@@ -137,7 +137,7 @@ async def replay(engine: AsyncEngine, messages: Sequence[StepMessage]) -> list[S
                 thinking = request.params.thinking
                 assert thinking is not None
                 guides = engine._parts.builder._guides
-                worker.hold_thinking(request.thinking, await guides.guide(thinking))
+                worker.hold_thinking(request.thinking, await guides.guide(thinking, ""))
         arrived = asyncio.Event()
         step = worker.launch(message, arrived.set)
         await arrived.wait()

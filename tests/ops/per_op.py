@@ -29,7 +29,7 @@ from tests.ops.comparison import (
     states_match,
 )
 
-Comparison = Callable[[Op, Callable[..., Any], tuple[Any, ...]], None]
+Comparison = Callable[[Op[..., Any], Callable[..., Any], tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class OpTests:
     on_cuda: str = "triton"
 
 
-def _is_the_same(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _is_the_same(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """The same result, of an op that changes none of its arguments."""
     assert torch.equal(kernel(*args), op.reference(*args))
 
 
-def _is_close(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _is_close(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Sums are rounded once, and torch may sum bfloat16 in another order."""
     expected = op.reference(*args)
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(kernel(*args), expected, rtol=tolerance, atol=tolerance)
 
 
-TESTS_OF: dict[Op, OpTests] = {
+TESTS_OF: dict[Op[..., Any], OpTests] = {
     PAGED_ATTENTION: OpTests(
         checked=(
             {"padding": 2},

@@ -406,7 +406,8 @@ def beside_a_library(case: dict[str, Any]) -> None:
         calls.append(args)
         prefill(*args)
 
-    attention_matches(LibraryAttention(counted, [shape], paged_attention.run).run, args)
+    attention = LibraryAttention(counted, [shape], paged_attention.launch)
+    attention_matches(PAGED_ATTENTION.record.taking_flat(attention.run), args)
     assert len(calls) == 1
 
 

@@ -32,6 +32,9 @@ MARGIN = 8.0
 # largest error of a token, and for its mean error, which chance hardly moves. Trials put in a
 # deviation of u, rounding has one of u / sqrt(3): 0.58 of the mean; twice that and a little.
 LARGEST_OF_16_BITS, MEAN_OF_16_BITS = 3.0, 1.25
+# Where experts are chosen, rounding may choose another one. That is as large an error here as in a
+# trial, so tokens with such a choice have the trials' mean, and twice that is the bound.
+MEAN_WITH_EXPERTS = 2.0
 
 
 class Expected(NamedTuple):

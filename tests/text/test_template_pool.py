@@ -485,26 +485,35 @@ def test_a_process_that_speaks_otherwise_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(template_renderer, "WALL_SECONDS", 1.0)
+    monkeypatch.setattr(template_renderer, "MAX_ANSWER_BYTES", 1000)
+    long, short = (Answer(Kind.TEXT, "x" * count).encoded() for count in (2000, 10))
     answers = {
-        "long": (1 << 40).to_bytes(8, "little"),
+        "long": len(long).to_bytes(8, "little") + long,
+        "more": 2 * (len(short).to_bytes(8, "little") + short),
         "garbled": (10).to_bytes(8, "little") + b"?" * 10,
         "silent": b"",
     }
     ready = Answer(Kind.READY, "").encoded()
     for name, answer in answers.items():
-        frame = len(ready).to_bytes(8, "little") + ready + answer
+        frame = len(ready).to_bytes(8, "little") + ready
         module = tmp_path / f"speaks_{name}.py"
-        module.write_text(f"import os, time\nos.write(0, {frame!r})\ntime.sleep(60)\n")
+        module.write_text(
+            f"import os, time\nos.write(0, {frame!r})\n"
+            # It answers when it is asked, and not together with what it begins with.
+            f"os.read(0, 1)\nos.write(0, {answer!r})\ntime.sleep(60)\n"
+        )
         monkeypatch.setattr(template_renderer, "_MODULE", module.stem)
         monkeypatch.setattr(template_renderer, "CHECKOUT", tmp_path)
         renderer = Renderer()
         begun = time.monotonic()
-        with pytest.raises(EndedError) as caught:
-            renderer.ask(Request(b"key", "x", 1.0, {}))
-        assert caught.value.is_late
-        assert time.monotonic() - begun < 10
-        assert not is_alive(renderer.pid)
-        renderer.close()
+        try:
+            with pytest.raises(EndedError) as caught:
+                renderer.ask(Request(b"key", "x", 1.0, {}))
+            assert caught.value.is_late
+            assert time.monotonic() - begun < 10
+            assert not is_alive(renderer.pid)
+        finally:
+            renderer.close()
 
 
 FORGETFUL = """

@@ -104,6 +104,15 @@ QUOTED = [
     "日本語 </parameter> 😀",
     "A call begins with <tool_call>, a value with <arg_value>.",
     "Name <arg_key>mode</arg_key> between tags.",
+    # Lines that are a closing tag, and more of the file behind them.
+    "A call ends with\n</tool_call>\nand nothing else.",
+    "</tool_call>\nis a line",
+    "first\n</function>\n</tool_call>\nlast",
+    "first\n</function>\nlast",
+    "</tool_call>\n",
+    "a\n</tool_call>\n<tool_call>\nare tags, and so is\n</tool_call>\n",
+    "a\n</tool_call>\n" + "A long text follows. " * 60 + "\nSee </parameter> and </arg_value>.",
+    "a\n</tool_call>\nsee </parameter> and </arg_value>, and then\n</tool_call>\nthe end",
 ]
 # Calls within a file, whole, as a text about tools or a test of a parser has them.
 CALL_TEXTS = [
@@ -253,6 +262,27 @@ LEFT_OUT: list[tuple[str, str, str, list[Any], str]] = [
         "",
     ),
     ("two", "qwen3_coder", f"{Q_FILE}{Q_LS}", [A_FILE, LS], ""),
+    (
+        "of value, and text before the next",
+        "qwen3_coder",
+        f"{Q_LS}\nNow I write.\n{Q_FILE}".replace("</parameter>\n", "", 1),
+        [LS, A_FILE],
+        "Now I write.\n",
+    ),
+    (
+        "of value, and text with a tag",
+        "qwen3_coder",
+        Q_LS.replace("</parameter>\n", "") + "\nIt has no </parameter> tag.",
+        [LS],
+        "It has no </parameter> tag.",
+    ),
+    (
+        "of value, and text before the next",
+        "glm45",
+        f"{G_FILE}\nNow <tool_call> it.\n{G_LS}".replace("</arg_value>", ""),
+        [A_FILE, LS],
+        "Now <tool_call> it.\n",
+    ),
     ("a name made up", "qwen3_coder", Q_FILE.replace("content", "made_up"), [MADE_UP], ""),
     (
         "before a name made up",
@@ -302,6 +332,10 @@ def test_tags_may_be_left_out(syntax: str, text: str, expected: Any, content: st
         # A value without any end may be half of one.
         ("qwen3_coder", "<tool_call>\n<function=bash>\n<parameter=command>\nrm -rf /tmp"),
         ("glm45", "<tool_call>bash<arg_key>command</arg_key><arg_value>rm -rf /tmp"),
+        # Nor do tags end it that are within a line, or that XML has too.
+        ("qwen3_coder", qwen("bash", command="ls </tool_call> it").split("\n</parameter>")[0]),
+        ("glm45", glm("bash", command="ls </tool_call> it").split("</arg_value>")[0]),
+        ("qwen3_coder", qwen("bash", command="<a>\n</function>\nb").split("\n</parameter>")[0]),
         # An argument that comes twice.
         ("qwen3_coder", qwen("bash", command="a").replace("</f", "<parameter=command>\nb\n</f")),
         ("glm45", glm("bash", command="a").replace("</t", "<arg_key>command</arg_key>b</t")),
@@ -342,7 +376,12 @@ def test_no_arguments_are_made_of_a_part_of_a_quoted_call(
 
 def test_an_answer_that_is_cut_short_has_no_call_by_its_end() -> None:
     """Without the closing tag the value may go on behind the place where it is cut."""
-    for text in (Q_LS.replace("\n", "").replace("</parameter>", ""), Q_LS.split("</function>")[0]):
+    no_closer = Q_LS.replace("</parameter>\n", "")
+    for text in (
+        no_closer.replace("\n", ""),
+        Q_LS.split("</function>")[0],
+        no_closer + "\nand more",
+    ):
         reader = parser("qwen3_coder")
         events = reader.feed(text) + reader.finish(cut_short=True)
         assert not any(isinstance(event, ToolCallArguments) for event in events)

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +34,7 @@ from src.core.errors import (
 )
 from src.core.settings import CHECKOUT, PREFIX
 from src.core.structured_output import StructuredOutput
+from src.core.turn_pool import Job, TurnPool
 from src.engine.grammar.compiled import (
     Candidate,
     CompiledGrammar,
@@ -80,10 +80,14 @@ class Tokenizers:
 
 @dataclass
 class _Compilation:
-    """A running compilation: its ``job`` in the pool, its task, and the number of waiters."""
+    """A running compilation: its ``job`` in the pool, its task, and the number of waiters.
 
-    job: Future[CompiledGrammar]
+    Any of its owners may have the turn in which it is compiled; it counts as the first one's.
+    """
+
+    job: Job[CompiledGrammar]
     done: asyncio.Task[CompiledGrammar]
+    owners: set[str]
     num_waiting: int = 0
 
 
@@ -130,7 +134,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_token_ids = tuple(i for i in end_token_ids if 0 <= i < vocab_size)
         self._bounds = bounds
-        self._pool = ThreadPoolExecutor(_WORKERS, "slipstream-compile-grammar")
+        self._pool = TurnPool(_WORKERS, "slipstream-compile-grammar")
         self._lock = threading.Lock()
         self._built: tuple[Vocabulary, Tokenizers] | None = None
         self._idle: queue.LifoQueue[_Trial] = queue.LifoQueue()
@@ -140,15 +144,15 @@ class GrammarCompiler:
         self._known: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
         self._compiling: dict[StructuredOutput, _Compilation] = {}
 
-    async def compile(self, output: StructuredOutput) -> CompiledGrammar:
-        """The compiled grammar, from the cache or compiled now.
+    async def compile(self, output: StructuredOutput, owner: str = "") -> CompiledGrammar:
+        """The compiled grammar, from the cache or compiled once it is the turn of ``owner``.
 
         Raises
         ------
         InvalidRequestError
             It cannot be compiled, or takes too much time or memory.
         QueueFullError
-            Too many grammars wait to be compiled.
+            Too many grammars wait to be compiled, or too many of this owner.
         UnavailableError
             The trial process could not be started.
         ShuttingDownError
@@ -159,7 +163,9 @@ class GrammarCompiler:
         if known is not None and not known.is_spent:
             self._known.move_to_end(output)
             return known
-        compilation = self._compiling.get(output) or self._begin(output)
+        compilation = self._compiling.get(output) or self._begin(output, owner)
+        if owner not in compilation.owners:
+            self._share(compilation, owner)
         compilation.num_waiting += 1
         # Shielded, because other requests may wait for the same grammar.
         try:
@@ -170,7 +176,7 @@ class GrammarCompiler:
         finally:
             compilation.num_waiting -= 1
             # If no request waits any more, a compilation that has not begun is cancelled.
-            if compilation.num_waiting == 0 and compilation.job.cancel():
+            if compilation.num_waiting == 0 and compilation.job.future.cancel():
                 self._compiling.pop(output, None)
 
     def close(self) -> None:
@@ -180,26 +186,45 @@ class GrammarCompiler:
             trials = list(self._trials)
         for trial in trials:
             trial.kill()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
         for trial in trials:
             trial.close()
 
-    def _begin(self, output: StructuredOutput) -> _Compilation:
-        if len(self._compiling) >= _MAX_WAITING:
-            raise QueueFullError("too many grammars wait to be compiled")
+    def _begin(self, output: StructuredOutput, owner: str) -> _Compilation:
+        self._check_room(owner)
         try:
-            job = self._pool.submit(self._compile_now, output)
+            job = self._pool.submit(owner, functools.partial(self._compile_now, output))
         except RuntimeError:  # it was shut down a moment ago
             self._check_open()
             raise
         done = asyncio.ensure_future(self._finish(job))
-        compilation = self._compiling[output] = _Compilation(job, done)
+        compilation = self._compiling[output] = _Compilation(job, done, {owner})
         done.add_done_callback(lambda _: self._finished(output, compilation))
         return compilation
 
-    async def _finish(self, job: Future[CompiledGrammar]) -> CompiledGrammar:
+    def _share(self, compilation: _Compilation, owner: str) -> None:
+        compilation.owners.add(owner)
         try:
-            return await asyncio.wrap_future(job)
+            self._pool.share(owner, compilation.job)
+        except RuntimeError:  # it was shut down a moment ago
+            self._check_open()
+            raise
+
+    def _check_room(self, owner: str) -> None:
+        waiting = len(self._compiling)
+        if waiting >= _MAX_WAITING:
+            raise QueueFullError("too many grammars wait to be compiled")
+        own = sum(each.job.owner == owner for each in self._compiling.values())
+        # An owner leaves as much room to others as it takes, as in the engine's waiting queue.
+        if owner and own and waiting + own + 2 > _MAX_WAITING:
+            raise QueueFullError(
+                f"{own} grammars of this key wait to be compiled, of {waiting} in all",
+                code="queue_full",
+            )
+
+    async def _finish(self, job: Job[CompiledGrammar]) -> CompiledGrammar:
+        try:
+            return await asyncio.wrap_future(job.future)
         except asyncio.CancelledError:
             # A pool that is shut down cancels jobs that it had not begun.
             self._check_open()

@@ -22,6 +22,7 @@ from src.core.request import Request
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
 from src.engine.requests.step_inputs import salted, step_values
+from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
@@ -47,7 +48,7 @@ class ChatOptions:
     ``template`` is the source of a template to use instead of the checkpoint's.
     ``add_special_tokens`` says whether the tokenizer adds bos and other special tokens, to messages
     and to plain text. ``None`` adds them to plain text only, because templates contain their own.
-    ``tenant`` says whose turn it is to be rendered; by default the request's.
+    ``tenant`` says whose turn it is to be rendered and tokenized; by default the request's.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -132,7 +133,12 @@ class RequestBuilder:
         self._info = info
         self._model_end_token_ids = frozenset(model_end_token_ids)
         self._keys = itertools.count()
-        self._guides = ThinkingGuides(tokenizer, info.vocab_size)
+        self._work = TextWork()
+        self._guides = ThinkingGuides(tokenizer, info.vocab_size, self._work)
+
+    def close(self) -> None:
+        """End the threads. Blocks while some text is worked on."""
+        self._work.close()
 
     def check(self, params: SamplingParams, options: RequestOptions) -> None:
         """Check all parameters and options that do not depend on the prompt.
@@ -156,7 +162,9 @@ class RequestBuilder:
     async def tokenize(
         self, prompt: Prompt, chat: ChatOptions | None = None, tenant: str = ""
     ) -> list[int]:
-        """Token ids of a text, of token ids (checked), or of chat messages of ``tenant``.
+        """Token ids of a text, of token ids (checked), or of chat messages.
+
+        Long texts wait for the turn of ``tenant``, unless ``chat`` names another one.
 
         Raises
         ------
@@ -167,14 +175,14 @@ class RequestBuilder:
             It is longer than the context. Very long text is refused without tokenizing it.
         """
         options = chat or ChatOptions()
-        adds = options.add_special_tokens
+        adds, tenant = options.add_special_tokens, options.tenant or tenant
         if isinstance(prompt, str):
-            ids = await self._encode(prompt, add_special_tokens=adds is None or adds)
+            ids = await self._encode(prompt, tenant, add_special_tokens=adds is None or adds)
         elif isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
             raise _wrong_prompt(prompt)
         elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            text = await self._render(prompt, options, options.tenant or tenant)
-            ids = await self._encode(text, add_special_tokens=bool(adds))
+            text = await self._render(prompt, options, tenant)
+            ids = await self._encode(text, tenant, add_special_tokens=bool(adds))
         else:
             ids = self._checked(prompt)
         if not ids:
@@ -223,13 +231,14 @@ class RequestBuilder:
         if params.structured_output is not None:
             # When the grammar is complete, only an end token can follow, even with `ignore_eos`.
             end_token_ids |= self._model_end_token_ids
-            grammar, grammar_times = await self._compile(params, params.structured_output)
+            grammar, grammar_times = await self._compile(params, params.structured_output, tenant)
         thinking = None
         if params.thinking is not None and params.thinking.budget is not None:
-            thinking = await self._guides.guide(params.thinking)
+            thinking = await self._guides.guide(params.thinking, tenant)
         bad_words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words:
-            bad_words = await asyncio.to_thread(self._bad_words, params)
+            size = sum(map(len, params.bad_words))
+            bad_words = await self._work.run(tenant, size, self._bad_words, params)
         # All completions have the same prompt, so only the first computes its log-probabilities.
         unscored = params
         if params.prompt_logprobs is not None:
@@ -278,18 +287,18 @@ class RequestBuilder:
         ]
 
     async def _compile(
-        self, params: SamplingParams, constraint: StructuredOutput
+        self, params: SamplingParams, constraint: StructuredOutput, tenant: str
     ) -> tuple[CompiledGrammar, tuple[float, float]]:
         """The grammar of a request, and when its compilation began and ended."""
         self._check_stop_tokens(params)
         asked = time.monotonic()
-        grammar = await self._grammars.compile(constraint)
+        grammar = await self._grammars.compile(constraint, tenant)
         return grammar, (asked, time.monotonic())
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def _encode(self, text: str, tenant: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= _INLINE_CHARS:
             return self._ids_of(text, add_special_tokens, "prompt")
-        return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
+        return await self._work.run(tenant, len(text), self._encode_long, text, add_special_tokens)
 
     def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
         # A text of more characters than the context's tokens can spell cannot fit, and is refused

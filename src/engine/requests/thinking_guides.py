@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from src.core.thinking import Thinking
+from src.engine.requests.text_work import TextWork
 from src.text.thinking import ThinkingGuide, endings_of
 
 if TYPE_CHECKING:
@@ -22,15 +22,18 @@ class ThinkingGuides:
     ----------
     vocab_size
         Tokens that the model has.
+    work
+        Where the whole vocabulary is looked at.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, work: TextWork) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._work = work
         self._endings: dict[str, list[int]] = {}
 
-    async def guide(self, thinking: Thinking) -> ThinkingGuide:
-        """What bounds the thinking of one request.
+    async def guide(self, thinking: Thinking, tenant: str) -> ThinkingGuide:
+        """What bounds the thinking of one request of ``tenant``.
 
         Raises
         ------
@@ -41,8 +44,8 @@ class ThinkingGuides:
         endings = self._endings.get(closing)
         if endings is None:
             # It may look at the whole vocabulary.
-            endings = await asyncio.to_thread(
-                endings_of, self._tokenizer, closing, self._vocab_size
+            endings = await self._work.run(
+                tenant, self._vocab_size, endings_of, self._tokenizer, closing, self._vocab_size
             )
             if len(self._endings) >= _MAX_KEPT:
                 self._endings.clear()

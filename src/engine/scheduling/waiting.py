@@ -96,9 +96,15 @@ class Lane:
         return self._front.pop(index)
 
     def discard(self, state: RequestState) -> None:
-        """Drop a request that has just ended while waiting here."""
+        """Drop a request that has just ended while waiting here.
+
+        What passed the first one does not count for the next.
+        """
         if self._front and state.rank <= self._front[-1].rank:
-            del self._front[bisect_left(self._front, state.rank, key=attrgetter("rank"))]
+            index = bisect_left(self._front, state.rank, key=attrgetter("rank"))
+            del self._front[index]
+            if index == 0:
+                self.passed = 0
         else:
             self._num_dead += 1
         self.forget_dead()

@@ -99,21 +99,18 @@ def readable(where: str, value: object, *, replaces_media: bool) -> str | None:
 
 
 def call_of(where: str, item: dict[str, Any]) -> ToolCall:
-    """The call that an item of `CALL_ITEMS` is.
+    """The call that an item of `CALL_ITEMS` is; one that says nothing has no arguments.
 
     Raises
     ------
     InvalidRequestError
-        It has no name where it needs one, or says nothing at all.
+        It has no name where it needs one.
     """
     read = read_item(where, item, _Item)
     name, keys = _CALLS[read.type]
     if name is None:
         name = _required(f"{where}.name", read.name)
     given = {key: item[key] for key in keys if item.get(key) is not None}
-    held = _ANSWERED.get(read.type, ())
-    if not given and all(item.get(key) is None for key in held):
-        raise not_understood(where, read.type, "items")
     arguments = given.get("arguments")
     if isinstance(arguments, str | dict):
         return ToolCall(id=_id(read), function=FunctionCall(name=name, arguments=arguments))
@@ -132,10 +129,9 @@ def result_of(where: str, item: dict[str, Any], *, replaces_media: bool) -> Chat
     keys = _RESULTS.get(read.type) or _ANSWERED.get(read.type)
     if keys is None:
         return None
+    held: list[Any] = [item[key] for key in keys if item.get(key) is not None]
     if read.type == "image_generation_call":
-        held: Any = {"type": "image"}
-    else:
-        held = [item[key] for key in keys if item.get(key) is not None]
+        held = [{"type": "image"} for _ in held]
     text = readable(where, held, replaces_media=replaces_media)
     call_id = _id(read)
     if read.type in _RESULTS and read.type != "tool_search_output":

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-import anyio
 import msgspec
 
 from src.core.config import ChatSection
@@ -34,6 +33,7 @@ from src.http.generation.sampling import (
 from src.http.generation.structured import structured_output
 from src.http.generation.thinking import no_thinking, thinking_budget
 from src.http.protocol.chat import ChatRequest
+from src.http.server.body_work import in_turn
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
 from src.http.server.state import adapter_name, served_name
@@ -225,7 +225,7 @@ async def _plan(
     # The first plan of this kind tries the chat template out.
     tries_template = bool(offer.tools and prompt_token_ids) and template is None
     if takes_long or (tries_template and settings.calls_in_reasoning == "auto"):
-        return await anyio.to_thread.run_sync(planned)
+        return await in_turn(planned)
     return planned()
 
 

@@ -82,7 +82,7 @@ async def prepare_completion(call: Call, request: CompletionRequest) -> Completi
     cut = cut_of(request, context, most)
     prompts = given_prompts(request.prompt, config.http.max_prompts_per_request, context, cut)
     _check_number(len(prompts), request.n or 1, config.scheduler.max_waiting_requests)
-    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut)
+    token_ids = await token_ids_of(engine, prompts, request.add_special_tokens, cut, call.tenant)
     params = _params(engine, request)
     return CompletionJob.of(
         call,

@@ -13,6 +13,7 @@ from src.core.sampling_params import shown
 from src.engine.client import AsyncEngine
 from src.engine.requests.prompts import ChatOptions
 from src.http.protocol.generation import GenerationRequest
+from src.http.server.body_work import in_turn
 from src.text import Tokenizer
 from src.text.detokenizer import IncrementalDetokenizer
 
@@ -120,9 +121,10 @@ async def token_ids_of(
     prompts: Sequence[Prompt],
     add_special_tokens: bool | None,
     cut: Cut | None = None,
+    tenant: str = "",
 ) -> list[list[int]]:
-    """Token ids of each prompt, as far as ``cut`` leaves them."""
-    options = ChatOptions(add_special_tokens=add_special_tokens)
+    """Token ids of each prompt of ``tenant``, as far as ``cut`` leaves them."""
+    options = ChatOptions(add_special_tokens=add_special_tokens, tenant=tenant)
     token_ids = []
     for prompt in prompts:
         if cut is not None and isinstance(prompt, str):
@@ -153,7 +155,7 @@ async def echoes_of(
             num_added = len(commonprefix([added, ids]))  # noqa: RUF071
             echoes.append(Echo(prompt, num_added, skips_special_tokens=False))
         else:
-            shown = await anyio.to_thread.run_sync(_shown, tokenizer, ids, skips_special_tokens)
+            shown = await in_turn(_shown, tokenizer, ids, skips_special_tokens)
             echoes.append(Echo(shown[0], 0, skips_special_tokens, shown[1]))
     return echoes
 

@@ -158,10 +158,11 @@ class InputFunctionCall(msgspec.Struct, kw_only=True):
 
 
 class InputFunctionOutput(msgspec.Struct, kw_only=True):
-    """What a call came to."""
+    """What a call came to. Without an id it answers the calls before it in their order."""
 
     type: Literal["function_call_output"]
-    call_id: Name
+    call_id: Name | None = None
+    name: Name | None = None
     output: InputContent
 
 

@@ -256,9 +256,10 @@ class _ItemReader:
                 self._call(ToolCall(id=item.call_id, function=function))
             case InputFunctionOutput():
                 content = _content(f"{where}.output", item.output, self._replaces_results)
-                self._messages.append(
-                    ChatMessage(role="tool", content=content, tool_call_id=item.call_id)
+                said = ChatMessage(
+                    role="tool", content=content, tool_call_id=item.call_id, name=item.name
                 )
+                self._messages.append(said)
             case InputReasoning():
                 self._reasoning(item)
 

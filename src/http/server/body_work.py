@@ -9,14 +9,14 @@ Owners of keys take turns, so that nobody waits for all that somebody else has s
 from __future__ import annotations
 
 import asyncio
-import threading
+import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from src.core.in_turns import InTurns
+from src.core.cpus import usable_cpus
+from src.core.turn_pool import TurnPool
 
 # What is worked on between two pauses, in bytes. It takes a tenth of a millisecond.
 PIECE_BYTES: Final = 64 * 1024
@@ -31,38 +31,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Lane:
-    """A thread, and the work that waits for it."""
-
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._lock = threading.Lock()
-        self._waiting: InTurns[tuple[Future[Any], Callable[[], Any]]] = InTurns()
-
-    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        with self._lock:
-            self._waiting.push(owner, (future, work))
-        # As many turns as there is work, and each takes what is next then.
-        self._thread.submit(self._take_turn)
-        return future
-
-    def _take_turn(self) -> None:
-        with self._lock:
-            future, work = self._waiting.pop()
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-
 # Of the process, like Python's lock. Their threads begin with the first work.
-_MIDDLING: Final = _Lane("slipstream-bodies")
-_LONG: Final = _Lane("slipstream-long-bodies")
+_MIDDLING: Final = TurnPool(1, "slipstream-bodies")
+_LONG: Final = TurnPool(1, "slipstream-long-bodies")
+# For what is computed of a request beside its body. Some of it waits for other processes.
+_WORK: Final = TurnPool(max(4, usable_cpus()), "slipstream-work")
 
 
 async def beside_the_loop(
@@ -73,8 +46,17 @@ async def beside_the_loop(
     Whoever is cancelled while waiting leaves nothing to be done.
     """
     lane = _LONG if size > _LONG_BYTES else _MIDDLING
-    working = lane.submit(OWNER.get(), lambda: function(*args, **kwargs))
-    return await asyncio.wrap_future(working)
+    job = lane.submit(OWNER.get(), functools.partial(function, *args, **kwargs))
+    return await asyncio.wrap_future(job.future)
+
+
+async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``function``, which may take long, on a thread of several once it is its owner's turn.
+
+    Whoever is cancelled while waiting leaves nothing to be done.
+    """
+    job = _WORK.submit(OWNER.get(), functools.partial(function, *args, **kwargs))
+    return await asyncio.wrap_future(job.future)
 
 
 # Where the size is not known yet.

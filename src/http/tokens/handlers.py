@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import anyio
 import msgspec
 
 from src.core.errors import InvalidRequestError, PromptTooLongError, RequestError
@@ -22,6 +21,7 @@ from src.http.protocol.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from src.http.server.body_work import in_turn
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
 from src.http.server.state import served_name
@@ -49,12 +49,12 @@ async def tokenize(call: Call) -> None:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("one of prompt and messages is required", param="prompt")
     if request.messages is None:
-        token_ids = await _of_text(engine, request)
+        token_ids = await _of_text(engine, request, call.tenant)
     else:
         token_ids = await _of_messages(engine, request, call.tenant)
     names = None
     if request.return_token_strs:
-        names = await anyio.to_thread.run_sync(_names, engine, token_ids)
+        names = await in_turn(_names, engine, token_ids)
     body = TokenizeBody(
         count=len(token_ids),
         max_model_len=engine.model_info.max_model_len,
@@ -82,7 +82,7 @@ async def detokenize(call: Call) -> None:
                 f"tokens must be from 0 to {info.vocab_size - 1}, got {shown(token_id)}",
                 param="tokens",
             )
-    text = await anyio.to_thread.run_sync(engine.tokenizer.decode, request.tokens, False)
+    text = await in_turn(engine.tokenizer.decode, request.tokens, False)
     await call.answer(_encode(DetokenizeBody(text)))
 
 
@@ -107,7 +107,7 @@ async def tokenizer_info(call: Call) -> None:
     await call.answer(_encode(body))
 
 
-async def _of_text(engine: AsyncEngine, request: TokenizeRequest) -> list[int]:
+async def _of_text(engine: AsyncEngine, request: TokenizeRequest, tenant: str) -> list[int]:
     for name in _OF_MESSAGES:
         if getattr(request, name) is not None:
             raise InvalidRequestError(f"{name} may only be given with messages", param=name)
@@ -115,7 +115,7 @@ async def _of_text(engine: AsyncEngine, request: TokenizeRequest) -> list[int]:
     if not request.prompt:
         # A prompt needs a token, unlike a text whose tokens are asked for.
         return engine.tokenizer.encode("", request.add_special_tokens is not False)
-    options = ChatOptions(add_special_tokens=request.add_special_tokens)
+    options = ChatOptions(add_special_tokens=request.add_special_tokens, tenant=tenant)
     return await engine.tokenize(request.prompt, chat=options)
 
 

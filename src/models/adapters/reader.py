@@ -132,7 +132,7 @@ def _open(
             "refused; convert it to safetensors"
         )
     header = _MOST_OTHER_BYTES + 2 * targets.num_modules * _MOST_ENTRY_BYTES
-    values = targets.most_values(max_rank) + sum(math.prod(each.shape) for each in base.values())
+    values = targets.most_values(max_rank) + sum(map(_most_values, base.values()))
     check_file(path, header + _MOST_ITEM_BYTES * values)
     return read_header(path, header)
 
@@ -143,6 +143,12 @@ def _pass_over(stored: dict[str, StoredTensor], base: Mapping[str, StoredTensor]
         saved = stored.pop(f"{_PREFIX}{name}", None)
         if saved is None:
             continue
+        if _is_packed(own) and saved.shape[:1] == own.shape[:1]:
+            raise ModelLoadError(
+                f"{saved.file}: {saved.name}: the model's own is quantized, so whether the adapter "
+                "changes it cannot be told; save the adapter without it "
+                "(save_embedding_layers=False)"
+            )
         if saved.shape != own.shape:
             raise ModelLoadError(
                 f"{saved.file}: {saved.name} has the shape {list(saved.shape)}, the model's own "
@@ -153,6 +159,16 @@ def _pass_over(stored: dict[str, StoredTensor], base: Mapping[str, StoredTensor]
                 f"{saved.file}: {saved.name} is not the model's own: adapters that change the "
                 "embedding or the head are not supported"
             )
+
+
+def _is_packed(own: StoredTensor) -> bool:
+    """Whether a matrix of the model is stored as codes, and its shape is that of these."""
+    return not own.dtype.is_floating_point or own.dtype.itemsize == 1
+
+
+def _most_values(own: StoredTensor) -> int:
+    """As many values as a matrix of the model has, or more; no code has less than a bit."""
+    return 8 * own.size if _is_packed(own) else math.prod(own.shape)
 
 
 def _equal(saved: StoredTensor, own: StoredTensor) -> bool:

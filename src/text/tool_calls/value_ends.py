@@ -5,8 +5,9 @@ which makes no difference between a text that comes in pieces and one that is th
 
 - At a closing tag of the value's own, if a tag follows that may follow it. With other text behind
   it, it is a part of the value.
-- At the tag of the next argument, or at a tag that closes the function or the call, where that
-  begins a line: the closing tag was left out.
+- At the tag of the next argument, where that begins a line: the closing tag was left out.
+- At a tag that closes the function or the call, where that begins a line and a call follows, or
+  text to the end of the answer without a closing tag that would end the value.
 - At any closing tag behind which nothing comes but closing tags and the end of the answer.
 
 A call that is quoted in the value, as in a file about tools, keeps its own tags. Where what follows
@@ -26,6 +27,8 @@ from src.text.source import SPACE, Source, Steps
 from src.text.tool_calls.python_values import NAME_RUN
 
 KEY_RUN: Final = re.compile(r"[^<>\r\n]*")
+MAX_AHEAD: Final = 1024
+"""How far behind a tag that closes the call the value's own closing tag is looked for."""
 MAX_GAP: Final = 64
 """White space between two tags that are looked at together."""
 GAP_PATTERN: Final = rf"[ \t\r\n]{{0,{MAX_GAP}}}"
@@ -221,10 +224,26 @@ class ValueEnd:
             return not source.is_cut_short
         if self._quoted[level]:
             return False
-        if (yield from source.starts_with_any(tags.calls)):
+        opener = yield from source.starts_with_any(tags.calls)
+        if opener and (yield from self._has_call(tags.openers.index(opener))):
             return True
         is_whole = found or level + 1 == len(tags.closers) or not self._is_wrapped
-        return bool(begins_line and is_whole)
+        return bool(begins_line and is_whole) and not (yield from self._goes_on())
+
+    def _goes_on(self) -> Steps[bool]:
+        """Whether a value with text behind a tag that closes the call is not over.
+
+        Its own closing tag says so, or it may still come.
+        """
+        source, tags = self._source, self._tags
+        sought = (tags.closer, *tags.calls)
+        while tag := (yield from source.up_to(sought, MAX_AHEAD - source.looked_ahead)):
+            if tag == tags.closer:
+                if (yield from self._is_closed()):
+                    return True
+            elif (yield from self._is_call(tags.openers.index(tag))):
+                return False
+        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short
 
     def _is_argument(self, *, begins_line: bool) -> Steps[bool]:
         """Whether the tag of an argument is that of the next one."""
@@ -247,8 +266,12 @@ class ValueEnd:
 
     def _is_call(self, level: int) -> Steps[bool]:
         """Whether a tag that begins a call has a call behind it, as far as can be seen."""
+        yield from self._source.expect(self._tags.openers[level])
+        return (yield from self._has_call(level))
+
+    def _has_call(self, level: int) -> Steps[bool]:
+        """Whether the rest of a call comes behind the tag that begins it."""
         source, tags = self._source, self._tags
-        yield from source.expect(tags.openers[level])
         yield from source.run(NAME_RUN, _MAX_NAME)
         yield from source.starts_with(">")
         yield from source.run(SPACE, MAX_GAP)

@@ -197,6 +197,83 @@ async def test_whoever_waits_or_comes_as_it_closes_learns_that_it_closes() -> No
     assert [type(end) for end in ends] == [ShuttingDownError] * 6
 
 
+async def compiled_in(
+    compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[tuple[str, StructuredOutput]],
+) -> list[StructuredOutput]:
+    """In which order these are compiled where all wait, with the owners that ask for them."""
+    go_on, order = threading.Event(), []
+
+    def compile_now(output: StructuredOutput) -> Any:
+        if output in held:
+            assert go_on.wait(30)
+        else:
+            order.append(output)
+        return original
+
+    held = [StructuredOutput.regex(f"{letter}+") for letter in "xy"]
+    original = await compiler.compile(INTEGER)
+    monkeypatch.setattr(compiler, "_compile_now", compile_now)
+    tasks = [asyncio.create_task(compiler.compile(each, "loud")) for each in held]
+    tasks += [asyncio.create_task(compiler.compile(each, owner)) for owner, each in asked]
+    await asyncio.sleep(0.05)
+    go_on.set()
+    await asyncio.gather(*tasks)
+    return order
+
+
+async def test_owners_take_turns(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud = [StructuredOutput.regex(f"a{{{count}}}") for count in range(2, 8)]
+    mine = StructuredOutput.regex("mine")
+    asked = [("loud", each) for each in loud]
+    order = await compiled_in(compiler, monkeypatch, [*asked, ("quiet", mine)])
+    assert set(order) == {*loud, mine}
+    # Two at a time are compiled.
+    assert order.index(mine) <= 2
+
+
+async def test_what_another_owner_waits_for_has_its_turn_too(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud = [StructuredOutput.regex(f"a{{{count}}}") for count in range(2, 8)]
+    asked = [("loud", each) for each in loud]
+    order = await compiled_in(compiler, monkeypatch, [*asked, ("quiet", loud[-1])])
+    assert sorted(map(loud.index, order)) == list(range(6))
+    assert order.index(loud[-1]) <= 2
+
+
+async def test_one_owner_leaves_room_to_others(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_WAITING", 8)
+    go_on = threading.Event()
+    monkeypatch.setattr(compiler, "_compile_now", lambda output: go_on.wait(30))
+    outputs = [StructuredOutput.regex(f"a{{{count}}}") for count in range(2, 20)]
+    waiting = []
+
+    async def take(owner: str) -> int:
+        """As many as this owner may have waiting."""
+        for count in range(20):
+            task = asyncio.create_task(compiler.compile(outputs.pop(), owner))
+            await asyncio.sleep(0.01)
+            if task.done():
+                with pytest.raises(QueueFullError, match="grammars"):
+                    await task
+                return count
+            waiting.append(task)
+        raise AssertionError("all")
+
+    assert await take("loud") == 4
+    assert await take("quiet") == 2
+    # Nobody is told apart where there are no owners.
+    assert await take("") == 2
+    go_on.set()
+    await asyncio.gather(*waiting)
+
+
 async def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,6 +304,37 @@ def test_a_large_request_is_not_passed_for_ever() -> None:
     end(simulation)
 
 
+def test_the_patience_of_a_request_that_is_given_up_is_nobody_elses() -> None:
+    """What passed it does not count for the next one of its tenant, which has only come."""
+    limits = make_limits(**BIG | {"num_blocks": 60, "max_bypasses": 4})
+    simulation = Simulation(limits)
+    stats = simulation.scheduler.stats
+    flood(simulation, "a", 0, 3, 8, 12)
+    simulation.step()
+    for key in (500, 501):
+        simulation.add(make_request(key, 220, 2, ends=False, tenant="b"))
+    key = 10
+
+    def step() -> None:
+        nonlocal key
+        while simulation.scheduler.num_waiting < 6:
+            simulation.add(make_request(key, 8, 12, ends=False, tenant="ac"[key % 2]))
+            key += 1
+        simulation.step()
+
+    before = stats.admissions
+    while stats.admissions - before <= 2 * 4:
+        step()
+    assert not simulation.outputs[500]
+    simulation.finish(500)
+    before = stats.admissions
+    while not simulation.outputs[501]:
+        step()
+    # Itself, and others while it is passed.
+    assert stats.admissions - before > 2 * 4
+    end(simulation)
+
+
 @pytest.mark.parametrize("priority", [0, -(2**31)])
 def test_adapters_of_another_tenant_do_not_keep_the_slots(priority: int) -> None:
     many = BIG | {"max_num_seqs": 16, "num_adapter_slots": 1, "max_bypasses": 4}

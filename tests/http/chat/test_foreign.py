@@ -459,15 +459,66 @@ def test_a_type_that_nobody_knows_is_told_by_its_text_or_refused_by_its_name() -
     nested = {**BLOCKS["tool_result"][1], "content": [BLOCKS["tool_result"][1]]}
     with pytest.raises(InvalidRequestError, match="tool_result"):
         messages_told([{"role": "user", "content": [nested]}])
-    # So is a call that says nothing.
-    for kind in ("web_search_call", "image_generation_call", "program"):
-        with pytest.raises(InvalidRequestError, match=kind) as refused:
-            items_told([{"type": kind, "id": "x"}])
-        assert refused.value.param == "input[0].type"
-    drawn = {"type": "image_generation_call", "id": "x", "result": "iVBORw0KGgo="}
-    assert len(items_told([drawn])) == 2
     with pytest.raises(InvalidRequestError, match="later_call"):
         items_told([{"type": "later_call", "text": "a"}])
+
+
+def test_a_call_that_says_nothing_has_no_arguments() -> None:
+    """Servers leave out what a search looked for, and results of what has failed."""
+    searched = {"type": "web_search_call", "id": "t1", "status": "completed"}
+    assert items_told([searched]) == called("web_search", {})
+    failed = {"type": "image_generation_call", "id": "t1", "status": "failed", "result": None}
+    assert items_told([failed]) == called("image_generation", {}, result="")
+    drawn = {**failed, "result": "iVBORw0KGgo="}
+    assert items_told([drawn]) == called("image_generation", {}, result=placeholder("image"))
+
+
+def members_that_may_be_missing(of: Any) -> Iterator[tuple[str, str, bool]]:
+    """Type, member, and whether it is null rather than left out, of all members of a union."""
+    if typing_extensions.is_typeddict(of):
+        hints, extras = (typing.get_type_hints(of, include_extras=each) for each in (False, True))
+        for kind in _strings(hints.pop("type")):
+            for name, hint in hints.items():
+                if typing.get_origin(extras[name]) is not typing_extensions.Required:
+                    yield kind, name, False
+                if type(None) in typing.get_args(hint):
+                    yield kind, name, True
+    for part in typing.get_args(of):
+        yield from members_that_may_be_missing(part)
+
+
+def test_an_item_goes_without_what_it_may_go_without() -> None:
+    """Each optional member in turn, and all of them together."""
+    missing: dict[str, list[tuple[str, bool]]] = {}
+    for kind, name, is_null in members_that_may_be_missing(
+        openai.types.responses.ResponseInputItemParam
+    ):
+        if ITEMS[kind][1] is not REFUSED:
+            missing.setdefault(kind, []).append((name, is_null))
+    assert len(missing) > 20
+    for kind, members in missing.items():
+        whole = {"type": kind, **ITEMS[kind][0]}
+        bare = dict(whole)
+        for name, is_null in members:
+            if is_null:
+                bare[name] = None
+                items_told([{"role": "user", "content": "first"}, {**whole, name: None}])
+            elif name in whole:
+                bare.pop(name, None)
+                rest = {key: value for key, value in whole.items() if key != name}
+                items_told([{"role": "user", "content": "first"}, rest])
+        items_told([{"role": "user", "content": "first"}, bare])
+
+
+@pytest.mark.parametrize(
+    "union", [anthropic.types.ContentBlockParam, anthropic.types.beta.BetaContentBlockParam]
+)
+def test_a_block_goes_without_what_it_may_go_without(union: Any) -> None:
+    for kind, name, is_null in members_that_may_be_missing(union):
+        role, block, expected = BLOCKS[kind]
+        rest = {**block, name: None} if is_null else {k: block[k] for k in block.keys() - {name}}
+        if expected is not REFUSED:
+            messages_told([{"role": role, "content": [rest]}])
 
 
 def test_nothing_is_left_out_unsaid_where_nothing_may_be_replaced() -> None:

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from src.core.errors import InvalidRequestError, RequestTooLargeError
+from src.core.turn_pool import TurnPool
+from src.http.server import body_work
 from src.http.server.body import MAX_FIELDS, check_fields
-from src.http.server.body_work import ANY_SIZE, OWNER, PIECE_BYTES, Turns, beside_the_loop
+from src.http.server.body_work import ANY_SIZE, OWNER, PIECE_BYTES, Turns, beside_the_loop, in_turn
 from src.http.server.codings import _decoded, decoded_body
 from tests.http.server.test_body import MOST
 
@@ -141,6 +143,31 @@ async def test_owners_take_turns(size: int) -> None:
     go_on.set()
     await asyncio.gather(held, *tasks)
     assert order == ["loud", "quiet", "other", "loud", "quiet", *["loud"] * 48]
+
+
+async def test_owners_take_turns_in_what_else_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body_work, "_WORK", TurnPool(1, "work"))
+    begun, go_on, order = threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    async def work(owner: str) -> None:
+        OWNER.set(owner)
+        await in_turn(order.append, owner)
+
+    held = asyncio.create_task(in_turn(hold))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    owners = [*["loud"] * 5, "quiet"]
+    tasks = [asyncio.create_task(work(owner)) for owner in owners]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(held, *tasks)
+    assert order == ["loud", "quiet", *["loud"] * 4]
 
 
 async def test_who_has_gone_leaves_no_work_behind() -> None:

@@ -19,9 +19,10 @@ from starlette.applications import Starlette
 
 from src.core.config import Config, HttpSection, SchedulerSection, Secret
 from src.core.errors import ConfigError
+from src.core.turn_pool import TurnPool
+from src.engine.grammar.compiler import GrammarCompiler
 from src.http import create_app
 from src.http.responses.store import ResponseStore
-from src.http.server import body_work
 from src.http.server.guard import check_access
 from src.http.server.keys import check_owners, load_keys
 from src.text.template_pool import TemplatePool
@@ -83,13 +84,34 @@ async def test_what_is_done_for_a_request_is_its_owners(
 
         monkeypatch.setattr(kind, name, submit)
 
-    noting(body_work._Lane, "submit", lambda owner, _: owner)
+    noting(TurnPool, "submit", lambda owner, _: owner)
     noting(TemplatePool, "submit", lambda _, owner="", **more: owner)
-    messages = [{"role": "user", "content": "hello" + " " * 70_000}]
+    noting(GrammarCompiler, "compile", lambda _, owner="": owner)
+    long = "hello" + " " * 70_000
+    messages = [{"role": "user", "content": long}]
+    schema = {"json_schema": {"name": "x", "schema": {"type": "null"}}, "type": "json_schema"}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/tokenize", {"messages": messages}),
+        ("/tokenize", {"prompt": long, "return_token_strs": True}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/completions", {"prompt": long}),
+        ("/v1/completions", {"prompt": [5], "echo": True, "max_tokens": 1}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_tokens": 1,
+                "response_format": schema,
+            },
+        ),
+    ]
     async with client_of(keyed[0]) as client:
-        for path in ("/v1/chat/completions", "/tokenize"):
-            await client.post(path, json={"messages": messages}, headers=bearer("k-alice-too"))
-    assert {kind for kind, _ in seen} == {"_Lane", "TemplatePool"}
+        for path, body in asked:
+            seen.append((path, "alice"))
+            await client.post(path, json=body, headers=bearer("k-alice-too"))
+            assert seen[-1][0] != path, "nothing was done in turns"
+    assert {kind for kind, _ in seen} >= {"TurnPool", "TemplatePool", "GrammarCompiler"}
     assert {owner for _, owner in seen} == {"alice"}
 
 

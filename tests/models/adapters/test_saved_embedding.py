@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from src import LLM, SamplingParams
 from src.core.errors import ModelLoadError
 from src.models import load_model
+from src.models.adapters import reader
 from src.models.adapters.memory import AdapterRoom
 from src.models.adapters.reader import AdapterWeights, read_adapter
 from src.models.loading.options import LoadOptions
@@ -20,6 +21,7 @@ from src.models.model import Model
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import small_config
+from tests.support.gguf_files import Type, write_gguf
 
 PREFIX = "base_model.model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -85,6 +87,37 @@ def test_others_are_refused_by_the_tensors_name(
     save_with(adapter, {name: others.get(change, changed)})
     message = "adapters that change the"
     with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name} .*{message}"):
+        read(adapter, model)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
+@pytest.mark.parametrize("name", [EMBEDDING, HEAD])
+def test_those_of_a_quantized_base_cannot_be_compared(
+    name: str, kind: Type, checkpoint: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """A converter wrote blocks of the numbers: what was saved is neither those nor others."""
+    file = write_gguf(tmp_path / "base.gguf", checkpoint, "llama", lambda _: kind)
+    model = load_model(file, adapters=AdapterRoom(1, 8))
+    alone = read(adapter, model)
+    own = base_of(checkpoint)[name]
+    save_with(adapter, {name: own})
+    with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name}: .* quantized, .*save_embedding"):
+        read(adapter, model)
+    save_with(adapter, {name: torch.cat((own, own[:1]))})
+    with pytest.raises(ModelLoadError, match=rf"{PREFIX}{name} .*change the vocabulary"):
+        read(adapter, model)
+    assert alone.updates
+
+
+def test_an_embedding_may_be_wider_than_the_quantized_one(
+    checkpoint: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How large a file may be is no reason for another refusal."""
+    file = write_gguf(tmp_path / "base.gguf", checkpoint, "llama", lambda _: Type.Q4_0)
+    model = load_model(file, adapters=AdapterRoom(1, 8))
+    monkeypatch.setattr(reader, "_MOST_OTHER_BYTES", 4096)
+    save_with(adapter, {name: each.double() for name, each in base_of(checkpoint).items()})
+    with pytest.raises(ModelLoadError, match="the model's own is quantized"):
         read(adapter, model)
 
 

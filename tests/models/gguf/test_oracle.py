@@ -169,7 +169,15 @@ def test_experts_may_have_rounded_inputs(make: Callable[..., tuple[Path, Path]])
     want = reference_of(path, checkpoint, "qwen3_moe")
     exact = want.logits
     error = (dense_logits(model, PROMPT) - exact).abs() / exact.abs().amax(dim=-1, keepdim=True)
-    assert error.mean() < 0.01
+    # Rounding to 127 steps of the largest input is an error of a standard deviation of
+    # 1 / (127 * sqrt(12)) of it, and so of 0.7 % of a product of 256 inputs, the largest of which
+    # is three times as large as they are on average. Eight products follow each other: 2 %, of
+    # logits the largest of which is three times as large as the others: 0.6 % on average, and four
+    # times that for the largest of ten thousand. Of both, twice that again and more. With the
+    # values of one expert of eight in another order, or its scales doubled, the largest is 15 % or
+    # more.
+    assert error.mean() < 0.015
+    assert error.max() < 0.1
 
 
 def test_an_outline_is_the_model_without_values(make: Callable[..., tuple[Path, Path]]) -> None:

@@ -162,21 +162,27 @@ MUTATIONS = (
             f"{_BODIES}::test_longer_bodies_hold_up_themselves_alone",
             f"{_BODIES}::test_others_have_a_turn_between_two_long_bodies",
             f"{_BODIES}::test_owners_take_turns",
+            f"{_BODIES}::test_owners_take_turns_in_what_else_is_computed",
         ),
         (
             "long bodies are worked on side by side",
-            "ThreadPoolExecutor(1, thread_name_prefix=name)",
-            "ThreadPoolExecutor(9, thread_name_prefix=name)",
+            'TurnPool(1, "slipstream-long-bodies")',
+            'TurnPool(9, "slipstream-long-bodies")',
         ),
         (
             "bodies of all owners stand in one line",
-            "self._waiting.push(owner, (future, work))",
-            'self._waiting.push("", (future, work))',
+            "lane.submit(OWNER.get(),",
+            'lane.submit("",',
         ),
         (
             "bodies wait for longer ones",
             "lane = _LONG if size > _LONG_BYTES else _MIDDLING",
             "lane = _LONG",
+        ),
+        (
+            "what is computed of requests stands in one line",
+            "_WORK.submit(OWNER.get(),",
+            '_WORK.submit("",',
         ),
         (
             "all long bodies are decoded in one turn",

@@ -15,6 +15,42 @@ MUTATIONS = (
             "        return True\n\n    def _is_closed_before_argument(",
         ),
         (
+            "a line that is a tag which closes the call ends the value that goes on behind it",
+            "        return bool(begins_line and is_whole) and not (yield from self._goes_on())\n",
+            "        return bool(begins_line and is_whole)\n",
+        ),
+        (
+            "a tag of calls behind one that closes the call ends the value without a call",
+            "        if opener and (yield from self._has_call(tags.openers.index(opener))):\n",
+            "        if opener:\n",
+        ),
+        (
+            "text behind a call without the value's closing tag is a part of the value",
+            "        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short\n",
+            "        return True\n",
+        ),
+        (
+            "a value that goes on for long behind a tag that closes the call ends there",
+            "        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short\n",
+            "        return source.is_cut_short\n",
+        ),
+        (
+            "a value that is cut short behind a tag that closes the call is whole",
+            "        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short\n",
+            "        return source.looked_ahead >= MAX_AHEAD\n",
+        ),
+        (
+            "the next call's closing tag is taken for that of a value before it",
+            "            elif (yield from self._is_call(tags.openers.index(tag))):\n"
+            "                return False\n",
+            "",
+        ),
+        (
+            "any closing tag in the text behind a call shows that its value goes on",
+            "                if (yield from self._is_closed()):\n                    return True\n",
+            "                return True\n",
+        ),
+        (
             "a function that is closed twice is a part of the value",
             "tags.closers[tags.closers.index(found) :]",
             "tags.closers[tags.closers.index(found) + 1 :]",
@@ -76,13 +112,14 @@ MUTATIONS = (
         ),
         (
             "without the closing tags of one call the next one is a part of its value",
-            "        if (yield from source.starts_with_any(tags.calls)):\n            return True",
-            "        yield from source.starts_with_any(tags.calls)",
+            "        if opener and (yield from self._has_call(tags.openers.index(opener))):\n"
+            "            return True\n",
+            "",
         ),
         (
             "a value ends with a tag of the call within a line",
-            "        return bool(begins_line and is_whole)\n",
-            "        return bool(is_whole)\n",
+            "        return bool(begins_line and is_whole) and",
+            "        return bool(is_whole) and",
         ),
         (
             "a list of functions in a value ends the call",
@@ -193,6 +230,11 @@ MUTATIONS = (
             "a deep block ends the request in a traceback",
             "    if depth > _MAX_DEPTH:\n",
             "    if False:\n",
+        ),
+        (
+            "a drawing that failed is told as an image",
+            '        held = [{"type": "image"} for _ in held]\n',
+            '        held = [{"type": "image"}]\n',
         ),
         (
             "a result names no call",

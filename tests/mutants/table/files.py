@@ -138,6 +138,16 @@ MUTATIONS = (
             "        if not _equal(saved, own):\n",
             "        if False:\n",
         ),
+        (
+            "a quantized embedding is taken for one of another vocabulary",
+            "        if _is_packed(own) and saved.shape[:1] == own.shape[:1]:\n",
+            "        if False:\n",
+        ),
+        (
+            "an embedding that is wider than the quantized one makes the file too large",
+            "    return 8 * own.size if _is_packed(own) else math.prod(own.shape)\n",
+            "    return math.prod(own.shape)\n",
+        ),
     ),
     *mutations_of(
         "src/text/expressions.py",

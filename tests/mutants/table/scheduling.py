@@ -332,6 +332,15 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_PURE}/test_shares.py",),
+        (
+            "what passed a request that is given up counts for the next one",
+            "            if index == 0:\n                self.passed = 0\n",
+            "",
+        ),
+    ),
+    *mutations_of(
         "src/engine/scheduling/row_allocator.py",
         (f"{_PURE}/test_shares.py",),
         (

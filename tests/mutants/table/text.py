@@ -60,6 +60,11 @@ MUTATIONS = (
             "                if False:\n",
         ),
         (
+            "what a process says unasked is a part of its answer",
+            "        if len(received) > length:\n",
+            "        if False:\n",
+        ),
+        (
             "the end of CPU time counts as an accident",
             "is_late=is_late or status == -signal.SIGPROF",
             "is_late=is_late",
@@ -68,7 +73,6 @@ MUTATIONS = (
     *mutations_of(
         "src/text/template_pool.py",
         (
-            f"{_POOL}::test_who_waits_no_more_is_not_served",
             f"{_POOL}::test_so_many_may_wait",
             f"{_POOL}::test_short_conversations_go_on_beside_a_long_one",
             f"{_POOL}::test_long_is_what_has_much_text_or_many_messages",
@@ -95,11 +99,6 @@ MUTATIONS = (
             "a template that one owner misused is shut to all",
             "self._refused.get((owner, key), 0.0)",
             "max((t for (_, k), t in self._refused.items() if k == key), default=0.0)",
-        ),
-        (
-            "who waits no more is served",
-            "        if not self.future.set_running_or_notify_cancel():\n            return\n",
-            "        self.future.set_running_or_notify_cancel()\n",
         ),
         (
             "any number of conversations may wait to be rendered",
