@@ -24,7 +24,8 @@ import triton
 
 from benchmarks.gpu.kernels import call_seconds
 from benchmarks.record import Figure, Recorder
-from src.ops import PAGED_ATTENTION, AttentionSpec, step_schedule
+from src.ops import PAGED_ATTENTION, step_schedule
+from src.ops.attention_call import PagedAttention
 from src.ops.triton import paged_attention, tuning
 from src.ops.triton.tuning import DecodeShape, PrefillShape
 
@@ -89,13 +90,16 @@ def seconds_of(
     """
     seconds = {}
     for name, given in arguments.items():
-        query, key_cache = given[0], given[3]
-        spec = AttentionSpec.of(*given[10:12])
+        call = PagedAttention.of_flat(*given)
+        rows = (call.block_tables, call.query_start_loc, call.seq_lens)
         # As in a model's layers, but with the candidate's tile size.
-        schedule = step_schedule(key_cache, query.shape[1], *given[5:8], spec)
+        schedule = step_schedule(call.key_cache, call.query.shape[1], *rows, call.spec)
         num_bytes = PAGED_ATTENTION.cost(*given).bytes
         seconds[name] = call_seconds(
-            paged_attention.run, (*given, schedule), num_bytes, query.device
+            paged_attention.run,
+            (*given[:-1], schedule),
+            num_bytes,
+            call.query.device,
         )
         error = float((given[9].float() - wanted[name].float()).abs().max())
         if not error < _TOLERANCE:

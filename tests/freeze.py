@@ -15,7 +15,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.models import load_model
+from src.models.loading.options import LoadOptions
 from src.ops import OPS, Kernel, Op
 from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.cpu.cache_root import cache_root
@@ -65,14 +66,14 @@ def digest(*tensors: torch.Tensor) -> str:
     return found.hexdigest()[:16]
 
 
-def digest_of_op(op: Op, case: Mapping[str, Any]) -> tuple[str, str]:
+def digest_of_op(op: Op[..., Any], case: Mapping[str, Any]) -> tuple[str, str]:
     """The way that computed a case with the kernel now installed, and its digest.
 
     The digest is of the result and of every argument that a call changes.
     """
     given = op.build("cpu", **case)
     names = [argument.name for argument in op.overload._schema.arguments]
-    with _calls_of(op.reference) as calls:
+    with _calls_of_references() as calls:
         result = op.overload(*given)
     changed = [value for name, value in zip(names, given, strict=False) if name in op.mutated]
     tensors = (*([] if result is None else [result]), *changed)
@@ -83,7 +84,7 @@ def digest_of_op(op: Op, case: Mapping[str, Any]) -> tuple[str, str]:
 def digest_of_family(checkpoint: Path, loaded: Mapping[str, Any]) -> str:
     """The digest of logits: of a prompt in two chunks, and of two tokens after it."""
     try:
-        model = load_model(checkpoint, **loaded)
+        model = load_model(checkpoint, LoadOptions(**loaded))
     except ModelLoadError as error:
         return f"refused: {error}"
     sequence = PagedSequence(model)
@@ -92,12 +93,13 @@ def digest_of_family(checkpoint: Path, loaded: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _calls_of(function: Callable[..., Any]) -> Iterator[list[None]]:
-    """A list that gets an element for each call of a function, by whatever name."""
+def _calls_of_references() -> Iterator[list[None]]:
+    """A list that gets an element for each call of the reference of an op."""
     calls: list[None] = []
 
     def watch(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is function.__code__:
+        is_reference = event == "call" and frame.f_code.co_name == "reference"
+        if is_reference and frame.f_globals["__name__"].startswith("src.ops."):
             calls.append(None)
 
     sys.setprofile(watch)

@@ -25,7 +25,6 @@ from src.ops import (
     LATENT_ATTENTION,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
-    AttentionSpec,
     Op,
     step_schedule,
 )
@@ -49,11 +48,11 @@ _CPU_CACHE = 32 * 2**20
 _MOST_COPIES = 64
 
 
-def cases(*, quick: bool) -> dict[str, tuple[Op, dict[str, Any]]]:
+def cases(*, quick: bool) -> dict[str, tuple[Op[..., Any], dict[str, Any]]]:
     """Calls of the ops as in a decoder of 8 B parameters, in its dtype."""
     scale, most_rows = (16, 16) if quick else (1, 256)
     attention = {**_HEADS, "dtype": torch.bfloat16}
-    named: dict[str, tuple[Op, dict[str, Any]]] = {}
+    named: dict[str, tuple[Op[..., Any], dict[str, Any]]] = {}
     for rows, context in ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (8, 8192)):
         rows, length = min(rows, most_rows), context // scale
         named[f"attention, {rows} decoding at {length}"] = (
@@ -153,16 +152,18 @@ _EXACT = {
 }
 
 
-def arguments_of(op: Op, device: torch.device, case: dict[str, Any]) -> tuple[Any, ...]:
+def arguments_of(op: Op[..., Any], device: torch.device, case: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments as a model's layers pass them: the decode schedule is made once per step."""
     arguments = op.build(str(device), **case)
     if op is not PAGED_ATTENTION:
         return arguments
-    query, key_cache, spec = arguments[0], arguments[3], AttentionSpec.of(*arguments[10:12])
-    return (*arguments, step_schedule(key_cache, query.shape[1], *arguments[5:8], spec))
+    call = PAGED_ATTENTION.record.of_flat(*arguments)
+    rows = (call.block_tables, call.query_start_loc, call.seq_lens)
+    schedule = step_schedule(call.key_cache, call.query.shape[1], *rows, call.spec)
+    return (*arguments[:-1], schedule)
 
 
-def check(op: Op, arguments: tuple[Any, ...]) -> float:
+def check(op: Op[..., Any], arguments: tuple[Any, ...]) -> float:
     """The kernel's error relative to the reference; ``arguments`` are left as the kernel does.
 
     For attention and experts: the largest difference in a token's output, over the output's root
@@ -220,7 +221,7 @@ def _element_error(wanted: Tensor, got: Tensor) -> float:
 def _time(
     session: Session,
     name: str,
-    op: Op,
+    op: Op[..., Any],
     arguments: tuple[Any, ...],
     roof: Roofline,
     error: float,

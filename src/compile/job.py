@@ -179,6 +179,12 @@ def without_data(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return bare
 
 
+def repeats(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Per tensor the index of the first one that is the same object."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(each), index) for index, each in enumerate(tensors))
+
+
 def _sources(function: Callable[..., Any]) -> list[Path]:
     """Source files of the function's package that its module depends on, and of the worker."""
     package = function.__module__.partition(".")[0]

@@ -31,7 +31,7 @@ from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from src.compile.ahead import CompilationError
-from src.compile.job import flatten, is_tensor, without_data
+from src.compile.job import flatten, is_tensor, repeats, without_data
 from src.compile.separate_sums import SeparateSums
 
 _OPTIONS: Mapping[str, Any] = {
@@ -53,8 +53,8 @@ class CompiledFunction:
     ------
     ValueError
         In a call with more than ``most_tokens`` tokens, or whose arguments differ from those of the
-        first call in more than the number of tokens and the values of tensors; in the first call,
-        if it passes a tensor twice.
+        first call in more than the number of tokens and the values of tensors. Arguments that are
+        the same tensor must be so in every call, and none of them may count tokens.
     CompilationError
         In the first call, if ``torch.compile`` is disabled, or its code does not hold for every
         number of tokens.
@@ -92,7 +92,8 @@ class CompiledFunction:
 
     def _compile(self, arguments: list[Any]) -> Any:
         tensors = list(flatten(tuple(arguments), is_tensor))
-        if len(set(map(id, tensors))) < len(tensors):
+        tokens = [arguments[index] for index in self._token_arguments]
+        if any(sum(each is other for other in tensors) > 1 for each in tokens):
             # The compiled code would treat the two as one tensor in every later call.
             raise ValueError("two arguments are the same tensor")
         own = _own_copy(self._function)
@@ -108,13 +109,13 @@ class CompiledFunction:
             with compile_lock, shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
                 result = compiled(*arguments)
         except ConstraintViolationError as error:
-            raise CompilationError(f"{own.__name__} depends on the number of tokens") from error
+            raise CompilationError(_dependent(arguments, own, str(error))) from error
         graphs = _debug_get_cache_entry_list(own.__code__)
         if len(graphs) != 1:
             # It ran eagerly, because the compiler is disabled in this process.
             raise CompilationError(f"torch.compile made no graph of {own.__name__}")
         if not inductor.holds_for(most):
-            raise CompilationError(f"{own.__name__} depends on the number of tokens")
+            raise CompilationError(_dependent(arguments, own, inductor.asked()))
         self._token_kinds = [_kind(arguments[index]) for index in self._token_arguments]
         self._positions = [i for i in range(len(arguments)) if i not in self._token_arguments]
         self._fixed = _description([arguments[position] for position in self._positions])
@@ -156,6 +157,18 @@ class _Inductor:
             for span in self._shapes.var_to_range.values()
         )
 
+    def asked(self) -> str:
+        """What the compiler asked of the sizes, and where."""
+        asked = {f"{guard.expr} {guard.sloc}" for guard in self._shapes.guards}
+        return "; ".join(sorted(asked)) or f"sizes are {self._shapes.var_to_range}"
+
+
+def _dependent(arguments: list[Any], function: types.FunctionType, why: str) -> str:
+    """The message: which function it is, by its links if it is a chain, and what was asked."""
+    links = getattr(arguments[0], "functions", ())
+    name = " ".join([function.__name__, *(link.__name__ for link in links)])
+    return f"{name} depends on the number of tokens: {why}"
+
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
     """What code depends on in a contiguous tensor whose dimension 0 is free."""
@@ -164,8 +177,9 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 def _description(arguments: list[Any]) -> tuple[Any, ...]:
     """What code depends on in the arguments that do not count tokens."""
-    devices = [tensor.device for tensor in flatten(tuple(arguments), is_tensor)]
-    return without_data(tuple(arguments)), devices
+    tensors = tuple(flatten(tuple(arguments), is_tensor))
+    # Code reads a tensor that comes twice from one of its places.
+    return without_data(tuple(arguments)), [each.device for each in tensors], repeats(tensors)
 
 
 def _own_copy(

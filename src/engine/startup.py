@@ -310,7 +310,7 @@ def _build_parts(
         ends.callback(compilation.close)
     if device.type != "cpu":
         report("kernels", STARTUP_PHASES["kernels"], "compiling kernels")
-        worker.warm_up()
+        worker.warm_up(config.scheduler.max_num_batched_tokens)
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.use_pauses()
     info = _model_info(config, model, device, memory.max_model_len)

@@ -4,12 +4,15 @@
 [`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
 """
 
+from typing import Any
+
 from src.ops.adapt import ADAPT, NO_SLOT, adapt
 from src.ops.attention_spec import AttentionSpec
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
 from src.ops.declaration import Cost, Kernel, Op
 from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
 from src.ops.experts import EXPERTS, experts
+from src.ops.float8_product import FLOAT8_PRODUCT, float8_product
 from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
@@ -18,7 +21,7 @@ from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.routing import Routing, route
 
-OPS: tuple[Op, ...] = (
+OPS: tuple[Op[..., Any], ...] = (
     PAGED_ATTENTION,
     DECODE_SCHEDULE,
     ROTATE_AND_CACHE,
@@ -29,6 +32,7 @@ OPS: tuple[Op, ...] = (
     CAUSAL_CONVOLUTION,
     LINEAR_RECURRENCE,
     ADAPT,
+    FLOAT8_PRODUCT,
 )
 
 __all__ = [
@@ -36,6 +40,7 @@ __all__ = [
     "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
+    "FLOAT8_PRODUCT",
     "GUMBEL_ARGMAX",
     "LATENT_ATTENTION",
     "LINEAR",
@@ -53,6 +58,7 @@ __all__ = [
     "causal_convolution",
     "decode_schedule",
     "experts",
+    "float8_product",
     "gumbel_argmax",
     "latent_attention",
     "linear",

@@ -9,49 +9,60 @@ slot of its own, or none. A fused projection has several *parts* along its outpu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from src.ops.declaration import Cost, Op
+from src.ops.records import Record, result, tensor
 
 NO_SLOT = -1
 """The slot of a token without an update."""
 
 
-def reference(
-    base: Tensor,
-    x: Tensor,
-    down: Tensor,
-    up: Tensor,
-    ranks: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-) -> Tensor:
-    """See [`adapt`][src.ops.adapt.adapt]."""
+class Adapt(Record, result=result("out", "tokens outputs", like="base")):
+    """`base + x @ down.T @ up`, with the `down` and the `up` of each token's slot.
+
+    Sums are in float32, and the result is rounded once. A token's result does not depend on the
+    other tokens.
+
+    Attributes
+        base: [T, N], contiguous: what the projection gives without an update.
+        x: [T, K] in base's dtype, last dimension contiguous: the projection's inputs.
+        down: [S, P * R, K], contiguous, in base's dtype: rows of P parts, R of each.
+        up: [S, R, N], contiguous, in base's dtype. A part's columns belong to its rows of `down`.
+        ranks: int32 [S, P]: how many of its R rows a part has; nothing behind them is read. 0: the
+            part has no update.
+        starts: int32 [P + 1]: the first column of each part, and N.
+        slots: int64 [T], below S; negative: this token has no update.
+
+    Returns
+        [T, N] in base's dtype.
+    """
+
+    base: Tensor = tensor("tokens outputs")
+    x: Tensor = tensor("tokens inputs", rows=True)
+    down: Tensor = tensor("num_slots parts*room inputs")
+    up: Tensor = tensor("num_slots room outputs")
+    ranks: Tensor = tensor("num_slots parts", torch.int32)
+    starts: Tensor = tensor("parts+1", torch.int32)
+    slots: Tensor = tensor("tokens", torch.int64)
+
+
+def reference(call: Adapt) -> Tensor:
+    """See [`Adapt`][src.ops.adapt.Adapt]."""
+    base, x, down, up = call.base, call.x, call.down, call.up
+    ranks, starts, slots = call.ranks, call.starts, call.slots
     room, bounds = up.shape[1], starts.tolist()
-    result = base.float().clone()
+    sums = base.float().clone()
     for slot in sorted(set(slots.tolist()) - {NO_SLOT}):
         tokens = (slots == slot).nonzero().squeeze(1)
         inputs = x[tokens].float()
         for part, rank in enumerate(ranks[slot].tolist()):
             first, begin, end = part * room, bounds[part], bounds[part + 1]
             inner = inputs @ down[slot, first : first + rank].float().T
-            result[tokens, begin:end] += inner @ up[slot, :rank, begin:end].float()
-    return result.to(base.dtype)
-
-
-def _fake(
-    base: Tensor,
-    x: Tensor,
-    down: Tensor,
-    up: Tensor,
-    ranks: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-) -> Tensor:
-    return base.new_empty(base.shape)
+            sums[tokens, begin:end] += inner @ up[slot, :rank, begin:end].float()
+    return sums.to(base.dtype)
 
 
 def _build(
@@ -64,7 +75,7 @@ def _build(
     room: int,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> Adapt:
     """Random arguments: the slot of each token, outputs of each part, ranks of [slot][part].
 
     What is behind a rank is NaN.
@@ -81,24 +92,21 @@ def _build(
             down[slot, part, rank:] = torch.nan
             up[slot, rank:, starts[part] : starts[part + 1]] = torch.nan
     wide = (base, x, down.flatten(1, 2), up)
-    return (
-        *(tensor.to(dtype).to(device) for tensor in wide),
-        torch.tensor([list(of_slot) for of_slot in ranks], dtype=torch.int32).to(device),
-        torch.tensor(starts, dtype=torch.int32).to(device),
-        torch.tensor(list(slots), dtype=torch.int64).to(device),
+    moved = [each.to(dtype).to(device) for each in wide]
+    return Adapt(
+        base=moved[0],
+        x=moved[1],
+        down=moved[2],
+        up=moved[3],
+        ranks=torch.tensor([list(of_slot) for of_slot in ranks], dtype=torch.int32).to(device),
+        starts=torch.tensor(starts, dtype=torch.int32).to(device),
+        slots=torch.tensor(list(slots), dtype=torch.int64).to(device),
     )
 
 
-def _cost(
-    base: Tensor,
-    x: Tensor,
-    down: Tensor,
-    up: Tensor,
-    ranks: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-) -> Cost:
+def _cost(call: Adapt) -> Cost:
     """Each chosen update is read once; a token without one is copied."""
+    base, x, down, _, ranks, starts, slots = call
     sizes = (starts[1:] - starts[:-1]).tolist()
     moved, flops = 2 * base.nbytes, 0
     chosen = slots.tolist()
@@ -113,10 +121,8 @@ def _cost(
 
 ADAPT = Op(
     "adapt",
-    "(Tensor base, Tensor x, Tensor down, Tensor up, Tensor ranks, Tensor starts, Tensor slots) "
-    "-> Tensor",
+    Adapt,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=[
         {
@@ -143,33 +149,5 @@ ADAPT = Op(
     lazy={"cuda": "src.ops.triton.adapt:adapt"},
 )
 
-
-def adapt(
-    base: Tensor,
-    x: Tensor,
-    down: Tensor,
-    up: Tensor,
-    ranks: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-) -> Tensor:
-    """`base + x @ down.T @ up`, with the `down` and the `up` of each token's slot.
-
-    Sums are in float32, and the result is rounded once. A token's result does not depend on the
-    other tokens.
-
-    Parameters
-        base: [T, N], contiguous: what the projection gives without an update.
-        x: [T, K] in base's dtype, last dimension contiguous: the projection's inputs.
-        down: [S, P * R, K], contiguous, in base's dtype: rows of P parts, R of each.
-        up: [S, R, N], contiguous, in base's dtype. A part's columns belong to its rows of `down`.
-        ranks: int32 [S, P]: how many of its R rows a part has; nothing behind them is read. 0: the
-            part has no update.
-        starts: int32 [P + 1]: the first column of each part, and N.
-        slots: int64 [T], below S; negative: this token has no update.
-
-    Returns
-        [T, N] in base's dtype.
-    """
-    result: Tensor = ADAPT.overload(base, x, down, up, ranks, starts, slots)
-    return result
+adapt = ADAPT.function
+"""The op as a function of the fields of [`Adapt`][src.ops.adapt.Adapt]."""

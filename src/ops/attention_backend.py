@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from src.ops.attention_spec import FEATURES, AttentionSpec
+from src.ops.attention_call import PagedAttention
+from src.ops.attention_spec import FEATURES
 from src.ops.declaration import Backend, Kernel
 from src.ops.paged_attention import PAGED_ATTENTION
 
@@ -18,7 +19,7 @@ class AttentionKernel(NamedTuple):
     """A kernel of paged attention.
 
     Attributes
-        run: Takes the op's arguments without `backend`.
+        run: Takes the op's flat arguments, as a [`Kernel`][src.ops.declaration.Kernel] does.
         honours: Fields of [`AttentionSpec`][src.ops.attention_spec.AttentionSpec], beside `scale`,
             that it supports. It is never given a call that uses others.
     """
@@ -44,8 +45,5 @@ class AttentionBackend(Backend):
         return next(kernel for kernel in self.kernels if features <= kernel.honours)
 
     def _run(self, *args: Any) -> None:
-        spec = AttentionSpec.of(*args[_SINKS : _SINKS + 2])
-        self.kernel_for(spec.features).run(*args)
-
-
-_SINKS = [argument.name for argument in PAGED_ATTENTION.overload._schema.arguments].index("sinks")
+        call = PagedAttention.of_flat(*args)
+        self.kernel_for(call.spec.features).run(*args)

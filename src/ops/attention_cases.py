@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from src.ops.attention_call import PagedAttention
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import LARGEST_CODE, is_coded, to_rows
 from src.ops.declaration import Case, Cost
@@ -36,8 +36,8 @@ def build(
     prefixes: Mapping[int, tuple[int, int]] | None = None,
     cached: bool = False,
     cache_dtype: torch.dtype | None = None,
-) -> tuple[Any, ...]:
-    """Arguments of a call for rows given as (query_len, seq_len).
+) -> PagedAttention:
+    """A call for rows given as (query_len, seq_len).
 
     `max_seq_len` is `longest` if that exceeds the rows' own lengths; it is only an upper bound.
     `prefixes` maps row -> (an earlier row, number of its blocks that this row begins with); neither
@@ -86,29 +86,39 @@ def build(
             for cache in (key_cache, value_cache):
                 cache[table[:passed]] = torch.nan
 
-    num_all = num_heads + 2 * num_kv_heads
-    qkv = torch.randn(num_tokens + padding, num_all, head_dim, generator=random)
-    qkv[num_tokens:] = torch.nan
-    query, key, value = (
-        qkv.to(device, dtype).flatten(1).unflatten(1, (-1, head_dim))
-        .split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    )  # fmt: skip
-    lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
-    return (
-        query,
-        *((None, None) if cached else (key, value)),
-        *(_kept_as(cache_dtype or dtype, cache).to(device) for cache in (key_cache, value_cache)),
-        block_tables.to(device),
-        lengths.cumsum(0).to(device, torch.int32),
-        torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
-        torch.tensor(slots + [-1] * padding, dtype=torch.int64, device=device),
-        torch.full((num_tokens + padding, num_heads, head_dim), torch.nan, dtype=dtype).to(device),
-        spec.sinks,
-        spec.scalars(),
-        max((query_len for query_len, _ in rows), default=0),
-        max((longest, *(seq_len for _, seq_len in rows))),
-        deterministic,
+    fused = torch.randn(
+        num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random
     )
+    fused[num_tokens:] = torch.nan
+    query, key, value = _slices(fused.to(device, dtype), num_heads, num_kv_heads)
+    lengths = torch.tensor([0] + [query_len for query_len, _ in rows])
+    caches = [
+        _kept_as(cache_dtype or dtype, cache).to(device) for cache in (key_cache, value_cache)
+    ]
+    return PagedAttention(
+        query=query,
+        key=None if cached else key,
+        value=None if cached else value,
+        key_cache=caches[0],
+        value_cache=caches[1],
+        block_tables=block_tables.to(device),
+        query_start_loc=lengths.cumsum(0).to(device, torch.int32),
+        seq_lens=torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64, device=device),
+        out=torch.full((len(query), num_heads, head_dim), torch.nan, dtype=dtype, device=device),
+        spec=spec,
+        max_query_len=max((query_len for query_len, _ in rows), default=0),
+        max_seq_len=max((longest, *(seq_len for _, seq_len in rows))),
+        deterministic=deterministic,
+    )
+
+
+def _slices(fused: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, ...]:
+    """Query, key and value, as they lie in what one projection gives."""
+    heads, head_dim = (num_heads, num_kv_heads, num_kv_heads), fused.shape[2]
+    by_head = fused.flatten(1).unflatten(1, (-1, head_dim))
+    slices: tuple[Tensor, ...] = by_head.split(heads, dim=1)
+    return slices
 
 
 def _kept_as(dtype: torch.dtype, numbers: Tensor) -> Tensor:
@@ -236,28 +246,11 @@ CACHED_CASES: list[Case] = [
 """Cases without `key` and `value`, which the compiled CPU kernel does not support."""
 
 
-def cost(
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    sinks: Tensor | None,
-    scalars: Sequence[float],
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    schedule: Tensor | None = None,
-) -> Cost:
+def cost(call: PagedAttention) -> Cost:
     """Each visible key and value read once, each (query, key) pair two multiply-adds."""
+    query, key_cache, spec = call.query, call.key_cache, call.spec
     num_heads, head_dim = query.shape[1:]
-    spec = AttentionSpec.of(sinks, scalars)
-    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    starts, lengths = call.query_start_loc.tolist(), call.seq_lens.tolist()
     pairs = keys = 0
     read: set[int] = set()
     for row, seq_len in enumerate(lengths):
@@ -267,11 +260,11 @@ def cost(
         if query_len:
             keys += seq_len - spec.first_visible(first)
             if spec.window is None and spec.chunk is None:
-                blocks = block_tables[row, : -(-seq_len // key_cache.shape[1])].tolist()
+                blocks = call.block_tables[row, : -(-seq_len // key_cache.shape[1])].tolist()
                 keys -= key_cache.shape[1] * len(read.intersection(blocks))
                 read.update(blocks)
-    new = 0 if key is None else key.shape[0]  # read, and written into the cache
-    elements = query.numel() + out.numel() + 2 * new * key_cache.shape[2] * head_dim
+    new = 0 if call.key is None else call.key.shape[0]  # read, and written into the cache
+    elements = query.numel() + call.out.numel() + 2 * new * key_cache.shape[2] * head_dim
     cached = 2 * (new + keys) * key_cache[0, 0].numel() * key_cache.element_size()
     return Cost(
         bytes=elements * query.element_size() + cached, flops=4 * pairs * num_heads * head_dim

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from src.ops.attention_backend import AttentionKernel
+from src.ops.attention_call import PagedAttention
 from src.ops.attention_spec import AttentionSpec
 from src.ops.paged_attention import PAGED_ATTENTION
 
@@ -84,7 +85,7 @@ class LibraryAttention:
         prefill: The library's function.
         shapes: The shapes that it supports. The Triton kernels alone serve other shapes, decode
             steps and deterministic engines.
-        base: `run` of the Triton kernels.
+        base: `launch` of the Triton kernels.
     """
 
     def __init__(
@@ -94,40 +95,21 @@ class LibraryAttention:
         self._shapes = frozenset(shapes)
         self._base = base
 
-    def run(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        slot_mapping: Tensor,
-        out: Tensor,
-        sinks: Tensor | None,
-        scalars: Sequence[float],
-        max_query_len: int,
-        max_seq_len: int,
-        deterministic: bool = False,
-        schedule: Tensor | None = None,
-    ) -> None:
-        """Arguments as in [`paged_attention`][src.ops.paged_attention.paged_attention]."""
+    def run(self, call: PagedAttention) -> None:
+        """Compute a call."""
         able = False
-        if max_query_len > 1 and not deterministic:
-            block_size, num_kv_heads, head_dim = key_cache.shape[1:]
-            able = (
-                AttentionShape(
-                    query.shape[1], num_kv_heads, head_dim, block_size, query.dtype,
-                    AttentionSpec.of(sinks, scalars).features,
-                ) in self._shapes
-            )  # fmt: skip
-        self._base(
-            query, key, value, key_cache, value_cache, block_tables, query_start_loc, seq_lens,
-            slot_mapping, out, sinks, scalars, max_query_len, max_seq_len, deterministic,
-            schedule, prefill=self._prefill if able else None,
-        )  # fmt: skip
+        if call.max_query_len > 1 and not call.deterministic:
+            block_size, num_kv_heads, head_dim = call.key_cache.shape[1:]
+            shape = AttentionShape(
+                num_heads=call.query.shape[1],
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                block_size=block_size,
+                dtype=call.query.dtype,
+                features=call.spec.features,
+            )
+            able = shape in self._shapes
+        self._base(call, prefill=self._prefill if able else None)
 
 
 class Library(NamedTuple):
@@ -281,7 +263,7 @@ def open_library(
     # A package built for another torch or CUDA may raise anything, when it is imported or when a
     # kernel is launched.
     try:
-        base = importlib.import_module("src.ops.triton.paged_attention").run
+        base = importlib.import_module("src.ops.triton.paged_attention").launch
         library = LIBRARIES[name](torch.cuda.get_device_capability(device)[0])
     except LibraryUnavailableError:
         raise
@@ -303,7 +285,7 @@ def open_library(
         if isinstance(error, LibraryUnavailableError):
             raise
         raise LibraryUnavailableError(f"fails with {_words(shape)}: {_text(error)}") from error
-    return AttentionKernel(name, attention.run, library.honours)
+    return AttentionKernel(name, PagedAttention.taking_flat(attention.run), library.honours)
 
 
 def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) -> None:
@@ -321,14 +303,14 @@ def _try(run: Callable[..., None], shape: AttentionShape, device: torch.device) 
         has_sinks="sinks" in shape.features,
         padding=3,
     )
-    changed = ("key_cache", "value_cache", "out")
-    names = inspect.signature(PAGED_ATTENTION.reference).parameters
-    expected = [x.clone() if name in changed else x for name, x in zip(names, args)]
+    call = PagedAttention.of_flat(*args)
+    expected = call.replace(
+        key_cache=call.key_cache.clone(), value_cache=call.value_cache.clone(), out=call.out.clone()
+    )
     with torch.inference_mode():
-        PAGED_ATTENTION.reference(*expected)
-        run(*args)
-    place = list(names).index("out")
-    got, right = args[place], expected[place]
+        PAGED_ATTENTION.reference(*expected.flat())
+        run(call)
+    got, right = call.out, expected.out
     tolerance = _TOLERANCE[shape.dtype]
     if not torch.allclose(got, right, rtol=tolerance, atol=tolerance):
         difference = (got.float() - right.float()).abs().max().item()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ class AttentionSpec:
     Raises
         ValueError: `cap`, `window` or `chunk` is out of range, or `sinks` is not a float32 vector.
     """
+
+    PARTS: ClassVar[tuple[tuple[str, str], ...]] = (("sinks", "Tensor?"), ("scalars", "float[]"))
+    """Its flat arguments in torch's schema, see `records.NestedField`."""
 
     scale: float
     cap: float | None = None
@@ -64,6 +68,10 @@ class AttentionSpec:
     def scalars(self) -> list[float]:
         """All fields except tensors, in the order of the op's schema."""
         return [self.scale, self.cap or 0.0, float(self.window or 0), float(self.chunk or 0)]
+
+    def parts(self) -> tuple[Tensor | None, list[float]]:
+        """The flat arguments."""
+        return self.sinks, self.scalars()
 
     @classmethod
     def of(cls, sinks: Tensor | None, scalars: Sequence[float]) -> AttentionSpec:

@@ -6,28 +6,48 @@ So chunks give what one pass gives.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Case, Cost, Op
+from src.ops.records import Record, tensor
 
 MAX_TAPS: Final = 16
 """The most inputs that a kernel sees at a time; kMostTaps of recurrence.cpp. Models have 4."""
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    out: Tensor,
-) -> None:
-    """See [`causal_convolution`][src.ops.causal_convolution.causal_convolution]."""
+class CausalConvolution(Record):
+    """`silu(bias + sum_j weight[j] * x[t - K + 1 + j])` for every token and channel.
+
+    Sums are in float32 and rounded once, behind the activation.
+
+    Attributes
+        x: [T, C] float32, bfloat16 or float16, last dimension contiguous.
+        weight: [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the
+            token itself.
+        bias: [C] of x's dtype, contiguous, or None.
+        states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
+            oldest first. A slot's states are contiguous.
+        slots: [B] int64, contiguous: the slot of each row, each another one.
+        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
+        out: [T, C] of x's dtype, written, contiguous; padding becomes 0.
+    """
+
+    x: Tensor = tensor("tokens channels", rows=True)
+    weight: Tensor = tensor("taps channels")
+    bias: Tensor | None = tensor("channels")
+    states: Tensor = tensor("num_slots taps-1 channels", rows=True, changed=True)
+    slots: Tensor = tensor("rows", torch.int64)
+    query_start_loc: Tensor = tensor("rows+1", torch.int32)
+    out: Tensor = tensor("tokens channels", changed=True)
+
+
+def reference(call: CausalConvolution) -> None:
+    """See [`CausalConvolution`][src.ops.causal_convolution.CausalConvolution]."""
+    x, weight, bias, states, slots, query_start_loc, out = call
     bounds, taps = query_start_loc.tolist(), len(weight)
     out[bounds[-1] :] = 0
     for row, slot in enumerate(slots.tolist()):
@@ -45,10 +65,6 @@ def reference(
         states[slot] = seen[count:]
 
 
-def _fake(*args: object) -> None:
-    return None
-
-
 def _build(
     device: str,
     *,
@@ -59,7 +75,7 @@ def _build(
     dtype: torch.dtype = torch.float32,
     has_bias: bool = True,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> CausalConvolution:
     """Inputs are a slice of a fused tensor, slots in random order; NaN where nothing is read."""
     random = torch.Generator().manual_seed(seed)
     tokens, total = sum(rows), sum(rows) + padding
@@ -70,14 +86,14 @@ def _build(
     memory[slots] = torch.randn(len(rows), memory.shape[1], generator=random).to(dtype)
     bounds = torch.tensor((0, *rows)).cumsum(0).to(torch.int32)
     bias = torch.randn(channels, generator=random).to(device, dtype)
-    return (
-        fused.to(device, dtype)[:, 8:],
-        torch.randn(taps, channels, generator=random).to(device, dtype),
-        bias if has_bias else None,
-        memory.to(device)[:, 16:].unflatten(1, (taps - 1, channels)),
-        slots.to(device),
-        bounds.to(device),
-        torch.full((total, channels), torch.nan, dtype=dtype, device=device),
+    return CausalConvolution(
+        x=fused.to(device, dtype)[:, 8:],
+        weight=torch.randn(taps, channels, generator=random).to(device, dtype),
+        bias=bias if has_bias else None,
+        states=memory.to(device)[:, 16:].unflatten(1, (taps - 1, channels)),
+        slots=slots.to(device),
+        query_start_loc=bounds.to(device),
+        out=torch.full((total, channels), torch.nan, dtype=dtype, device=device),
     )
 
 
@@ -91,54 +107,22 @@ def _grid() -> list[Case]:
     return [*cases, {"rows": ()}]
 
 
-def _cost(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    out: Tensor,
-) -> Cost:
-    tokens, channels = int(query_start_loc[-1]), x.shape[1]
+def _cost(call: CausalConvolution) -> Cost:
+    x, weight, slots = call.x, call.weight, call.slots
+    tokens, channels = int(call.query_start_loc[-1]), x.shape[1]
     moved = 2 * tokens * channels + weight.numel() + 2 * len(slots) * (len(weight) - 1) * channels
     return Cost(bytes=moved * x.element_size(), flops=2 * len(weight) * tokens * channels)
 
 
 CAUSAL_CONVOLUTION = Op(
     "causal_convolution",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) states, Tensor slots, "
-    "Tensor query_start_loc, Tensor(b!) out) -> ()",
+    CausalConvolution,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=_grid(),
     cost=_cost,
+    lazy={"cuda": "src.ops.triton.causal_convolution:run"},
 )
 
-
-def causal_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    out: Tensor,
-) -> None:
-    """`silu(bias + sum_j weight[j] * x[t - K + 1 + j])` for every token and channel.
-
-    Sums are in float32 and rounded once, behind the activation.
-
-    Parameters
-        x: [T, C] float32, bfloat16 or float16, last dimension contiguous.
-        weight: [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the
-            token itself.
-        bias: [C] of x's dtype, contiguous, or None.
-        states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
-            oldest first. A slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one.
-        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
-        out: [T, C] of x's dtype, written, contiguous; padding becomes 0.
-    """
-    CAUSAL_CONVOLUTION.overload(x, weight, bias, states, slots, query_start_loc, out)
+causal_convolution = CAUSAL_CONVOLUTION.function
+"""The op as a function of its record's fields: of `CausalConvolution`."""

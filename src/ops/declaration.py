@@ -1,4 +1,4 @@
-"""One declaration per op: its name, schema, reference, kernels and cost.
+"""One declaration per op: its name, record, reference, kernels and cost.
 
 An [`Op`][src.ops.declaration.Op] is written once. From it come the registration with
 torch (namespace `slipstream`), the tests (every kernel against the reference over
@@ -13,17 +13,22 @@ during one. Where callers may want different kernels, each call carries the hand
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch import library
 
+from src.ops.records import Record, Signature
+
 NAMESPACE = "slipstream"
+BACKEND = "backend"
+"""The last field of ops whose callers choose a kernel: the handle of a `Backend`, or 0."""
 
 Case = Mapping[str, Any]
 """One point of an op's parameter grid, as keyword arguments of its input builder."""
@@ -34,7 +39,7 @@ _library = library.Library(NAMESPACE, "FRAGMENT")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An implementation: `run` takes exactly the op's arguments, in schema order."""
+    """An implementation: `run` takes the op's flat arguments, without `backend`."""
 
     name: str
     run: Callable[..., Any]
@@ -66,61 +71,113 @@ _handles = itertools.count(1)
 _backends: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
 
 
-class Op:
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=Record)
+
+
+class Op(Generic[P, R]):
     """A custom op with its meaning (the reference), its kernels, its cases and its cost.
+
+    Calling it calls the op through torch, with the fields of its record as arguments.
 
     Parameters
         name: Op name inside the namespace.
-        signature: Schema without the name, e.g. `(Tensor x, Tensor(a!) out) -> ()`. The arguments
-            written `Tensor(a!)` are the mutated ones; an op never returns an alias of an argument.
+        record: The class of its calls, or its signature, whose flat arguments its functions then
+            take. An op never returns an alias of an argument.
         reference: Plain torch, on any device. It defines the result.
-        fake: Shapes and dtypes only, for tracing.
-        build: Makes the arguments of one case: `build(device, **case)`.
+        fake: Shapes and dtypes only, for tracing; None if the record says them.
+        build: Makes one case: `build(device, **case)`.
         cases: The grid that the kernels are tested over.
-        cost: Minimal bytes and FLOPs of a call with these arguments.
-        lazy: Device type -> where its kernel lives (`"module:attribute"`). It is imported at the
-            first call on that device type, so that a CPU process never imports Triton. A device
-            type without an entry is served by the reference.
-        takes_backend: Whether the signature ends with `int backend=0`: the handle of the
-            [`Backend`][src.ops.declaration.Backend] that serves the call, or 0 for the device's
-            kernel. Kernels get the arguments before it.
+        cost: Minimal bytes and FLOPs of a call.
+        lazy: Device type -> where its kernel lives (`"module:attribute"`), a function of flat
+            arguments. It is imported at the first call on that device type, so that a CPU process
+            never imports Triton. A device type without an entry is served by the reference.
+
+    Attributes
+        reference, build, cost: As given, with flat arguments (see
+            [`Record`][src.ops.records.Record]) in place of records.
+        overload: The op of torch, which takes flat arguments too.
     """
+
+    @overload
+    def __init__(
+        self,
+        name: str,
+        record: Callable[P, C],
+        *,
+        reference: Callable[[C], R],
+        build: Callable[..., C],
+        cases: Sequence[Case],
+        cost: Callable[[C], Cost],
+        fake: Callable[[C], R] | None = None,
+        lazy: Mapping[str, str] | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Op[..., R],
+        name: str,
+        record: str,
+        *,
+        reference: Callable[..., R],
+        build: Callable[..., tuple[Any, ...]],
+        cases: Sequence[Case],
+        cost: Callable[..., Cost],
+        fake: Callable[..., R],
+        lazy: Mapping[str, str] | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
         name: str,
-        signature: str,
+        record: Any,
         *,
         reference: Callable[..., Any],
-        fake: Callable[..., Any],
-        build: Callable[..., tuple[Any, ...]],
+        build: Callable[..., Any],
         cases: Sequence[Case],
         cost: Callable[..., Cost],
+        fake: Callable[..., Any] | None = None,
         lazy: Mapping[str, str] | None = None,
-        takes_backend: bool = False,
     ) -> None:
         self.name = name
-        self.reference = reference
-        self.build = build
+        self.record: type[Record] | Signature
+        self.record = Signature(record) if isinstance(record, str) else record
+        self.reference = self.record.taking_flat(reference)
+        self.cost = self.record.taking_flat(cost)
         self.cases = tuple(cases)
-        self.cost = cost
+        self._build = build
         self._lazy = dict(lazy or {})
-        self._reference_kernel = Kernel("reference", reference)
+        self._reference_kernel = Kernel("reference", self.reference)
         self._cpu = self._reference_kernel
         self._unresolved = Kernel("unresolved", self._resolve_cuda)
         self._cuda = self._unresolved
         _library.define(
-            name + signature,
+            name + self.record.schema(),
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
         )
-        qualified = f"{NAMESPACE}::{name}"
         # The lambdas read the active kernel at call time, so replacing it needs no registration.
         on_cpu = lambda *args: self._cpu.run(*args)  # noqa: E731
         on_cuda = lambda *args: self._cuda.run(*args)  # noqa: E731
+        takes_backend = BACKEND in self.record.fields
         _library.impl(name, self._by_backend(on_cpu) if takes_backend else on_cpu, "CPU")
         _library.impl(name, self._by_backend(on_cuda) if takes_backend else on_cuda, "CUDA")
-        library.register_fake(qualified, fake, lib=_library)
+        traced = self.record.taking_flat(fake or Record.traced)
+        library.register_fake(f"{NAMESPACE}::{name}", traced, lib=_library)
         self.overload: torch._ops.OpOverload = getattr(torch.ops.slipstream, name).default
+        self.function: Callable[P, R] = self.record.passing(self.overload)
+        """The op as a function of the record's fields."""
+
+    def build(self, device: str, **case: Any) -> tuple[Any, ...]:
+        """The flat arguments of a case, without those that a kernel is not given."""
+        given = self._build(device, **case)
+        made = given.flat() if isinstance(given, Record) else given
+        return made[:-1] if BACKEND in self.record.fields else made
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """What `build` takes for a case, by name."""
+        return inspect.signature(self._build).parameters
 
     @property
     def mutated(self) -> tuple[str, ...]:
@@ -150,9 +207,11 @@ class Op:
         return self._cuda if device_type == "cuda" else self._cpu
 
     def _by_backend(self, on_device: Callable[..., Any]) -> Callable[..., Any]:
+        num_flat = len(self.record.flat_parameters())
+
         def call(*args: Any) -> Any:
             # torch omits trailing arguments that have their default value.
-            if len(args) < len(self.overload._schema.arguments):
+            if len(args) < num_flat:
                 return on_device(*args)
             *given, handle = args
             if handle == 0:
@@ -173,7 +232,8 @@ class Op:
             return self._reference_kernel
         module, _, attribute = self._lazy["cuda"].partition(":")
         try:
-            return Kernel("triton", getattr(importlib.import_module(module), attribute))
+            name = "triton" if module.startswith("src.ops.triton.") else "torch"
+            return Kernel(name, getattr(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             if error.name != "triton":
                 raise

@@ -24,6 +24,7 @@ from src.ops.attention_cases import build as build_attention
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import row_size
 from src.ops.declaration import Cost, Op
+from src.ops.records import Record, number, result, tensor
 from src.ops.triton.tuning import capability_of, computed_size, decode_shape, packed_rows
 
 LEAST_SHARED = 4
@@ -38,17 +39,48 @@ def key_column(tile: int, block_size: int) -> int:
     return -(-LEAST_SHARED * tile // block_size) - 1
 
 
-def reference(
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    sliding_window: int,
-    chunk: int,
-    tile: int,
-    members: int,
-) -> Tensor:
-    """See [`decode_schedule`][src.ops.decode_schedule.decode_schedule]."""
+class DecodeSchedule(Record, result=result("schedule", "_", like="seq_lens")):
+    """Lay out the tiles of B rows; only rows with one query token are scheduled.
+
+    Every row b has two *segments* of tiles. Segment 2 b holds the tiles that a pack shares, if b is
+    the pack's first row. Segment 2 b + 1 holds row b's own tiles: those behind the shared ones, and
+    inside the window or the chunk. Rows with the same block in the key column are packed in row
+    order, `members` at a time.
+
+    Attributes
+        block_tables: [B, max_blocks] int32.
+        query_start_loc: [B + 1] int32.
+        seq_lens: [B] int32.
+        block_size: Tokens per block.
+        sliding_window: Number of keys that a token sees, itself included; 0 for all. With a window
+            or chunks, nothing is shared.
+        chunk: Size of the chunks within which tokens see keys; 0 for no chunks.
+        tile: Keys per tile; tiles are counted from the first key on.
+        members: Maximal number of rows in a pack.
+
+    Returns
+        int32 [1 + (4 + members) B], a concatenation of:
+
+        - starts [2 B + 1]: number of tiles before each segment; the last entry is the total,
+        - place [B]: `members` * (first row of its pack) + (index in the pack), or -1,
+        - shared [B]: number of shared tiles if this is the first row of a pack, else 0,
+        - rows [B, members]: the rows of the pack if this is its first row; -1 for none.
+    """
+
+    block_tables: Tensor = tensor("rows max_blocks", torch.int32, rows=True)
+    query_start_loc: Tensor = tensor("rows+1", torch.int32)
+    seq_lens: Tensor = tensor("rows", torch.int32)
+    block_size: int = number()
+    sliding_window: int = number()
+    chunk: int = number()
+    tile: int = number()
+    members: int = number()
+
+
+def reference(call: DecodeSchedule) -> Tensor:
+    """See [`DecodeSchedule`][src.ops.decode_schedule.DecodeSchedule]."""
+    block_tables, query_start_loc, seq_lens, *numbers = call
+    block_size, sliding_window, chunk, tile, members = numbers
     rows = len(seq_lens)
     lengths = seq_lens.tolist()
     decodes = [n == 1 for n in query_start_loc.diff().tolist()]
@@ -101,17 +133,8 @@ def _common_blocks(
     return int(differs[0]) if len(differs) else common
 
 
-def _fake(
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    sliding_window: int,
-    chunk: int,
-    tile: int,
-    members: int,
-) -> Tensor:
-    return seq_lens.new_empty((schedule_size(block_tables.shape[0], members),))
+def _fake(call: DecodeSchedule) -> Tensor:
+    return call.seq_lens.new_empty((schedule_size(call.block_tables.shape[0], call.members),))
 
 
 def schedule_size(rows: int, members: int) -> int:
@@ -119,18 +142,24 @@ def schedule_size(rows: int, members: int) -> int:
     return 1 + (4 + members) * rows
 
 
-def _build(device: str, *, tile: int, members: int, **case: Any) -> tuple[Any, ...]:
+def _build(device: str, *, tile: int, members: int, **case: Any) -> DecodeSchedule:
     """Block tables of the cases of paged attention."""
-    arguments = build_attention(device, **case)
-    tables, starts, lengths = arguments[5:8]
-    spec = AttentionSpec.of(*arguments[10:12])
-    reach = (spec.window or 0, spec.chunk or 0)
-    return (tables, starts, lengths, arguments[3].shape[1], *reach, tile, members)
+    call = build_attention(device, **case)
+    return DecodeSchedule(
+        block_tables=call.block_tables,
+        query_start_loc=call.query_start_loc,
+        seq_lens=call.seq_lens,
+        block_size=call.key_cache.shape[1],
+        sliding_window=call.spec.window or 0,
+        chunk=call.spec.chunk or 0,
+        tile=tile,
+        members=members,
+    )
 
 
-def _cost(block_tables: Tensor, *_: Any) -> Cost:
+def _cost(call: DecodeSchedule) -> Cost:
     # How much of the tables is compared depends on their contents; count the key column only.
-    return Cost(bytes=block_tables.shape[0] * 4 * 12, flops=0)
+    return Cost(bytes=call.block_tables.shape[0] * 4 * 12, flops=0)
 
 
 PREFIXES = {
@@ -162,8 +191,7 @@ _CASES: list[dict[str, Any]] = [
 
 DECODE_SCHEDULE = Op(
     "decode_schedule",
-    "(Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, int block_size, "
-    "int sliding_window, int chunk, int tile, int members) -> Tensor",
+    DecodeSchedule,
     reference=reference,
     fake=_fake,
     build=_build,
@@ -173,46 +201,9 @@ DECODE_SCHEDULE = Op(
 )
 
 
-def decode_schedule(
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    sliding_window: int,
-    chunk: int,
-    tile: int,
-    members: int,
-) -> Tensor:
-    """Lay out the tiles of B rows; only rows with one query token are scheduled.
-
-    Every row b has two *segments* of tiles. Segment 2 b holds the tiles that a pack shares, if b is
-    the pack's first row. Segment 2 b + 1 holds row b's own tiles: those behind the shared ones, and
-    inside the window or the chunk. Rows with the same block in the key column are packed in row
-    order, `members` at a time.
-
-    Parameters
-        block_tables: [B, max_blocks] int32.
-        query_start_loc: [B + 1] int32.
-        seq_lens: [B] int32.
-        block_size: Tokens per block.
-        sliding_window: Number of keys that a token sees, itself included; 0 for all. With a window
-            or chunks, nothing is shared.
-        chunk: Size of the chunks within which tokens see keys; 0 for no chunks.
-        tile: Keys per tile; tiles are counted from the first key on.
-        members: Maximal number of rows in a pack.
-
-    Returns
-        int32 [1 + (4 + members) B], a concatenation of:
-
-        - starts [2 B + 1]: number of tiles before each segment; the last entry is the total,
-        - place [B]: `members` * (first row of its pack) + (index in the pack), or -1,
-        - shared [B]: number of shared tiles if this is the first row of a pack, else 0,
-        - rows [B, members]: the rows of the pack if this is its first row; -1 for none.
-    """
-    result: Tensor = DECODE_SCHEDULE.overload(
-        block_tables, query_start_loc, seq_lens, block_size, sliding_window, chunk, tile, members
-    )
-    return result
+decode_schedule = DECODE_SCHEDULE.function
+"""The op as a function of the fields of [`DecodeSchedule`][src.ops.decode_schedule.DecodeSchedule].
+"""
 
 
 def step_schedule(

@@ -25,6 +25,8 @@ ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 """Activation of the gate -> the number that kernels know it by."""
 CLAMPED_SWIGLU: Final = 2
 """The number of `ClampedSwiglu`."""
+PAIRS_OF_A_CROWD: Final = 16
+"""With more pairs per expert on average, the kernels for GPUs take large tiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@ draws the same tokens alone, in any batch and after preemption.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from src.ops.declaration import Cost, Op
 from src.ops.philox import gumbel_from_words, random_words
+from src.ops.records import Record, result, tensor
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this take the plain argmax."""
@@ -23,8 +22,35 @@ NO_TOKEN = -1
 """The result for a row whose logits allow no choice."""
 
 
-def reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
-    """See [`gumbel_argmax`][src.ops.gumbel_argmax.gumbel_argmax]."""
+class GumbelArgmax(Record, result=result("tokens", "rows", like="logits", dtype=torch.int64)):
+    """Sample one token per row: `argmax_v(logits[v] / temperature + gumbel(seed, position, v))`.
+
+    The noise comes from Philox4x32-10 with the seed as its 64-bit key, counter
+    (position, v // 4) and word v % 4, see [`random_words`][src.ops.philox.random_words]. All
+    implementations agree on the random bits exactly, and on the token except for ties within
+    float rounding.
+
+    Attributes
+        logits: [S, V] float32, last dimension contiguous. -inf never wins.
+        seeds: [S] int64, all 64 bits count.
+        positions: [S] int64, position of the sampled token in its sequence.
+        temperatures: [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
+
+    Returns
+        [S] int64 token ids; -1 for a row that has a NaN or +inf, or only -inf. This check needs no
+            extra read of the logits.
+    """
+
+    logits: Tensor = tensor("rows vocab_size", torch.float32, rows=True)
+    seeds: Tensor = tensor("rows", torch.int64)
+    positions: Tensor = tensor("rows", torch.int64)
+    temperatures: Tensor = tensor("rows", torch.float32)
+
+
+def reference(call: GumbelArgmax) -> Tensor:
+    """See [`GumbelArgmax`][src.ops.gumbel_argmax.GumbelArgmax]."""
+    logits, seeds = call.logits, call.seeds
+    positions, temperatures = call.positions, call.temperatures
     scores = logits.double()  # [S, V] float64
     sampled = temperatures >= GREEDY_BELOW  # [S] bool
     if bool(sampled.any()):
@@ -46,10 +72,6 @@ def sound_rows(logits: Tensor) -> Tensor:
     return logits.amax(dim=1).isfinite()
 
 
-def _fake(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
-    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
-
-
 def _build(
     device: str,
     *,
@@ -58,31 +80,31 @@ def _build(
     temperature: float | None = None,
     spread: float = 3.0,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> GumbelArgmax:
     """Random logits; `temperature=None` alternates greedy and sampled rows."""
     random = torch.Generator().manual_seed(seed)
     temperatures = torch.tensor([0.0, 0.7, 1.0, 2.0]).repeat(rows)[:rows]
     if temperature is not None:
         temperatures = torch.full((rows,), temperature)
     int64 = torch.iinfo(torch.int64)
-    return (
-        (torch.randn(rows, vocab_size, generator=random) * spread).to(device),
-        torch.randint(int64.min, int64.max, (rows,), generator=random).to(device),
-        torch.randint(0, 1 << 40, (rows,), generator=random).to(device),
-        temperatures.to(device),
+    return GumbelArgmax(
+        logits=(torch.randn(rows, vocab_size, generator=random) * spread).to(device),
+        seeds=torch.randint(int64.min, int64.max, (rows,), generator=random).to(device),
+        positions=torch.randint(0, 1 << 40, (rows,), generator=random).to(device),
+        temperatures=temperatures.to(device),
     )
 
 
-def _cost(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Cost:
+def _cost(call: GumbelArgmax) -> Cost:
     # One division and one addition per token; Philox is integer work.
-    return Cost(bytes=logits.numel() * 4 + logits.shape[0] * 28, flops=2 * logits.numel())
+    size = call.logits.numel()
+    return Cost(bytes=size * 4 + call.logits.shape[0] * 28, flops=2 * size)
 
 
 GUMBEL_ARGMAX = Op(
     "gumbel_argmax",
-    "(Tensor logits, Tensor seeds, Tensor positions, Tensor temperatures) -> Tensor",
+    GumbelArgmax,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=[
         {"rows": rows, "vocab_size": vocab_size, "spread": spread, "seed": rows + vocab_size}
@@ -93,24 +115,5 @@ GUMBEL_ARGMAX = Op(
     lazy={"cuda": "src.ops.triton.gumbel_argmax:run"},
 )
 
-
-def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
-    """Sample one token per row: `argmax_v(logits[v] / temperature + gumbel(seed, position, v))`.
-
-    The noise comes from Philox4x32-10 with the seed as its 64-bit key, counter
-    (position, v // 4) and word v % 4, see [`random_words`][src.ops.philox.random_words]. All
-    implementations agree on the random bits exactly, and on the token except for ties within
-    float rounding.
-
-    Parameters
-        logits: [S, V] float32, last dimension contiguous. -inf never wins.
-        seeds: [S] int64, all 64 bits count.
-        positions: [S] int64, position of the sampled token in its sequence.
-        temperatures: [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
-
-    Returns
-        [S] int64 token ids; -1 for a row that has a NaN or +inf, or only -inf. This check needs no
-            extra read of the logits.
-    """
-    tokens: Tensor = GUMBEL_ARGMAX.overload(logits, seeds, positions, temperatures)
-    return tokens
+gumbel_argmax = GUMBEL_ARGMAX.function
+"""The op as a function of the fields of [`GumbelArgmax`][src.ops.gumbel_argmax.GumbelArgmax]."""

@@ -12,55 +12,92 @@ the vectors themselves. That reads no more than the cache, and suits few queries
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from src.ops.declaration import Case, Cost, Op
 from src.ops.latent_expansion import LatentShape, is_expanded, plan_expansion
+from src.ops.records import Record, number, tensor
 
 _REFERENCE_QUERY_TILE = 256
 """Queries that the reference attends at once; this bounds the size of its score matrix."""
 
 
-def reference(
-    query: Tensor,
-    latent: Tensor,
-    cache: Tensor,
-    up: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    scale: float,
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    expansion: Tensor | None = None,
-    expanded_keys: int = 0,
-) -> None:
-    """See [`latent_attention`][src.ops.latent_attention.latent_attention]."""
+class LatentAttention(Record):
+    """Write vectors into the paged cache, then attend causally over the cache into `out`.
+
+    Rows, tokens, positions and padding are those of
+    [`paged_attention`][src.ops.paged_attention.paged_attention]. float32, bfloat16 or float16,
+    accumulated in float32.
+
+    Attributes
+        query: [T, heads, nope + rope]; of each head the rotated part comes last. The row stride is
+            free.
+        latent: [T, rank + rope]: each token's latent, already normalized, then its rotated key. The
+            row stride is free. rank + rope is a multiple of 8 up to 576.
+        cache: [num_blocks, block_size, rank + rope], changed in place.
+        up: [heads, nope + value, rank]: the projection of latents to the keys and values of heads.
+        block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
+        query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.
+        seq_lens: [B] int32, row -> context length including this step's tokens.
+        slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
+        out: [T, heads, value], contiguous, changed in place; padding tokens get 0.
+        scale: Factor of the scores.
+        max_query_len: Upper bound of the rows' query lengths.
+        max_seq_len: Upper bound of `seq_lens`.
+        deterministic: Whether a token's bits must depend only on its query and on what it sees.
+            Then every row is absorbed.
+        expansion: The rows that are expanded, on the device of the others; see
+            [`Expansion`][src.ops.latent_expansion.Expansion]. `None`: no row. For CUDA only; on the
+            CPU the kernel decides.
+        expanded_keys: Number of expanded keys.
+
+    Raises
+        ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
+            outside of this contract.
+    """
+
+    query: Tensor = tensor("tokens heads nope+rope", rows=True)
+    latent: Tensor = tensor("tokens rank+rope", rows=True)
+    cache: Tensor = tensor("num_blocks block_size rank+rope", changed=True)
+    up: Tensor = tensor("heads nope+value rank")
+    block_tables: Tensor = tensor("rows max_blocks", torch.int32, rows=True)
+    query_start_loc: Tensor = tensor("rows+1", torch.int32)
+    seq_lens: Tensor = tensor("rows", torch.int32)
+    slot_mapping: Tensor = tensor("tokens", torch.int64)
+    out: Tensor = tensor("tokens heads value", changed=True)
+    scale: float = number(on_cpu=False)
+    max_query_len: int = number(varies=True, on_cpu=False)
+    max_seq_len: int = number(varies=True, on_cpu=False)
+    deterministic: bool = number(default=False)
+    expansion: Tensor | None = tensor("_", torch.int32, on_cpu=False, default=None)
+    expanded_keys: int = number(varies=True, on_cpu=False, default=0)
+
+
+def reference(call: LatentAttention) -> None:
+    """See [`LatentAttention`][src.ops.latent_attention.LatentAttention]."""
+    slot_mapping, cache, out = call.slot_mapping, call.cache, call.out
     block_size = cache.shape[1]
     written = slot_mapping >= 0  # [T] bool, token index -> is not padding
     slots = slot_mapping[written]
-    cache[slots // block_size, slots % block_size] = latent[written]
-    starts = query_start_loc.tolist()
+    cache[slots // block_size, slots % block_size] = call.latent[written]
+    starts = call.query_start_loc.tolist()
     out[starts[-1] :] = 0
-    for row, seq_len in enumerate(seq_lens.tolist()):
+    for row, seq_len in enumerate(call.seq_lens.tolist()):
         begin, end = starts[row], starts[row + 1]
         if begin == end:
             continue
-        blocks = block_tables[row, : -(-seq_len // block_size)].long()
+        blocks = call.block_tables[row, : -(-seq_len // block_size)].long()
         context = cache[blocks].flatten(0, 1)[:seq_len].float()
         for tile in range(begin, end, _REFERENCE_QUERY_TILE):
             tile_end = min(tile + _REFERENCE_QUERY_TILE, end)
             first_position = seq_len - (end - tile)
             seen = context[: first_position + tile_end - tile]
-            given = query[tile:tile_end].float()
-            attended = _attend(given, seen, up.float(), out.shape[2], scale, first_position)
+            given = call.query[tile:tile_end].float()
+            attended = _attend(
+                given, seen, call.up.float(), out.shape[2], call.scale, first_position
+            )
             out[tile:tile_end] = attended.to(out.dtype)
 
 
@@ -81,10 +118,6 @@ def _attend(
     return attended.transpose(0, 1)
 
 
-def _fake(*args: object) -> None:
-    return None
-
-
 def _build(
     device: str,
     *,
@@ -101,7 +134,7 @@ def _build(
     deterministic: bool = False,
     expands: bool = False,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> LatentAttention:
     """Random arguments; `rows` are (query_len, seq_len). Memory that must not be read is NaN.
 
     With `expands` they have a GPU's plan, as the arguments of a model's layers have.
@@ -141,51 +174,40 @@ def _build(
     if expands:
         queries, keys = np.array(rows, dtype=np.int64).reshape(-1, 2).T
         expansion = plan_expansion(queries, keys, LatentShape(nope, rope, rank, value))
-    return (
-        *moved,
-        tables.to(device),
-        starts.to(device),
-        lengths.to(device),
-        torch.tensor(slots, dtype=torch.int64, device=device),
-        torch.full((total, heads, value), torch.nan, dtype=dtype, device=device),
-        (nope + rope) ** -0.5,
-        max((length for length, _ in rows), default=0),
-        longest,
-        deterministic,
-        None if expansion is None else torch.from_numpy(expansion.plan).to(device),
-        0 if expansion is None else expansion.keys,
+    return LatentAttention(
+        query=moved[0],
+        latent=moved[1],
+        cache=moved[2],
+        up=moved[3],
+        block_tables=tables.to(device),
+        query_start_loc=starts.to(device),
+        seq_lens=lengths.to(device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        out=torch.full((total, heads, value), torch.nan, dtype=dtype, device=device),
+        scale=(nope + rope) ** -0.5,
+        max_query_len=max((length for length, _ in rows), default=0),
+        max_seq_len=longest,
+        deterministic=deterministic,
+        expansion=None if expansion is None else torch.from_numpy(expansion.plan).to(device),
+        expanded_keys=0 if expansion is None else expansion.keys,
     )
 
 
-def _cost(
-    query: Tensor,
-    latent: Tensor,
-    cache: Tensor,
-    up: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    scale: float,
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    expansion: Tensor | None = None,
-    expanded_keys: int = 0,
-) -> Cost:
+def _cost(call: LatentAttention) -> Cost:
     """Each vector and the projection read once; products of the way that needs fewer of them."""
-    starts, heads, width = query_start_loc.cpu().numpy(), up.shape[0], cache.shape[2]
-    queries, keys = np.diff(starts).astype(np.int64), seq_lens.cpu().numpy().astype(np.int64)
+    query, up, out = call.query, call.up, call.out
+    starts, heads, width = call.query_start_loc.cpu().numpy(), up.shape[0], call.cache.shape[2]
+    queries = np.diff(starts).astype(np.int64)
+    keys = call.seq_lens.cpu().numpy().astype(np.int64)
     shape = LatentShape.of(up, width, out.shape[2])
     keys = np.where(queries > 0, keys, 0)
     pairs = queries * keys - queries * (queries - 1) // 2
-    expanded = (not deterministic) & is_expanded(queries, keys, shape, 1)
+    expanded = (not call.deterministic) & is_expanded(queries, keys, shape, 1)
     per_pair = np.where(
         expanded, shape.nope + shape.rope + shape.value, 2 * shape.rank + shape.rope
     )
     projected = np.where(expanded, keys, queries).sum()
-    elements = query.numel() + out.numel() + up.numel() + 2 * latent.numel()
+    elements = query.numel() + out.numel() + up.numel() + 2 * call.latent.numel()
     return Cost(
         bytes=(elements + int(keys.sum()) * width) * query.element_size(),
         flops=2 * heads * int((pairs * per_pair).sum()) + 2 * int(projected) * up.numel(),
@@ -232,69 +254,13 @@ _CASES: list[Case] = [
 
 LATENT_ATTENTION = Op(
     "latent_attention",
-    "(Tensor query, Tensor latent, Tensor(a!) cache, Tensor up, Tensor block_tables, "
-    "Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, Tensor(b!) out, float scale, "
-    "SymInt max_query_len, SymInt max_seq_len, bool deterministic=False, "
-    "Tensor? expansion=None, SymInt expanded_keys=0) -> ()",
+    LatentAttention,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=_CASES,
     cost=_cost,
     lazy={"cuda": "src.ops.triton.latent_attention:run"},
 )
 
-
-def latent_attention(
-    query: Tensor,
-    latent: Tensor,
-    cache: Tensor,
-    up: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    scale: float,
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    expansion: Tensor | None = None,
-    expanded_keys: int = 0,
-) -> None:
-    """Write vectors into the paged cache, then attend causally over the cache into `out`.
-
-    Rows, tokens, positions and padding are those of
-    [`paged_attention`][src.ops.paged_attention.paged_attention]. float32, bfloat16 or float16,
-    accumulated in float32.
-
-    Parameters
-        query: [T, heads, nope + rope]; of each head the rotated part comes last. The row stride is
-            free.
-        latent: [T, rank + rope]: each token's latent, already normalized, then its rotated key. The
-            row stride is free. rank + rope is a multiple of 8 up to 576.
-        cache: [num_blocks, block_size, rank + rope], changed in place.
-        up: [heads, nope + value, rank]: the projection of latents to the keys and values of heads.
-        block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
-        query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.
-        seq_lens: [B] int32, row -> context length including this step's tokens.
-        slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
-        out: [T, heads, value], contiguous, changed in place; padding tokens get 0.
-        scale: Factor of the scores.
-        max_query_len: Upper bound of the rows' query lengths.
-        max_seq_len: Upper bound of `seq_lens`.
-        deterministic: Whether a token's bits must depend only on its query and on what it sees.
-            Then every row is absorbed.
-        expansion: The rows that are expanded, on the device of the others; see
-            [`Expansion`][src.ops.latent_expansion.Expansion]. `None`: no row. For CUDA only; on the
-            CPU the kernel decides.
-        expanded_keys: Number of expanded keys.
-
-    Raises
-        ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
-            outside of this contract.
-    """
-    LATENT_ATTENTION.overload(
-        *(query, latent, cache, up, block_tables, query_start_loc, seq_lens, slot_mapping, out),
-        *(scale, max_query_len, max_seq_len, deterministic, expansion, expanded_keys),
-    )
+latent_attention = LATENT_ATTENTION.function
+"""The op as a function of its record's fields: of `LatentAttention`."""

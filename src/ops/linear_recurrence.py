@@ -17,32 +17,58 @@ Gated delta rule: S. Yang et al., "Gated Delta Networks" (2024). Mamba-2: T. Dao
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from src.ops.declaration import Case, Cost, Op
+from src.ops.records import Record, number, tensor
 
 NORM_EPS: Final = 1e-6
 """Added to the sum of squares of a query or key before the root."""
 
 
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    factor: Tensor,
-    skip: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    out: Tensor,
-    delta: bool,
-    normalizes: bool,
-) -> None:
-    """See [`linear_recurrence`][src.ops.linear_recurrence.linear_recurrence]."""
+class LinearRecurrence(Record):
+    """Advance the recurrent states of some rows by their tokens, and read them after each token.
+
+    Sums are in float32.
+
+    Attributes
+        query: [T, K, N] float32, bfloat16 or float16; heads lie N apart, the last dimension is
+            contiguous. Each of the K heads serves H / K heads of values that follow each other.
+        key: [T, K, N], the same.
+        value: [T, H, P], the same.
+        decay: [T, H] float32, contiguous: logarithm of the factor by which states decay, at most 0.
+        factor: [T, H] float32, contiguous: factor of what is written.
+        skip: [H] float32, contiguous: factor of the value that is added to the output, or None.
+        states: [slots, H, N, P] float32, changed; a slot's states are contiguous.
+        slots: [B] int64, contiguous: the slot of each row, each another one.
+        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
+        out: [T, H, P], written, contiguous, of query's dtype; padding becomes 0.
+        delta: Whether what the state already holds of a key is subtracted from the value.
+        normalizes: Whether queries and keys are divided by their length first, and queries by the
+            root of N.
+    """
+
+    query: Tensor = tensor("tokens key_heads key_dim", rows=True)
+    key: Tensor = tensor("tokens key_heads key_dim", rows=True)
+    value: Tensor = tensor("tokens heads dim", rows=True)
+    decay: Tensor = tensor("tokens heads", torch.float32)
+    factor: Tensor = tensor("tokens heads", torch.float32)
+    skip: Tensor | None = tensor("heads", torch.float32)
+    states: Tensor = tensor("num_slots heads key_dim dim", torch.float32, rows=True, changed=True)
+    slots: Tensor = tensor("rows", torch.int64)
+    query_start_loc: Tensor = tensor("rows+1", torch.int32)
+    out: Tensor = tensor("tokens heads dim", changed=True)
+    delta: bool = number()
+    normalizes: bool = number()
+
+
+def reference(call: LinearRecurrence) -> None:
+    """See [`LinearRecurrence`][src.ops.linear_recurrence.LinearRecurrence]."""
+    query, key, value, decay, factor, skip, states, slots, query_start_loc, out, *rule = call
+    delta, normalizes = rule
     bounds = query_start_loc.tolist()
     shared = value.shape[1] // query.shape[1]
     out[bounds[-1] :] = 0
@@ -71,10 +97,6 @@ def reference(
         states[slot] = state
 
 
-def _fake(*args: object) -> None:
-    return None
-
-
 def _build(
     device: str,
     *,
@@ -88,7 +110,7 @@ def _build(
     delta: bool = True,
     has_skip: bool = False,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> LinearRecurrence:
     """Slices of one fused tensor, slots in random order, NaN wherever nothing may be read."""
     random = torch.Generator().manual_seed(seed)
     tokens, total = sum(rows), sum(rows) + padding
@@ -105,19 +127,19 @@ def _build(
     memory[slots] = torch.randn(len(rows), memory.shape[1], generator=random)
     states = memory.to(device)[:, 8:].unflatten(1, (heads, key_dim, dim))
     bounds = torch.tensor((0, *rows)).cumsum(0).to(torch.int32)
-    return (
-        query.unflatten(1, (key_heads, key_dim)),
-        key.unflatten(1, (key_heads, key_dim)),
-        value.unflatten(1, (heads, dim)),
-        decay.to(device),
-        factor.to(device),
-        torch.randn(heads, generator=random).to(device) if has_skip else None,
-        states,
-        slots.to(device),
-        bounds.to(device),
-        torch.full((total, heads, dim), torch.nan, dtype=dtype, device=device),
-        delta,
-        delta,
+    return LinearRecurrence(
+        query=query.unflatten(1, (key_heads, key_dim)),
+        key=key.unflatten(1, (key_heads, key_dim)),
+        value=value.unflatten(1, (heads, dim)),
+        decay=decay.to(device),
+        factor=factor.to(device),
+        skip=torch.randn(heads, generator=random).to(device) if has_skip else None,
+        states=states,
+        slots=slots.to(device),
+        query_start_loc=bounds.to(device),
+        out=torch.full((total, heads, dim), torch.nan, dtype=dtype, device=device),
+        delta=delta,
+        normalizes=delta,
     )
 
 
@@ -137,80 +159,27 @@ def _grid() -> list[Case]:
     return cases
 
 
-def _cost(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    factor: Tensor,
-    skip: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    out: Tensor,
-    delta: bool,
-    normalizes: bool,
-) -> Cost:
-    tokens = int(query_start_loc[-1])
-    moved = (query, key, value, decay, factor, out)
+def _cost(call: LinearRecurrence) -> Cost:
+    tokens, states = int(call.query_start_loc[-1]), call.states
+    moved = (call.query, call.key, call.value, call.decay, call.factor, call.out)
     bytes_of_token = sum(x[:1].numel() * x.element_size() for x in moved)
     of_state = states[:1].numel()
-    products = 4 if delta else 3
+    products = 4 if call.delta else 3
     return Cost(
-        bytes=tokens * bytes_of_token + 2 * len(slots) * of_state * states.element_size(),
+        bytes=tokens * bytes_of_token + 2 * len(call.slots) * of_state * states.element_size(),
         flops=2 * products * tokens * of_state,
     )
 
 
 LINEAR_RECURRENCE = Op(
     "linear_recurrence",
-    "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor factor, Tensor? skip, "
-    "Tensor(a!) states, Tensor slots, Tensor query_start_loc, Tensor(b!) out, bool delta, "
-    "bool normalizes) -> ()",
+    LinearRecurrence,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=_grid(),
     cost=_cost,
+    lazy={"cuda": "src.ops.triton.linear_recurrence:run"},
 )
 
-
-def linear_recurrence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    factor: Tensor,
-    skip: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    out: Tensor,
-    *,
-    delta: bool,
-    normalizes: bool,
-) -> None:
-    """Advance the recurrent states of some rows by their tokens, and read them after each token.
-
-    Sums are in float32.
-
-    Parameters
-        query: [T, K, N] float32, bfloat16 or float16; heads lie N apart, the last dimension is
-            contiguous. Each of the K heads serves H / K heads of values that follow each other.
-        key: [T, K, N], the same.
-        value: [T, H, P], the same.
-        decay: [T, H] float32, contiguous: logarithm of the factor by which states decay, at most 0.
-        factor: [T, H] float32, contiguous: factor of what is written.
-        skip: [H] float32, contiguous: factor of the value that is added to the output, or None.
-        states: [slots, H, N, P] float32, changed; a slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one.
-        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
-        out: [T, H, P], written, contiguous, of query's dtype; padding becomes 0.
-        delta: Whether what the state already holds of a key is subtracted from the value.
-        normalizes: Whether queries and keys are divided by their length first, and queries by the
-            root of N.
-    """
-    LINEAR_RECURRENCE.overload(
-        *(query, key, value, decay, factor, skip, states, slots, query_start_loc, out),
-        *(delta, normalizes),
-    )
+linear_recurrence = LINEAR_RECURRENCE.function
+"""The op as a function of its record's fields: of `LinearRecurrence`."""

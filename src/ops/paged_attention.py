@@ -7,11 +7,10 @@ Model Serving with PagedAttention", SOSP'23.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from src.ops.attention_call import PagedAttention
 from src.ops.attention_cases import CASES, build, cost
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import from_rows, is_coded, write_rows
@@ -21,42 +20,24 @@ _REFERENCE_QUERY_TILE = 512
 """Queries that the reference attends at once; this bounds the size of its score matrix."""
 
 
-def reference(
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    sinks: Tensor | None,
-    scalars: Sequence[float],
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    schedule: Tensor | None = None,
-) -> None:
-    """See [`paged_attention`][src.ops.paged_attention.paged_attention]."""
-    spec = AttentionSpec.of(sinks, scalars)
-    starts = query_start_loc.tolist()
-    if key is not None and value is not None:
-        _write_cache(key, key_cache, slot_mapping)
-        _write_cache(value, value_cache, slot_mapping)
+def reference(call: PagedAttention) -> None:
+    """See [`PagedAttention`][src.ops.attention_call.PagedAttention]."""
+    starts, out = call.query_start_loc.tolist(), call.out
+    if call.key is not None and call.value is not None:
+        _write_cache(call.key, call.key_cache, call.slot_mapping)
+        _write_cache(call.value, call.value_cache, call.slot_mapping)
         out[starts[-1] :] = 0
-    for row, seq_len in enumerate(seq_lens.tolist()):
+    for row, seq_len in enumerate(call.seq_lens.tolist()):
         begin, end = starts[row], starts[row + 1]
         for tile in range(begin, end, _REFERENCE_QUERY_TILE):
             tile_end = min(tile + _REFERENCE_QUERY_TILE, end)
             out[tile:tile_end] = _attend(
-                query[tile:tile_end],
-                key_cache,
-                value_cache,
-                block_tables[row],
+                call.query[tile:tile_end],
+                call.key_cache,
+                call.value_cache,
+                call.block_tables[row],
                 first_position=seq_len - (end - tile),
-                spec=spec,
+                spec=call.spec,
             )
 
 
@@ -114,104 +95,16 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((scores, of_rows), dim=-1).softmax(dim=-1)[..., :-1]
 
 
-def _fake(*args: object) -> None:
-    return None
-
-
 PAGED_ATTENTION = Op(
     "paged_attention",
-    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor block_tables, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
-    "Tensor(c!) out, Tensor? sinks, float[] scalars, SymInt max_query_len, SymInt max_seq_len, "
-    "bool deterministic=False, Tensor? schedule=None, int backend=0) -> ()",
+    PagedAttention,
     reference=reference,
-    fake=_fake,
     build=build,
     cases=CASES,
     cost=cost,
-    takes_backend=True,
     lazy={"cuda": "src.ops.triton.paged_attention:run"},
 )
 
-
-def paged_attention(
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    spec: AttentionSpec,
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    schedule: Tensor | None = None,
-    backend: int = 0,
-) -> None:
-    """Write keys and values into the paged cache, then attend causally over the cache into `out`.
-
-    T tokens of B rows lie one row after another, possibly followed by padding tokens. Token t at
-    offset q of row b has position `seq_lens[b] - query_len[b] + q`; it sees every position up to
-    its own, or the last `spec.window` of them, or those of its chunk. float32, bfloat16 or float16,
-    accumulated in float32. `query`, `key` and `value` may be slices of a fused projection: the last
-    dimension is contiguous, heads are `head_dim` apart, the row stride is free.
-
-    Without `key` and `value`, the cache must contain them already, as after
-    [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]. Then nothing is written into
-    the cache, and the output of padding tokens is left unchanged.
-
-    Parameters
-        query: [T, num_heads, head_dim], head_dim a multiple of 8 up to 256. (The CPU's kernels
-            take up to 576, by which they compute latent attention.)
-        key: [T, num_kv_heads, head_dim]; num_heads is a multiple of num_kv_heads. None
-            if the cache has this step's keys and values.
-        value: [T, num_kv_heads, head_dim]; None together with `key`.
-        key_cache: [num_blocks, block_size, num_kv_heads, head_dim] in the dtype of `query`, or in
-            8 bits (int8, float8_e4m3fn) [num_blocks, block_size, num_kv_heads, head_dim + 4], see
-            [`cached_rows`][src.ops.cached_rows]; changed in place.
-        value_cache: Like `key_cache`.
-        block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
-        query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.
-        seq_lens: [B] int32, row -> context length including this step's tokens.
-        slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
-        out: [T, num_heads, head_dim], contiguous, changed in place; padding tokens get 0,
-            unless `key` is None.
-        spec: Scale and modifiers of the scores.
-        max_query_len: Upper bound of the rows' query lengths (sizes a GPU grid without a sync).
-        max_seq_len: Upper bound of `seq_lens`.
-        deterministic: Whether a token's bits must depend only on its query and the keys and values
-            that it sees: not on other tokens of the batch, nor on how its sequence was cut into
-            chunks. Without it, a row's bits may depend on its query length and on the other rows.
-        schedule: On CUDA, the [`decode_schedule`][src.ops.decode_schedule.decode_schedule] of
-            these rows, as made by [`step_schedule`][src.ops.step_schedule]. None: every call makes
-            its own.
-        backend: `handle` of the [`AttentionBackend`][src.ops.attention_backend.AttentionBackend]
-            that serves the call; 0 for the device's own kernels.
-
-    Raises
-        ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
-            outside of this contract, and without `key` and `value`, which it always writes.
-    """
-    PAGED_ATTENTION.overload(
-        query,
-        key,
-        value,
-        key_cache,
-        value_cache,
-        block_tables,
-        query_start_loc,
-        seq_lens,
-        slot_mapping,
-        out,
-        spec.sinks,
-        spec.scalars(),
-        max_query_len,
-        max_seq_len,
-        deterministic,
-        schedule,
-        backend,
-    )
+paged_attention = PAGED_ATTENTION.function
+"""The op as a function of the fields of [`PagedAttention`][src.ops.attention_call.PagedAttention].
+"""

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from src.ops.float8_product import float8_product
 from src.ops.linear import linear
 from src.ops.matrix import FLOAT8, Matrix
 
@@ -120,7 +121,11 @@ class Projection(NamedTuple):
         else:
             rounded = to_float8(x, scales)
             if _multiplies_float8(x, matrix):
-                return _scaled_product(rounded, scales, matrix, bias, x.dtype)
+                assert matrix.scales is not None
+                by_token = scales.expand(rounded.shape[0], 1)
+                return float8_product(
+                    rounded, matrix.values, by_token, matrix.scales, bias, x.dtype
+                )
             rounded = rounded.to(x.dtype)
         sums = linear(rounded, matrix).float() * scales
         return (sums if bias is None else sums + bias).to(x.dtype)
@@ -133,18 +138,3 @@ def _multiplies_float8(x: Tensor, matrix: Matrix) -> bool:
     if any(size % 16 for size in matrix.values.shape):
         return False
     return torch.cuda.get_device_capability(x.device) >= _ROWWISE_CAPABILITY
-
-
-def _scaled_product(
-    rounded: Tensor, scales: Tensor, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    assert matrix.scales is not None
-    product: Tensor = torch._scaled_mm(
-        rounded,
-        matrix.values.t(),
-        scale_a=scales.expand(len(rounded), 1).contiguous(),
-        scale_b=matrix.scales[None, :],
-        bias=bias,
-        out_dtype=dtype,
-    )
-    return product

@@ -27,6 +27,8 @@ from typing import Any, ClassVar, Final, Self, dataclass_transform
 import torch
 from torch import Tensor
 
+ANY: Final = "any"
+"""In place of a dtype: a kernel checks it."""
 _REQUIRED: Final = object()
 _SCALARS: Final = {int: "int", float: "float", bool: "bool"}
 
@@ -40,23 +42,21 @@ class TensorField:
     dims
         A name or an expression for each dimension.
     dtype
-        None: that of the record's first tensor for which none is given.
+        None: that of the record's first tensor for which none is given. `ANY`: each kernel says
+        which it takes.
     rows
         Whether the stride of the first dimension is free; the others are contiguous.
     changed
         Whether a call changes it.
     on_cpu
         Whether the CPU's kernel takes it.
-    is_checked
-        Whether dtype and layout are as said here; otherwise a kernel checks them itself.
     """
 
     dims: tuple[str, ...]
-    dtype: torch.dtype | None
+    dtype: torch.dtype | str | None
     rows: bool
     changed: bool
     on_cpu: bool
-    is_checked: bool
     default: Any
     is_optional: bool = field(default=False, kw_only=True)
 
@@ -84,12 +84,15 @@ class NumberField:
 class NestedField:
     """A value with a class of its own, which is flattened in torch's schema.
 
-    The class has `PARTS`, (name, type) of each flat argument; `parts`, which returns them; and
-    `of`, which makes the value of them.
+    Attributes
+    ----------
+    by
+        A class with `PARTS`, (name, type) of each flat argument; `parts`, which returns those of a
+        value; and `of`, which makes the value of them. None: the value's own class.
     """
 
     default: Any
-    kind: type = field(default=object, kw_only=True)
+    by: Any
 
 
 Field = TensorField | NumberField | NestedField
@@ -107,16 +110,15 @@ class Result:
 
 def tensor(
     dims: str,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     *,
     rows: bool = False,
     changed: bool = False,
     on_cpu: bool = True,
-    is_checked: bool = True,
     default: Any = _REQUIRED,
 ) -> Any:
     """A field with a tensor, see `TensorField`; expressions in `dims` are without spaces."""
-    return TensorField(tuple(dims.split()), dtype, rows, changed, on_cpu, is_checked, default)
+    return TensorField(tuple(dims.split()), dtype, rows, changed, on_cpu, default)
 
 
 def number(*, varies: bool = False, on_cpu: bool = True, default: Any = _REQUIRED) -> Any:
@@ -124,9 +126,9 @@ def number(*, varies: bool = False, on_cpu: bool = True, default: Any = _REQUIRE
     return NumberField(varies, on_cpu, default)
 
 
-def nested(*, default: Any = _REQUIRED) -> Any:
+def nested(*, by: Any = None, default: Any = _REQUIRED) -> Any:
     """A field with a value that is flattened for torch, see `NestedField`."""
-    return NestedField(default)
+    return NestedField(default, by)
 
 
 def result(name: str, dims: str, *, like: str, dtype: torch.dtype | None = None) -> Result:
@@ -159,6 +161,8 @@ class _RecordType(type):
 class Record(tuple[Any, ...], metaclass=_RecordType):
     """The arguments of one call, by name. It is a tuple of them, in order of their declaration.
 
+    *Flat* are the arguments as torch has them: a nested value is several of them there.
+
     Attributes
     ----------
     fields
@@ -177,7 +181,7 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
 
     def flat(self) -> tuple[Any, ...]:
         """The arguments as torch takes them."""
-        return self
+        return tuple(self)
 
     def replace(self, **changes: Any) -> Self:
         """The same record with other values in some fields."""
@@ -211,28 +215,40 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         parameters: list[str] = []
         for name, each in cls.fields.items():
             if isinstance(each, NestedField):
-                parameters += [f"{kind} {part}" for part, kind in each.kind.PARTS]  # type: ignore[attr-defined]
+                parameters += [f"{kind} {part}" for part, kind in each.by.PARTS]
                 continue
             if isinstance(each, TensorField):
                 kind = f"Tensor({next(letters)}!)" if each.changed else "Tensor"
                 kind += "?" if each.is_optional else ""
             else:
                 kind = "SymInt" if each.varies else _SCALARS[each.kind]
-            default = "" if each.default is _REQUIRED else f"={each.default}"
+            default = f"={each.default}" if name in cls.optional_flat() else ""
             parameters.append(f"{kind} {name}{default}")
         returned = "()" if cls.result is None else "Tensor"
         return f"({', '.join(parameters)}) -> {returned}"
 
     @classmethod
-    def function(cls, overload: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of the record's fields that passes them to an op of torch."""
+    def flat_parameters(cls) -> list[str]:
+        """The flat arguments by name, in order."""
+        names: list[str] = []
+        for name, each in cls.fields.items():
+            names += [p for p, _ in each.by.PARTS] if isinstance(each, NestedField) else [name]
+        return names
+
+    @classmethod
+    def taking_flat(cls, function: Callable[[Any], Any]) -> Callable[..., Any]:
+        """A function of the flat arguments, of a function of the record."""
+        made = cls._of_flat("return function({})", {"function": function})
+        made.__wrapped__ = function  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def passing(cls, overload: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the record's fields that passes the flat arguments to an op of torch."""
         named = [_parameter(name, each) for name, each in cls.fields.items()]
-        passed = [
-            f"*{name}.parts()" if isinstance(each, NestedField) else name
-            for name, each in cls.fields.items()
-        ]
-        body = f"return overload({', '.join(passed)})"
-        return _compiled(cls.__name__, named, body, cls._defaults() | {"overload": overload})
+        body = f"return overload({cls._flattened()})"
+        scope = cls._defaults() | cls._by("parts") | {"overload": overload}
+        return _compiled(cls.__name__, named, body, scope)
 
     def traced(self) -> Tensor | None:
         """A tensor like the result, without a value: for tracing."""
@@ -261,28 +277,79 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         cls.__new__ = _compiled(  # type: ignore[method-assign]
             "__new__", ["record", *named], f"return new(record, ({names}))", scope
         )
-        if not any(isinstance(each, NestedField) for each in fields.values()):
-            cls.of_flat = staticmethod(
-                _compiled("of_flat", named, f"return new(record, ({names}))", scope)
-            )
-            return
-        flat, made = [], []
-        for name, each in fields.items():
-            if isinstance(each, NestedField):
-                parts = [part for part, _ in each.kind.PARTS]  # type: ignore[attr-defined]
-                flat += parts
-                made.append(f"of_{name}({', '.join(parts)})")
-                scope[f"of_{name}"] = each.kind.of  # type: ignore[attr-defined]
+        cls.of_flat = staticmethod(cls._of_flat("return {}", {}))
+        if any(isinstance(each, NestedField) for each in fields.values()):
+            body = f"{names} = self\n    return ({cls._flattened()})"
+            cls.flat = _compiled("flat", ["self"], body, cls._by("parts"))  # type: ignore[method-assign]
+
+    @classmethod
+    def optional_flat(cls) -> set[str]:
+        """Flat arguments that may be left out: those with defaults behind all that have none."""
+        names: set[str] = set()
+        for name, each in cls.fields.items():
+            if isinstance(each, NestedField) or each.default is _REQUIRED:
+                names.clear()
             else:
-                flat.append(_parameter(name, each))
-                made.append(name)
-        body = f"return new(record, ({', '.join(made)},))"
-        cls.of_flat = staticmethod(_compiled("of_flat", flat, body, scope))
-        parts_of = (
-            f"*self.{name}.parts()" if isinstance(each, NestedField) else f"self.{name}"
-            for name, each in fields.items()
+                names.add(name)
+        return names
+
+    @classmethod
+    def _by(cls, what: str) -> dict[str, Any]:
+        """A function for each nested value: `parts` or `of`."""
+        nested_fields = (
+            (n, each) for n, each in cls.fields.items() if isinstance(each, NestedField)
         )
-        cls.flat = _compiled("flat", ["self"], f"return ({', '.join(parts_of)},)", {})  # type: ignore[method-assign]
+        return {f"{what}_{name}": getattr(each.by, what) for name, each in nested_fields}
+
+    @classmethod
+    def _flattened(cls) -> str:
+        """The flat arguments, written with the fields."""
+        return "".join(
+            f"*parts_{name}({name}), " if isinstance(each, NestedField) else f"{name}, "
+            for name, each in cls.fields.items()
+        )
+
+    @classmethod
+    def _of_flat(cls, body: str, scope: dict[str, Any]) -> Callable[..., Any]:
+        """A function of the flat arguments; `{}` in its body is the record of them."""
+        scope = scope | cls._defaults() | cls._by("of") | {"new": tuple.__new__, "record": cls}
+        flat, values = [], []
+        for name, each in cls.fields.items():
+            if isinstance(each, NestedField):
+                parts = [part for part, _ in each.by.PARTS]
+                flat += parts
+                values.append(f"of_{name}({', '.join(parts)})")
+            else:
+                flat.append(_parameter(name, each) if name in cls.optional_flat() else name)
+                values.append(name)
+        made = f"new(record, ({''.join(f'{value}, ' for value in values)}))"
+        return _compiled(cls.__name__, flat, body.format(made), scope)
+
+
+class Signature:
+    """In place of a record's class: the schema of an op whose functions take flat arguments."""
+
+    fields: Mapping[str, Field] = {}
+    of_flat = staticmethod(lambda *given: given)
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+
+    def schema(self) -> str:
+        """As it was given."""
+        return self._schema
+
+    def taking_flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself."""
+        return function
+
+    def passing(self, overload: Callable[..., Any]) -> Callable[..., Any]:
+        """The op of torch itself."""
+        return overload
+
+    def flat_parameters(self) -> list[str]:
+        """Of no op that takes a backend."""
+        return []
 
 
 def _parameter(name: str, each: Field) -> str:
@@ -306,4 +373,4 @@ def _annotated(each: Field, hint: Any) -> Field:
         return TensorField(**{**vars(each), "is_optional": is_optional})
     if isinstance(each, NumberField):
         return NumberField(**{**vars(each), "kind": hint})
-    return NestedField(each.default, kind=hint)
+    return NestedField(each.default, each.by or hint)

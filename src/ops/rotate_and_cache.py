@@ -11,40 +11,68 @@ Transformers to 22 Billion Parameters" (2023), section 2.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from src.ops.cached_rows import LARGEST_CODE, is_coded, row_size, write_rows
 from src.ops.declaration import Case, Cost, Op
+from src.ops.records import ANY, Record, number, tensor
 
 _POSITIONS = 64
 """Rows of the RoPE table in the cases."""
 
 
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rope_table: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-) -> None:
-    """See [`rotate_and_cache`][src.ops.rotate_and_cache.rotate_and_cache]."""
+class RotateAndCache(Record):
+    """Rotate queries in place; write rotated keys and values into the paged cache.
+
+    `query`, `key` and `value` are float32, bfloat16 or float16, and may be slices of one fused
+    projection: the last dimension is contiguous, heads are D apart, the row stride is free. Call it
+    outside of compiled functions: when traced, it would be surrounded by copies of the projection.
+
+    A token whose slot is -1 is padding. Its query is left unchanged, nothing is written to the
+    cache, and its row of `out` is set to 0. (`paged_attention` without keys does not do that.)
+
+    Attributes
+        query: [T, num_heads, D], D even, changed in place.
+        key: [T, num_kv_heads, D], not changed.
+        value: [T, num_kv_heads, D].
+        q_norm: [D] in `query`'s dtype, the weight of an RMS norm over each head; None for none.
+        k_norm: The same for keys.
+        eps: Added to the mean square.
+        rope_table: float32 [max_positions, D]: row p has D/2 cosines, then D/2 sines of position p.
+        positions: [T] int64, token -> row of the RoPE table; not read for padding.
+        slot_mapping: [T] int64, token -> block * block_size + offset, or -1.
+        key_cache: [num_blocks, block_size, num_kv_heads, D], contiguous, changed in place.
+        value_cache: Like `key_cache`.
+        out: [T, num_heads, D], contiguous, the output of the attention that follows. Only rows of
+            padding are changed.
+    """
+
+    query: Tensor = tensor("tokens num_heads head_dim", rows=True, changed=True)
+    key: Tensor = tensor("tokens num_kv_heads head_dim", rows=True)
+    value: Tensor = tensor("tokens num_kv_heads head_dim", rows=True)
+    q_norm: Tensor | None = tensor("head_dim")
+    k_norm: Tensor | None = tensor("head_dim")
+    eps: float = number()
+    rope_table: Tensor = tensor("max_positions head_dim", torch.float32)
+    positions: Tensor = tensor("tokens", torch.int64)
+    slot_mapping: Tensor = tensor("tokens", torch.int64)
+    key_cache: Tensor = tensor("num_blocks block_size num_kv_heads _", ANY, changed=True)
+    value_cache: Tensor = tensor("num_blocks block_size num_kv_heads _", ANY, changed=True)
+    out: Tensor = tensor("tokens num_heads head_dim", changed=True)
+
+
+def reference(call: RotateAndCache) -> None:
+    """See [`RotateAndCache`][src.ops.rotate_and_cache.RotateAndCache]."""
+    query, slot_mapping = call.query, call.slot_mapping
     exists = slot_mapping >= 0  # [T] bool, token index -> is not padding
     slots = slot_mapping[exists]
-    cos_sin = rope_table[positions[exists]].to(query.dtype)
-    query[exists] = _rotated(query[exists], q_norm, eps, cos_sin)
-    write_rows(_rotated(key[exists], k_norm, eps, cos_sin), key_cache, slots)
-    write_rows(value[exists], value_cache, slots)
-    out[~exists] = 0
+    cos_sin = call.rope_table[call.positions[exists]].to(query.dtype)
+    query[exists] = _rotated(query[exists], call.q_norm, call.eps, cos_sin)
+    rotated = _rotated(call.key[exists], call.k_norm, call.eps, cos_sin)
+    write_rows(rotated, call.key_cache, slots)
+    write_rows(call.value[exists], call.value_cache, slots)
+    call.out[~exists] = 0
 
 
 def _rotated(x: Tensor, norm: Tensor | None, eps: float, cos_sin: Tensor) -> Tensor:
@@ -56,10 +84,6 @@ def _rotated(x: Tensor, norm: Tensor | None, eps: float, cos_sin: Tensor) -> Ten
     cos, sin = cos_sin[:, None].chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _fake(*args: object) -> None:
-    return None
 
 
 def _build(
@@ -75,7 +99,7 @@ def _build(
     has_norms: bool = True,
     cache_dtype: torch.dtype | None = None,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> RotateAndCache:
     """Slices of one fused tensor, slots in random order, NaN wherever nothing may be read.
 
     A `cache_dtype` of None is `dtype`.
@@ -105,17 +129,19 @@ def _build(
         for _ in range(2)
     ]
     norms = [(1 + torch.randn(head_dim, generator=random) / 10).to(device, dtype) for _ in range(2)]
-    return (
-        query,
-        key,
-        value,
-        *(norms if has_norms else (None, None)),
-        1e-6,
-        table.to(device),
-        positions.to(device),
-        slots.to(device),
-        *(cache.to(device) for cache in caches),
-        torch.full((total, num_heads, head_dim), torch.nan, dtype=dtype).to(device),
+    return RotateAndCache(
+        query=query,
+        key=key,
+        value=value,
+        q_norm=norms[0] if has_norms else None,
+        k_norm=norms[1] if has_norms else None,
+        eps=1e-6,
+        rope_table=table.to(device),
+        positions=positions.to(device),
+        slot_mapping=slots.to(device),
+        key_cache=caches[0].to(device),
+        value_cache=caches[1].to(device),
+        out=torch.full((total, num_heads, head_dim), torch.nan, dtype=dtype).to(device),
     )
 
 
@@ -146,92 +172,27 @@ def _grid() -> list[Case]:
     return cases
 
 
-def _cost(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rope_table: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-) -> Cost:
+def _cost(call: RotateAndCache) -> Cost:
     """All data read and written once; per element, rotation takes 3 FLOPs and a norm takes 4."""
-    moved = 2 * query.element_size() * (query.numel() + key.numel() + value.numel())
-    angles = len(positions) * rope_table.shape[1] * rope_table.element_size()
+    query, key = call.query, call.key
+    moved = 2 * query.element_size() * (query.numel() + key.numel() + call.value.numel())
+    angles = len(call.positions) * call.rope_table.shape[1] * call.rope_table.element_size()
     flops = sum(
-        x.numel() * (3 if norm is None else 7) for x, norm in ((query, q_norm), (key, k_norm))
+        x.numel() * (3 if norm is None else 7)
+        for x, norm in ((query, call.q_norm), (key, call.k_norm))
     )
     return Cost(bytes=moved + angles, flops=flops)
 
 
 ROTATE_AND_CACHE = Op(
     "rotate_and_cache",
-    "(Tensor(a!) query, Tensor key, Tensor value, Tensor? q_norm, Tensor? k_norm, float eps, "
-    "Tensor rope_table, Tensor positions, Tensor slot_mapping, Tensor(b!) key_cache, "
-    "Tensor(c!) value_cache, Tensor(d!) out) -> ()",
+    RotateAndCache,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=_grid(),
     cost=_cost,
     lazy={"cuda": "src.ops.triton.rotate_and_cache:run"},
 )
 
-
-def rotate_and_cache(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rope_table: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-) -> None:
-    """Rotate queries in place; write rotated keys and values into the paged cache.
-
-    `query`, `key` and `value` are float32, bfloat16 or float16, and may be slices of one fused
-    projection: the last dimension is contiguous, heads are D apart, the row stride is free. Call it
-    outside of compiled functions: when traced, it would be surrounded by copies of the projection.
-
-    A token whose slot is -1 is padding. Its query is left unchanged, nothing is written to the
-    cache, and its row of `out` is set to 0. (`paged_attention` without keys does not do that.)
-
-    Parameters
-        query: [T, num_heads, D], D even, changed in place.
-        key: [T, num_kv_heads, D], not changed.
-        value: [T, num_kv_heads, D].
-        q_norm: [D] in `query`'s dtype, the weight of an RMS norm over each head; None for none.
-        k_norm: The same for keys.
-        eps: Added to the mean square.
-        rope_table: float32 [max_positions, D]: row p has D/2 cosines, then D/2 sines of position p.
-        positions: [T] int64, token -> row of the RoPE table; not read for padding.
-        slot_mapping: [T] int64, token -> block * block_size + offset, or -1.
-        key_cache: [num_blocks, block_size, num_kv_heads, D], contiguous, changed in place.
-        value_cache: Like `key_cache`.
-        out: [T, num_heads, D], contiguous, the output of the attention that follows. Only rows of
-            padding are changed.
-    """
-    ROTATE_AND_CACHE.overload(
-        query,
-        key,
-        value,
-        q_norm,
-        k_norm,
-        eps,
-        rope_table,
-        positions,
-        slot_mapping,
-        key_cache,
-        value_cache,
-        out,
-    )
+rotate_and_cache = ROTATE_AND_CACHE.function
+"""The op as a function of its record's fields: of `RotateAndCache`."""

@@ -19,6 +19,8 @@ from torch._inductor.codecache import PyCodeCache
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
+from tests.support.fake_cuda import load_guard
+
 HOPPER = GPUTarget("cuda", 90, 32)
 DEVICE = torch.device("cuda:0")
 _PROPERTIES = SimpleNamespace(
@@ -55,6 +57,7 @@ class HopperKernel:
 
 KERNELS: list[HopperKernel] = []
 """In the order in which they were compiled."""
+_compiles_kernels = True
 
 
 class _Nothing:
@@ -101,7 +104,8 @@ def _properties(*arguments: Any) -> SimpleNamespace:
 
 def _compile(self: Any, name: str, source: str, device_str: str = "cuda") -> HopperKernel:
     compiled = getattr(PyCodeCache.load(source), name)
-    compiled.precompile(warm_cache_only=True)
+    if _compiles_kernels:
+        compiled.precompile(warm_cache_only=True)
     KERNELS.append(HopperKernel(name, compiled))
     return KERNELS[-1]
 
@@ -118,8 +122,12 @@ def _product(name: str) -> Any:
     return run
 
 
-def install() -> None:
-    """Have this process believe in the device."""
+def install(*, with_triton: bool = True) -> None:
+    """Have this process believe in the device; `with_triton` its kernels are compiled."""
+    global _compiles_kernels
+    _compiles_kernels = with_triton
+    if not torch.backends.cuda.is_built():
+        load_guard()
     # Asked for the device, which torch itself (unlike Inductor) must not believe in.
     for where in (torch.cuda, CudaInterface, CudaInterface.Worker):
         where.current_device = _first_device
@@ -143,6 +151,7 @@ def install() -> None:
 
 def _install_in_inductor() -> None:
     import torch._inductor.async_compile
+    import torch._inductor.config
     import torch._inductor.fx_passes.fuse_attention
     import torch._inductor.fx_passes.misc_patterns
     import torch._inductor.kernel.mm
@@ -156,6 +165,8 @@ def _install_in_inductor() -> None:
     guards._reinterpret_tensor = lambda tensor, size, stride, offset=0: tensor.as_strided(
         size, stride, tensor.storage_offset() + offset
     )
+    # It computes constants on the device.
+    torch._inductor.config.joint_graph_constant_folding = False
     torch._inductor.runtime.triton_helpers.set_driver_to_gpu = _nothing
     torch._inductor.async_compile.AsyncCompile.triton = _compile
     # Patterns of torch's own are traced on real tensors of the device.
@@ -166,11 +177,17 @@ def _install_in_inductor() -> None:
 
 
 class _NothingElse(TorchDispatchMode):
-    """Torch's own operations on the device are errors, but for memory and views of it."""
+    """Torch's own operations on the device are errors, but for memory and views of it.
+
+    Ops of our own are called by name, and recorded here.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
+        if func.namespace == "slipstream":
+            CALLS.append((func._schema.name, args))
+            return func(*args, **(kwargs or {}))
         assert func.is_view or "empty" in str(func), func
         return func(*args, **(kwargs or {}))
 

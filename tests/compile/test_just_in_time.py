@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -228,12 +229,43 @@ def test_others_of_the_process_compile_what_they_like_and_disturb_nobody() -> No
     assert graphs() == 3
 
 
-def test_a_tensor_that_comes_twice_is_refused() -> None:
+def test_tokens_that_are_another_argument_too_are_refused() -> None:
     compiled = CompiledFunction(project, (1,), MOST_TOKENS)
     both = torch.randn(4, 4)
     with pytest.raises(ValueError, match="two arguments are the same tensor"):
         compiled(both, both)
     assert frames() == 0
+
+
+def scale_twice(weights: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+    """Two factors, which may be the same tensor."""
+    return x * weights[0] @ torch.diag(weights[1])
+
+
+def test_a_weight_that_comes_twice_does_so_in_every_call() -> None:
+    compiled = CompiledFunction(scale_twice, (1,), MOST_TOKENS)
+    x = torch.randn(5, 4)
+    for _ in range(3):
+        weight = torch.randn(4)
+        torch.testing.assert_close(compiled((weight, weight), x), scale_twice((weight, weight), x))
+    others = torch.randn(4), torch.randn(4)
+    with pytest.raises(ValueError, match="compiled for"):
+        compiled(others, x)
+    assert frames() == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "asked"),
+    [(gate_many, r"3 <= L\['x'\]"), (gate_two, r"x\.shape\[0\] > 1.*in gate_two")],
+)
+def test_a_refusal_says_what_was_asked(
+    function: Callable[[Tensor, Tensor], Tensor], asked: str
+) -> None:
+    """By torch's own words, or with the line of code that asked."""
+    compiled = CompiledFunction(function, (1,), MOST_TOKENS)
+    with pytest.raises(CompilationError) as raised:
+        compiled(torch.randn(4, 6), torch.randn(8, 4))
+    assert re.search(f"depends on the number of tokens: (.|\n)*{asked}", str(raised.value))
 
 
 def test_a_process_without_its_compiler_gets_no_compiled_function() -> None:

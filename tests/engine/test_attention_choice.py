@@ -84,7 +84,7 @@ def test_a_library_that_is_there_and_able_serves_prefill(
     assert caplog.messages == ["attention: flash_attention_3 serves prefill, triton decode"]
     args = PAGED_ATTENTION.build("cpu", dtype=torch.bfloat16)
     backend, _ = choose_attention(section, decoder, 16)
-    attention_matches(lambda *given: PAGED_ATTENTION.overload(*given, None, backend.handle), args)
+    attention_matches(lambda *given: PAGED_ATTENTION.overload(*given, backend.handle), args)
 
 
 def test_the_model_is_what_a_library_is_tried_on(
@@ -190,7 +190,7 @@ def test_two_engines_of_a_process_keep_what_each_has_chosen(
         passes["auto"](build_inputs(plan, rows), decoder.functions)
     assert counts["auto"] == 3 * layers
     with pytest.raises(LookupError, match=f"backend {handle} is not there"):
-        PAGED_ATTENTION.overload(*PAGED_ATTENTION.build("cpu"), None, handle)
+        PAGED_ATTENTION.overload(*PAGED_ATTENTION.build("cpu"), handle)
 
 
 def bounded(model: Model, every: int) -> int:

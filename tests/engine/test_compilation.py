@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
-from src.compile import ahead
+from src.compile import ahead, just_in_time
 from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.core.settings import CHECKOUT
@@ -320,6 +320,27 @@ async def test_closing_does_not_wait_for_the_kernels(
     await asyncio.to_thread(running.close)
     assert time.monotonic() - began < 10
     assert caplog.records == []
+
+
+def test_just_in_time_compilation_times_kernels_on_the_tokens_of_a_prompt(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: set[int] = set()
+
+    class Counting:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def __call__(self, chain: Any, weights: Any, *tensors: torch.Tensor) -> None:
+            counts.update(map(len, tensors))
+
+    monkeypatch.setattr(just_in_time, "CompiledFunction", Counting)
+    running = compilation.ProgramCompilation(
+        None, 1, cache_root(), StartTimeline(), awaited=True, most_tokens=64
+    )
+    compiled = running._compiled(outline_model(checkpoint))
+    assert compiled
+    assert counts == {256}
 
 
 @pytest.mark.parametrize("off", [{"compile__startup": "off"}, {}])

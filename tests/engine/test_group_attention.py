@@ -34,6 +34,7 @@ from tests.support.rotation import mixers_rotate
 pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
+LONGER = SamplingParams(temperature=0, max_tokens=24)
 EVERYTHING = Honours(
     device_types=frozenset({"cpu"}),
     features=FEATURES,
@@ -166,12 +167,13 @@ def own(monkeypatch: pytest.MonkeyPatch, honours: Honours = EVERYTHING) -> type[
     return kind
 
 
-async def check(engine: AsyncEngine, model: Any) -> None:
-    prompts = random_prompts(5, longest=24, seed=3)
+async def check(engine: AsyncEngine, model: Any, *, longer: bool = False) -> None:
+    prompts = random_prompts(12, longest=40) if longer else random_prompts(5, longest=24, seed=3)
+    params = LONGER if longer else GREEDY
     for _ in range(2):
-        results = await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
+        results = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
         for prompt, result in zip(prompts, results, strict=True):
-            assert result.token_ids == greedy(model, prompt, 10)
+            assert result.token_ids == greedy(model, prompt, params.max_tokens or 0)
     assert_idle(engine)
 
 
@@ -186,7 +188,11 @@ NAMES = ("llama", "gemma2", "gpt_oss", "llama4", "qwen3", "deepseekv3")
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [*((name, way) for name in NAMES for way in ("depth 1", "chunked")), ("llama", "preempted")],
+    [
+        *((name, "depth 1") for name in NAMES),
+        *((name, "chunked") for name in ("gemma2", "deepseekv3")),
+        ("llama", "preempted"),
+    ],
 )
 async def test_a_backend_owns_pages_prefill_and_decode(
     name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +205,7 @@ async def test_a_backend_owns_pages_prefill_and_decode(
             owners = serving(engine)
             assert engine._parts is not None
             assert len(owners) == len(engine._parts.worker._forward_pass.kv_cache.layout.groups)
-            await check(engine, load_reference(directory))
+            await check(engine, load_reference(directory), longer=way == "preempted")
             assert (engine.stats.preemptions > 0) == (way == "preempted")
     backends = [each for each in kind.made if each in owners.values()]
     assert all(each.attended > 0 for each in backends)

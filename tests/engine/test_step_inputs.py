@@ -32,6 +32,7 @@ from tests.support.engines import assert_idle, small_config
 pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+LONGER = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 TARGET_HIDDEN = "target_hidden"
 # Tokens 4 to 15 are an image of 3 rows and 4 columns.
 BEFORE, HEIGHT, WIDTH = 4, 3, 4
@@ -185,18 +186,27 @@ def seeing(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> Seen:
     return seen
 
 
-async def check_images(engine: AsyncEngine, reference: Reference, hidden_size: int) -> None:
+async def check_images(
+    engine: AsyncEngine, reference: Reference, hidden_size: int, *, preempts: bool = False
+) -> None:
     """Prompts of equal tokens with images, and one without, together and again."""
+    params = LONGER if preempts else GREEDY
     prompt = [7, 9, 30, 31, *[5] * (HEIGHT * WIDTH), 40, 41, 42]
     given = [image(hidden_size, seed) for seed in range(4)] + [{}]
-    expected = [reference.greedy(prompt, each, 10) for each in given]
+    expected = [reference.greedy(prompt, each, params.max_tokens or 0) for each in given]
     assert len({tuple(each) for each in expected}) == len(given)
+    if preempts:
+        given, expected = given * 3, expected * 3
     for _ in range(2):
         results = await asyncio.gather(
-            *(engine.generate(prompt, GREEDY, step_inputs=each) for each in given)
+            *(engine.generate(prompt, params, step_inputs=each) for each in given)
         )
         assert [result.token_ids for result in results] == expected
     assert_idle(engine)
+    assert (engine.stats.preemptions > 0) == preempts
+    if preempts:
+        # What was known has made room.
+        return
     # Other values are another prompt, and the same ones are known.
     for each in (given[0], image(hidden_size, seed=9)):
         result = await engine.generate(prompt, GREEDY, step_inputs=each)
@@ -209,9 +219,7 @@ async def test_embeddings_and_positions_with_axes_are_those_of_transformers(
 ) -> None:
     directory, reference, hidden_size = seeing
     async with AsyncEngine.open(small_config(directory, **WAYS[way])) as engine:
-        await check_images(engine, reference, hidden_size)
-        if way == "preempted":
-            assert engine.stats.preemptions > 0
+        await check_images(engine, reference, hidden_size, preempts=way == "preempted")
 
 
 @pytest.mark.compilers

@@ -112,7 +112,9 @@ def same_codes(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert (apart > 1e-2 * step).float().mean() < 1e-2
 
 
-def with_own_states(op: Op, args: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+def with_own_states(
+    op: Op[..., Any], args: tuple[Any, ...]
+) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """The same arguments with copies of states, slices as they were, and output; also by name."""
     names = [argument.name for argument in op.overload._schema.arguments]
     given = dict(zip(names, args, strict=True))
@@ -123,7 +125,7 @@ def with_own_states(op: Op, args: tuple[Any, ...]) -> tuple[dict[str, Any], tupl
     return given, tuple(given.values())
 
 
-def states_match(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def states_match(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """The same outputs and states, and nothing written beside them."""
     expected, wanted = with_own_states(op, args)
     got, given = with_own_states(op, args)

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.ops import PAGED_ATTENTION, AttentionSpec
+from src.ops import PAGED_ATTENTION
+from src.ops.attention_call import PagedAttention
 from tests.ops.comparison import copied
 
 
@@ -146,10 +147,11 @@ class TritonInTorch:
     def __init__(self) -> None:
         self.prefill_calls = 0
 
-    def __call__(self, *args: Any, prefill: Callable[..., None] | None = None) -> None:
-        query, _, _, key_cache, value_cache, tables, starts, lengths, _, out = args[:10]
-        spec = AttentionSpec.of(*args[10:12])
-        complete = copied(args)
+    def __call__(self, call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> None:
+        query, key_cache, value_cache, out = call.query, call.key_cache, call.value_cache, call.out
+        starts = call.query_start_loc
+        rows = (call.block_tables, starts, call.seq_lens)
+        complete = copied(call.flat())
         PAGED_ATTENTION.reference(*complete)
         key_cache.copy_(complete[3])
         value_cache.copy_(complete[4])
@@ -158,7 +160,8 @@ class TritonInTorch:
             return
         self.prefill_calls += 1
         out[starts[-1] :] = 0
-        prefill(query, key_cache, value_cache, tables, starts, lengths, out, spec, *args[12:14])
+        longest = (call.max_query_len, call.max_seq_len)
+        prefill(query, key_cache, value_cache, *rows, out, call.spec, *longest)
         for row, count in enumerate(starts.diff().tolist()):
             if count == 1:
                 out[starts[row]] = complete[9][starts[row]]
@@ -180,6 +183,6 @@ def install(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> TritonInTorch:
     """Have CPU tensors served as on a Hopper, with this in place of the Triton kernels."""
     replaced = TritonInTorch()
-    monkeypatch.setattr("src.ops.triton.paged_attention.run", replaced)
+    monkeypatch.setattr("src.ops.triton.paged_attention.launch", replaced)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     return replaced

@@ -11,6 +11,7 @@ from src.ops import (
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
+    FLOAT8_PRODUCT,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
     LINEAR,
@@ -28,7 +29,7 @@ from tests.ops.comparison import (
     states_match,
 )
 
-Comparison = Callable[[Op, Callable[..., Any], tuple[Any, ...]], None]
+Comparison = Callable[[Op[..., Any], Callable[..., Any], tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,23 @@ class OpTests:
     large: Case
     # Asserts that a kernel does to these arguments what the reference does.
     matches: Comparison
-    # What serves on CUDA: an op without a kernel in `lazy` has its reference there.
+    # What serves on CUDA.
     on_cuda: str = "triton"
 
 
-def _is_the_same(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _is_the_same(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """The same result, of an op that changes none of its arguments."""
     assert torch.equal(kernel(*args), op.reference(*args))
 
 
-def _is_close(op: Op, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _is_close(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Sums are rounded once, and torch may sum bfloat16 in another order."""
     expected = op.reference(*args)
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(kernel(*args), expected, rtol=tolerance, atol=tolerance)
 
 
-TESTS_OF: dict[Op, OpTests] = {
+TESTS_OF: dict[Op[..., Any], OpTests] = {
     PAGED_ATTENTION: OpTests(
         checked=(
             {"padding": 2},
@@ -124,12 +125,18 @@ TESTS_OF: dict[Op, OpTests] = {
         large={"tokens": 1, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8},
         matches=_is_close,
     ),
+    FLOAT8_PRODUCT: OpTests(
+        checked=({"tokens": 2, "has_bias": True}, {"tokens": 1, "is_static": True}),
+        small={"tokens": 1},
+        large={"tokens": 2},
+        matches=_is_close,
+        on_cuda="torch",
+    ),
     CAUSAL_CONVOLUTION: OpTests(
         checked=({"padding": 2}, {"dtype": torch.bfloat16, "has_bias": False}, {"rows": ()}),
         small={"rows": (1,)},
         large={"rows": (1, 1)},
         matches=states_match,
-        on_cuda="reference",
     ),
     LINEAR_RECURRENCE: OpTests(
         checked=(
@@ -140,7 +147,6 @@ TESTS_OF: dict[Op, OpTests] = {
         small={"rows": (1,)},
         large={"rows": (1, 1)},
         matches=states_match,
-        on_cuda="reference",
     ),
     ADAPT: OpTests(
         checked=(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import library as torch_library
 
 from src.ops import PAGED_ATTENTION, AttentionSpec
+from src.ops.attention_call import PagedAttention
 from src.ops.attention_libraries import (
     LIBRARIES,
     AttentionShape,
@@ -134,7 +135,7 @@ def called_as_the_op(name: str, base: stand_in.TritonInTorch, case: dict[str, An
     args = PAGED_ATTENTION.build("cpu", **case)
     attention, able = opened(LIBRARIES[name](9), args, base)
     with torch.inference_mode():
-        attention_matches(attention.run, args)
+        attention_matches(PagedAttention.taking_flat(attention.run), args)
     max_query_len, deterministic = args[12], args[14]
     assert base.prefill_calls == (able and max_query_len > 1 and not deterministic)
 
@@ -178,7 +179,7 @@ def test_lengths_are_computed_once_for_all_layers_of_a_step(
             layer[6:8] = args[6:8]
             expected = copied(tuple(layer))
             PAGED_ATTENTION.reference(*expected)
-            attention.run(*layer)
+            attention.run(PagedAttention.of_flat(*layer))
             torch.testing.assert_close(layer[9], expected[9], rtol=2e-2, atol=2e-2)
         assert len(given) == 3
         assert len(set(given)) == 1
@@ -200,9 +201,14 @@ def test_what_was_not_tried_is_left_to_triton(
         {"deterministic": True},
         {"rows": ((1, 40), (1, 7), (0, 3))},
     ):
-        attention_matches(attention.run, PAGED_ATTENTION.build("cpu", **(tried | other)))
+        attention_matches(
+            PagedAttention.taking_flat(attention.run),
+            PAGED_ATTENTION.build("cpu", **(tried | other)),
+        )
     assert base.prefill_calls == 0
-    attention_matches(attention.run, PAGED_ATTENTION.build("cpu", **tried))
+    attention_matches(
+        PagedAttention.taking_flat(attention.run), PAGED_ATTENTION.build("cpu", **tried)
+    )
     assert base.prefill_calls == 1
 
 
@@ -309,17 +315,17 @@ def test_another_implementation_of_the_program_is_left_alone(
 @pytest.mark.parametrize("name", PAGED_LIBRARIES)
 def test_a_library_on_its_device_equals_the_reference(name: str) -> None:
     pytest.importorskip("flash_attn_interface", reason="FlashAttention-3 is not installed")
-    run = import_module("src.ops.triton.paged_attention").run
+    run = import_module("src.ops.triton.paged_attention").launch
     library = LIBRARIES[name](9)
     try:
         for case in HALF_CASES:
             args = PAGED_ATTENTION.build("cuda", **case)
             attention, _ = opened(library, args, run)
-            attention_matches(attention.run, args)
+            attention_matches(PagedAttention.taking_flat(attention.run), args)
             again = copied(args)
             torch.cuda.set_sync_debug_mode("error")
             try:
-                attention.run(*again)
+                attention.run(PagedAttention.of_flat(*again))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     finally:

@@ -231,7 +231,5 @@ def test_what_a_backend_does_not_honour_goes_to_one_that_does() -> None:
         args = PAGED_ATTENTION.build("cpu", **modifier)
         assert backend.kernel_for(AttentionSpec.of(*args[10:12]).features).name == expected
         served.clear()
-        attention_matches(
-            lambda *given: PAGED_ATTENTION.overload(*given, None, backend.handle), args
-        )
+        attention_matches(lambda *given: PAGED_ATTENTION.overload(*given, backend.handle), args)
         assert served == ([] if expected == "reference" else [expected])

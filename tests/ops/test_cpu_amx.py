@@ -9,7 +9,7 @@ import torch
 
 from src.ops import PAGED_ATTENTION
 from src.ops.cpu import levels
-from src.ops.cpu.kernel_library import _bind_attention
+from src.ops.cpu.kernel_library import bind_attention
 from tests.ops.comparison import attention_matches, copied, in_chunks
 
 Attention = Callable[..., Any]
@@ -22,7 +22,7 @@ needs_avx2 = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def emulated(emulated_amx: ctypes.CDLL) -> Attention:
-    return _bind_attention(emulated_amx.slipstream_paged_attention)
+    return bind_attention(emulated_amx.slipstream_paged_attention)
 
 
 @needs_avx2

@@ -1,6 +1,5 @@
 """What every op must satisfy, driven by its declaration alone."""
 
-import inspect
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from tests.ops.per_op import TESTS_OF
 from tests.ops.served_cases import SERVED
 
 
-def cases_of(ops: Sequence[Op]) -> list[Any]:
+def cases_of(ops: Sequence[Op[..., Any]]) -> list[Any]:
     return [
         pytest.param(op, case, id=f"{op.name}-{index}")
         for op in ops
@@ -51,7 +50,7 @@ def test_what_is_compiled_serves_the_ops_that_say_so(library: KernelLibrary) -> 
 
 @pytest.mark.parametrize(("op", "case"), cases_of(COMPILED))
 def test_compiled_kernel_equals_reference(
-    op: Op, case: dict[str, Any], libraries: dict[str, KernelLibrary]
+    op: Op[..., Any], case: dict[str, Any], libraries: dict[str, KernelLibrary]
 ) -> None:
     """At the fastest level, and at two of the others: over all cases each of them has its part."""
     args = op.build("cpu", **case)
@@ -62,7 +61,7 @@ def test_compiled_kernel_equals_reference(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "case"), cases_of(OPS))
-def test_cuda_kernel_equals_reference(op: Op, case: dict[str, Any]) -> None:
+def test_cuda_kernel_equals_reference(op: Op[..., Any], case: dict[str, Any]) -> None:
     TESTS_OF[op].matches(op, op.overload, op.build("cuda", **case))
     assert op.active("cuda").name == TESTS_OF[op].on_cuda
 
@@ -75,7 +74,7 @@ def test_cuda_kernel_finds_keys_in_the_cache(case: dict[str, Any]) -> None:
 
 def test_cases_of_served_sizes_are_those_that_an_op_can_build() -> None:
     for op, case in SERVED.values():
-        assert case.keys() <= inspect.signature(op.build).parameters.keys()
+        assert case.keys() <= op.parameters.keys()
     for op in (PAGED_ATTENTION, ROTATE_AND_CACHE):
         kept = {case["cache_dtype"] for each, case in SERVED.values() if each is op}
         assert kept == {None, *LARGEST_CODE}
@@ -101,13 +100,15 @@ def references() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_opcheck(op: Op, references: None) -> None:
+def test_opcheck(op: Op[..., Any], references: None) -> None:
     for case in TESTS_OF[op].checked:
         torch_library.opcheck(op.overload, op.build("cpu", **case))
 
 
 @pytest.mark.parametrize("op", COMPILED, ids=lambda op: op.name)
-def test_opcheck_of_what_is_compiled(op: Op, library: KernelLibrary, references: None) -> None:
+def test_opcheck_of_what_is_compiled(
+    op: Op[..., Any], library: KernelLibrary, references: None
+) -> None:
     op.install_cpu(Kernel("compiled", getattr(library, op.name)))
     for case in TESTS_OF[op].checked:
         torch_library.opcheck(op.overload, op.build("cpu", **case))
@@ -120,7 +121,7 @@ def test_opcheck_of_attention_without_keys(references: None) -> None:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_cost_is_positive_and_grows(op: Op) -> None:
+def test_cost_is_positive_and_grows(op: Op[..., Any]) -> None:
     less, more = (
         op.cost(*op.build("cpu", **case)) for case in (TESTS_OF[op].small, TESTS_OF[op].large)
     )

@@ -59,13 +59,13 @@ def test_the_scan_is_that_of_transformers() -> None:
     torch.testing.assert_close(named["states"][slot], state[0].transpose(-1, -2))
 
 
-def kernel_of(library: KernelLibrary, op: Op) -> Callable[..., Any]:
+def kernel_of(library: KernelLibrary, op: Op[..., Any]) -> Callable[..., Any]:
     kernel: Callable[..., Any] = getattr(library, op.name)
     return kernel
 
 
 def in_pieces(
-    op: Op, kernel: Callable[..., Any], args: tuple[Any, ...], cuts: list[int]
+    op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...], cuts: list[int]
 ) -> dict[str, Any]:
     """Each row by itself, the tokens of each cut at these places."""
     named, _ = with_own_states(op, args)
@@ -87,7 +87,7 @@ def in_pieces(
 @given(data=st.data())
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_no_bit_depends_on_cuts_company_or_threads(
-    op: Op, library: KernelLibrary, data: st.DataObject
+    op: Op[..., Any], library: KernelLibrary, data: st.DataObject
 ) -> None:
     rows = tuple(data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4)))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
@@ -128,7 +128,10 @@ def test_no_bit_depends_on_cuts_company_or_threads(
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
-    op: Op, library: KernelLibrary, name: str, change: Callable[[torch.Tensor], torch.Tensor]
+    op: Op[..., Any],
+    library: KernelLibrary,
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     named, _ = with_own_states(op, op.build("cpu", rows=(2, 3)))
     named[name] = change(named[name])
@@ -137,7 +140,7 @@ def test_arguments_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_a_row_without_tokens_touches_nothing(op: Op, library: KernelLibrary) -> None:
+def test_a_row_without_tokens_touches_nothing(op: Op[..., Any], library: KernelLibrary) -> None:
     for kernel in (kernel_of(library, op), op.reference):
         named, args = with_own_states(op, op.build("cpu", rows=(0,), padding=2))
         before = named["states"]._base.clone()

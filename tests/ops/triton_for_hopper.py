@@ -4,6 +4,7 @@ A program of its own, so that another test's TRITON_INTERPRET cannot reach it.
 """
 
 import inspect
+import re
 import sys
 
 import triton
@@ -12,6 +13,7 @@ from triton.compiler import ASTSource
 
 from src.ops.triton import (
     adapt,
+    causal_convolution,
     codes,
     decode_schedule,
     experts,
@@ -19,6 +21,7 @@ from src.ops.triton import (
     latent_attention,
     latent_expanded,
     linear,
+    linear_recurrence,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -252,7 +255,30 @@ def compile_adapts(dtype: str) -> None:
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, room, shared)
 
 
+def compile_recurrences(dtype: str) -> None:
+    """The gated delta rule of Qwen3-Next, and the scan of Mamba-2 as Granite has it."""
+    kept, lists = {"states": f"*{dtype}"}, {"slots": "*i64"}
+    for kernel in (causal_convolution._convolve_kernel, causal_convolution._keep_kernel):
+        sizes = {"TAPS": 4, "BLOCK": causal_convolution._CHANNELS}
+        compile_for_hopper(kernel, dtype, 4, 1, pointers=kept | lists, **sizes)
+    numbers = dict.fromkeys(("decay", "factor", "skip", "states"), "*fp32")
+    for key_dim, dim, delta in ((128, 128, True), (128, 64, False), (256, 64, False)):
+        compiled = compiled_for_hopper(
+            linear_recurrence._recurrence_kernel,
+            dtype,
+            linear_recurrence.constants(key_dim, dim)
+            | {"DELTA": delta, "NORMALIZES": delta}
+            | ({"skip": None} if delta else {}),
+            pointers=POINTERS | numbers | lists | {"tokens": "i32"},
+            num_warps=4,
+        )
+        # What a program keeps of a state stays in registers.
+        assert not re.search(r"st\.local|ld\.local", compiled.asm["ptx"]), (dtype, key_dim, dim)
+
+
 def main() -> None:
+    for dtype in ("bf16", "fp16", "fp32"):
+        compile_recurrences(dtype)
     compile_latents(2, "bf16")
     compile_latents(4, "fp32")
     compile_attention(128, 0, 2, "bf16", 4, sinks=None)

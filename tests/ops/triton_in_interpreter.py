@@ -21,11 +21,13 @@ from benchmarks import tune_attention
 from benchmarks.record import Recorder
 from src.ops import (
     ADAPT,
+    CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
     LINEAR,
+    LINEAR_RECURRENCE,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     AttentionSpec,
@@ -34,18 +36,28 @@ from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
 from src.ops.triton import (
     adapt,
+    causal_convolution,
     decode_schedule,
     experts,
     gumbel_argmax,
     latent_attention,
     latent_expanded,
     linear,
+    linear_recurrence,
     paged_attention,
     paged_decode,
     rotate_and_cache,
 )
 from tests.ops import flash_attention_stand_in
-from tests.ops.comparison import TOLERANCE, attention_matches, latent_matches, rotation_matches
+from tests.ops.comparison import (
+    TOLERANCE,
+    attention_matches,
+    bits,
+    latent_matches,
+    rotation_matches,
+    states_match,
+    with_own_states,
+)
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -213,6 +225,7 @@ def all_else_matches() -> None:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
+    recurrences_match()
     adapts_match()
     linears_match()
     experts_match()
@@ -226,6 +239,28 @@ def all_else_matches() -> None:
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
+
+
+def recurrences_match() -> None:
+    """Cut anywhere a row gets the same bits: outputs, and the state that it leaves."""
+    for op, kernel in (
+        (CAUSAL_CONVOLUTION, causal_convolution.run),
+        (LINEAR_RECURRENCE, linear_recurrence.run),
+    ):
+        for case in op.cases:
+            states_match(op, kernel, op.build("cpu", **case))
+        args = op.build("cpu", rows=(9,), dtype=torch.float32)
+        given, whole = with_own_states(op, args)
+        kernel(*whole)
+        pieces, _ = with_own_states(op, args)
+        for begin, end in ((0, 2), (2, 3), (3, 9)):
+            named = dict(pieces, query_start_loc=torch.tensor([0, end - begin]).int())
+            for name in ("x", "query", "key", "value", "decay", "factor", "out"):
+                if name in named:
+                    named[name] = named[name][begin:end]
+            kernel(*named.values())
+        assert torch.equal(pieces["out"], given["out"])
+        assert torch.equal(bits(pieces["states"]._base), bits(given["states"]._base))
 
 
 def adapts_match() -> None:
@@ -371,7 +406,8 @@ def beside_a_library(case: dict[str, Any]) -> None:
         calls.append(args)
         prefill(*args)
 
-    attention_matches(LibraryAttention(counted, [shape], paged_attention.run).run, args)
+    attention = LibraryAttention(counted, [shape], paged_attention.launch)
+    attention_matches(PAGED_ATTENTION.record.taking_flat(attention.run), args)
     assert len(calls) == 1
 
 

@@ -8,6 +8,7 @@ launch would select is only noted, for a GPU that is not there.
 
 import random
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,21 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from src.core.plan import RowStep, StepPlan
 from src.engine.execution.inputs import StepInputs, build_inputs, padding_inputs
 from src.engine.execution.row_state import RowState
-from src.engine.execution.worker import _KERNEL_WARM_UP_TOKENS
+from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS, warm_up_tokens
+from src.models import Model
+from src.models.fields import Fields
+from src.models.model import ModelOptions
+from src.models.registry import family_of
 from src.ops.latent_expansion import LatentShape, plan_expansion
+from src.ops.matrix import NUMBERS
 from src.ops.triton import (
+    adapt,
+    causal_convolution,
     decode_schedule,
+    experts,
     gumbel_argmax,
     latent_attention,
+    linear_recurrence,
     paged_attention,
     rotate_and_cache,
     tuning,
@@ -32,6 +42,7 @@ from src.ops.triton import (
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LONGEST, ROWS = 32, 8, 128, 64, 8192, 256
 STEPS = 400
+MOST_TOKENS = 4096
 LATENT_HEADS, LATENTS = 32, LatentShape(nope=32, rope=16, rank=64, value=32)
 
 seen: set[tuple[Any, ...]] = set()
@@ -46,8 +57,8 @@ def note(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
     seen.add((self.fn.__module__, self.fn.__name__, str(specialization), str(options)))
 
 
-def step(inputs: StepInputs, window: int) -> None:
-    """What one layer, and the draw, launch for a step."""
+def step(inputs: StepInputs, window: int, group: int = 0) -> None:
+    """What one layer of a KV group, and the draw, launch for a step."""
     cache = torch.zeros(1, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
     num_tokens = len(inputs.input_ids_t)
     fused = torch.empty(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
@@ -55,15 +66,15 @@ def step(inputs: StepInputs, window: int) -> None:
     out = torch.empty(num_tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16)
     table = torch.zeros(LONGEST, HEAD_DIM)
     rotate_and_cache.run(
-        query, key, value, None, None, 1e-5, table, inputs.positions_t, inputs.slot_mappings_t[0],
-        cache, cache, out,
+        query, key, value, None, None, 1e-5, table, inputs.positions_t,
+        inputs.slot_mappings_t[group], cache, cache, out,
     )  # fmt: skip
     tile = tuning.decode_shape(90, HEAD_DIM, 2).tile
     members = tuning.packed_rows(HEADS // KV_HEADS) // (HEADS // KV_HEADS)
-    rows = (inputs.block_tables_b[0], inputs.query_start_loc, inputs.seq_lens_b)
+    rows = (inputs.block_tables_b[group], inputs.query_start_loc, inputs.seq_lens_b)
     schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, 0, tile, members)
     paged_attention.run(
-        query, None, None, cache, cache, *rows, inputs.slot_mappings_t[0], out, None,
+        query, None, None, cache, cache, *rows, inputs.slot_mappings_t[group], out, None,
         [0.1, 0.0, window, 0.0], inputs.max_query_len, inputs.max_seq_len, False, schedule,
     )  # fmt: skip
     positions = inputs.sampled_positions_s
@@ -71,6 +82,27 @@ def step(inputs: StepInputs, window: int) -> None:
         positions = torch.zeros(1, dtype=torch.int64)
     logits = torch.empty(len(positions), 1024)
     gumbel_argmax.run(logits, torch.zeros_like(positions), positions, torch.zeros(len(positions)))
+
+
+def recurrent_step(inputs: StepInputs) -> None:
+    """What a layer with a recurrent state launches for a step."""
+    num_tokens, kind = len(inputs.input_ids_t), {"dtype": torch.bfloat16}
+    heads, key_dim, dim = 4, 16, 32
+    rows = (inputs.rows_b, inputs.query_start_loc)
+    channels = torch.empty(num_tokens, 2 * 2 * key_dim + heads * dim + 8, **kind)[:, 8:]
+    convolved = torch.empty(channels.shape, **kind)
+    inner = torch.zeros(9, 3 * channels.shape[1] + 16, **kind)[:, 16:]
+    inner = inner.unflatten(1, (3, channels.shape[1]))
+    weight = torch.empty(4, channels.shape[1], **kind)
+    causal_convolution.run(channels, weight, None, inner, *rows, convolved)
+    query, key, value = convolved.split((2 * key_dim, 2 * key_dim, heads * dim), 1)
+    numbers = torch.empty(2, num_tokens, heads)
+    linear_recurrence.run(
+        query.unflatten(1, (2, key_dim)), key.unflatten(1, (2, key_dim)),
+        value.unflatten(1, (heads, dim)), numbers[0], numbers[1], None,
+        torch.zeros(9, heads, key_dim, dim), *rows,
+        torch.empty(num_tokens, heads, dim, **kind), True, True,
+    )  # fmt: skip
 
 
 def latent_step(inputs: StepInputs) -> None:
@@ -92,46 +124,140 @@ def latent_step(inputs: StepInputs) -> None:
     )
 
 
-def random_plan(chance: random.Random) -> StepPlan:
-    """Up to `ROWS` decoding rows of any length, and up to two prompts."""
-    decoding = chance.randint(0, ROWS - 2)
-    prompts = chance.randint(0 if decoding else 1, 2)
-    longest = chance.choice([100, 900, LONGEST - 1])
-    rows = [(chance.randint(1, longest), 1) for _ in range(decoding)]
-    rows += [(0, chance.randint(2, 900)) for _ in range(prompts)]
-    return StepPlan(
-        1, [], [], [RowStep(i, 1, start, count, True) for i, (start, count) in enumerate(rows)]
+def adapted(num_tokens: int) -> None:
+    """What an adapter adds to a projection."""
+    kind = {"dtype": torch.bfloat16}
+    slots = torch.zeros(num_tokens + 1, dtype=torch.int64)
+    adapt.adapt(
+        torch.empty(num_tokens, 96, **kind),
+        torch.empty(num_tokens, 64, **kind),
+        torch.empty(4, 3, 16, 64, **kind),
+        torch.empty(4, 16, 96, **kind),
+        torch.zeros(4, 3, dtype=torch.int32),
+        torch.zeros(4, dtype=torch.int32),
+        slots[num_tokens % 2 :][:num_tokens],  # a part of a step's inputs
     )
+
+
+def mixed(num_tokens: int, num_experts: int, chosen: int) -> None:
+    """What a layer of experts launches."""
+    kind = {"dtype": torch.bfloat16}
+    experts.run(
+        torch.empty(num_tokens, 64, **kind),
+        torch.empty(num_experts, 2 * 32, 64, **kind),
+        torch.empty(num_experts, 64, 32, **kind),
+        torch.ones(num_tokens, chosen),
+        torch.zeros(num_tokens, chosen, dtype=torch.int64),
+        *(None, None, None, None, 0, 1.0, 0.0, False, False, *(2 * (NUMBERS["bfloat16"].kind,))),
+    )
+
+
+def model_of_experts(num_experts: int, chosen: int) -> Model:
+    family = family_of("MixtralForCausalLM")
+    fields = {
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": chosen,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    config = family.describe(Fields(fields, "shape", family.defaults))
+    meta = torch.device("meta")
+    options = ModelOptions(dtype=torch.bfloat16, device=meta, max_positions=64)
+    return Model(config, family.write, options)
+
+
+def check_sizes() -> None:
+    """Any number of tokens, with adapters, and with experts of which a token takes few."""
+    for launch, model in (
+        (adapted, model_of_experts(2, 1)),
+        *(
+            (partial(mixed, num_experts=count, chosen=chosen), model_of_experts(count, chosen))
+            for count, chosen in ((128, 1), (8, 2), (64, 6))
+        ),
+    ):
+        seen.clear()
+        for num_tokens in warm_up_tokens(model, MOST_TOKENS):
+            launch(num_tokens)
+        ready = set(seen)
+        for num_tokens in (1, 2, 3, 16, 17, 255, 256, 1041, 2047, 3000, MOST_TOKENS):
+            launch(num_tokens)
+        assert seen == ready, (launch, sorted(seen - ready)[:3])
+    # A step that no request can have needs no warm-up.
+    assert warm_up_tokens(model_of_experts(128, 1), 1500) == (8, 1500)
+    assert warm_up_tokens(model_of_experts(128, 1), 512) == KERNEL_WARM_UP_TOKENS
+
+
+def random_plan(chance: random.Random, rows: int) -> StepPlan:
+    """Up to so many rows: decoding ones of any length, and up to two prompts."""
+    decoding = chance.randint(0, rows - 2)
+    prompts = chance.randint(0 if decoding else 1, 2)
+    longest = chance.choice([100, 900, 8100])
+    spans = [(chance.randint(1, longest), 1) for _ in range(decoding)]
+    spans += [(0, chance.randint(2, 900)) for _ in range(prompts)]
+    return StepPlan(
+        1, [], [], [RowStep(i, 1, start, count, True) for i, (start, count) in enumerate(spans)]
+    )
+
+
+def rows_of(groups: int, rows: int, longest: int) -> RowState:
+    state = RowState(
+        max_num_seqs=rows,
+        max_model_len=longest,
+        block_size=BLOCK_SIZE,
+        device=torch.device("cpu"),
+        page_blocks=(1,) * groups,
+    )
+    state.block_tables.fill_(0)
+    state.tokens.zero_()
+    return state
 
 
 def main() -> None:
     JITFunction.run = note
-    state = RowState(
-        max_num_seqs=ROWS,
-        max_model_len=LONGEST,
-        block_size=BLOCK_SIZE,
-        device=torch.device("cpu"),
-    )
-    state.block_tables.fill_(0)
-    state.tokens.zero_()
+    check_sizes()
+    # With several KV groups, and with tables of odd sizes, parts of tensors begin anywhere.
+    for groups, rows, longest in ((1, ROWS, LONGEST), (2, ROWS, LONGEST), (1, 63, 8130)):
+        check_steps(groups, rows_of(groups, rows, longest))
+    latent_steps(rows_of(1, ROWS, LONGEST))
+    sys.stdout.write("ok\n")
+
+
+def check_steps(groups: int, state: RowState) -> None:
+    seen.clear()
     for window in (0, 512):
-        for num_tokens in _KERNEL_WARM_UP_TOKENS:
-            step(padding_inputs(num_tokens, state), window)
+        for num_tokens in KERNEL_WARM_UP_TOKENS:
+            for group in range(groups):
+                step(padding_inputs(num_tokens, state), window, group)
+            recurrent_step(padding_inputs(num_tokens, state))
         ready, chance = set(seen), random.Random(0)
-        for _ in range(STEPS):
-            plan = random_plan(chance)
+        for _ in range(STEPS if groups == 1 else STEPS // 4):
+            plan = random_plan(chance, state.padding_row)
             padded = chance.choice([0, plan.num_tokens + chance.randint(0, 40)])
-            step(build_inputs(plan, state, padded), window)
+            inputs = build_inputs(plan, state, padded)
+            for group in range(groups):
+                step(inputs, window, group)
+            recurrent_step(inputs)
         late = seen - ready
         assert not late, (len(late), sorted(late)[:3])
     # Two forms of the prefill kernel; with a window, attention's and the schedule's once more.
-    assert len(seen) <= 14, sorted(seen)
+    # And three kernels of recurrent layers.
+    assert len(seen) <= 14 + 3, sorted(seen)
+
+
+def latent_steps(state: RowState) -> None:
     seen.clear()
-    for num_tokens in _KERNEL_WARM_UP_TOKENS:
+    for num_tokens in KERNEL_WARM_UP_TOKENS:
         latent_step(padding_inputs(num_tokens, state))
     ready, chance = set(seen), random.Random(0)
     for _ in range(STEPS // 8):
-        plan = random_plan(chance)
+        plan = random_plan(chance, ROWS)
         padded = chance.choice([0, plan.num_tokens + chance.randint(0, 40)])
         latent_step(build_inputs(plan, state, padded))
     late = seen - ready
@@ -141,7 +267,6 @@ def main() -> None:
         *("_write_kernel", "_project_kernel", "_attend_kernel", "_merge_kernel", "_gather_kernel")
     }
     assert len(seen) == 8, sorted(seen)
-    sys.stdout.write("ok\n")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ class NobodyWaits(TorchDispatchMode):
         return out
 
 
-def _load_guard() -> None:
+def load_guard() -> None:
+    """Register a guard of CUDA devices that guards nothing. Takes a compiler some seconds."""
     torch_root = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory() as directory:
         source, library = Path(directory, "guard.cpp"), Path(directory, "guard.so")
@@ -84,7 +85,7 @@ def _without_constant(make: Any) -> Any:
 def fake_cuda() -> Iterator[None]:
     """Make all tensors fake, on any device."""
     if not torch.backends.cuda.is_built():
-        _load_guard()
+        load_guard()
     torch.as_tensor = _without_constant(torch.as_tensor)
     torch.from_numpy = _without_constant(torch.from_numpy)
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[assignment, method-assign]

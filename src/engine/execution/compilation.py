@@ -26,6 +26,7 @@ from src.compile import (
     Job,
     without_data,
 )
+from src.compile.job import flatten, is_tensor, repeats
 from src.core.errors import forget_locals
 from src.core.start_timeline import StartTimeline
 from src.engine.execution.forward_pass import Code
@@ -50,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 # An example number of tokens; compiled code takes any number.
 _NUM_TOKENS = 8
+# The same for just-in-time compilation, which times candidates of a kernel on these tokens: as many
+# as a short prompt has.
+_TIMED_TOKENS = 256
 _NICENESS = 10
 _POLL = 0.1  # seconds
 HEAD_START = 3.0
@@ -300,16 +304,21 @@ class ProgramCompilation:
             for function, ((variant, call), *_) in zip(compiled, alike, strict=True):
                 if self._closed.is_set():
                     break
-                function(*model.call_arguments(call, _NUM_TOKENS, variant))
+                function(*model.call_arguments(call, min(_TIMED_TOKENS, most), variant))
         return [[compiled[number] for number in numbers] for numbers in _numbers(alike)]
 
 
 def _alike(model: Model) -> list[list[tuple[Variant, Call]]]:
-    """Groups of calls that can share code: equal chain, and equal shapes of weights."""
+    """Groups of calls that can share code: equal chain, and equal shapes of weights.
+
+    A weight that comes twice must do so in all of them.
+    """
     groups: dict[Any, list[tuple[Variant, Call]]] = {}
     for variant in model.variants:
         for call in variant.program.calls:
-            key = (call.chain, without_data(variant.bound[call.slot]))
+            weights = variant.bound[call.slot]
+            same = repeats(tuple(flatten(weights, is_tensor)))
+            key = (call.chain, without_data(weights), same)
             groups.setdefault(key, []).append((variant, call))
     return list(groups.values())
 

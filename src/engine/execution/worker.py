@@ -37,6 +37,7 @@ from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.execution.step_results import StepResults
+from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS, warm_up_tokens
 from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
@@ -57,10 +58,8 @@ T = TypeVar("T")
 
 # More than one, so that the compiler takes no size for a constant. Few, since every start pays.
 _WARM_UP_TOKENS = 8
-# On a GPU: one small step, and one large enough for kernels that have a variant for large steps.
-_KERNEL_WARM_UP_TOKENS = (8, 1040)
-MOST_WARM_UP_TOKENS = max(_WARM_UP_TOKENS, *_KERNEL_WARM_UP_TOKENS)
-"""The most tokens of any warm-up step."""
+MOST_WARM_UP_TOKENS = max(_WARM_UP_TOKENS, *KERNEL_WARM_UP_TOKENS)
+"""The most tokens of a warm-up step, unless a step may have more."""
 # Seconds without a step after which the device thread does idle work.
 _IDLE_SECONDS = 0.05
 
@@ -225,12 +224,13 @@ class Worker:
         self.compile_seconds = (seconds or 0.0) + time.monotonic() - started
         self.compiled = True
 
-    def warm_up(self) -> None:
-        """Compile every kernel that a request's step may launch. Blocks."""
+    def warm_up(self, most_tokens: int) -> None:
+        """Compile every kernel that a request's step of ``most_tokens`` may launch. Blocks."""
+        sizes = warm_up_tokens(self._forward_pass.model, most_tokens)
 
         def run() -> None:
             with torch.inference_mode(), self._device.stream():
-                for num_tokens in _KERNEL_WARM_UP_TOKENS:
+                for num_tokens in sizes:
                     self._computer.warm_up(num_tokens)
             self._device.synchronize()
 

@@ -99,13 +99,18 @@ def latent_in(
     query_dim = spec.nope_dim + spec.rope_dim
     first = spec.num_heads * query_dim if spec.query_rank is None else spec.query_rank
     fused = linear(normed, weights.down_weight, weights.down_bias)
-    query, latent, rotated = fused.split((first, spec.rank, spec.rope_dim), dim=-1)
+    query, latent, _ = fused.split((first, spec.rank, spec.rope_dim), dim=-1)
+    # Torch's compiler asks about the number of tokens where a part of each row is viewed in another
+    # shape. It does not ask about whole rows, or about a copy, which is fused into its readers.
+    rotated = fused.unsqueeze(1)[..., first + spec.rank :]
     if weights.query_norm is not None and weights.query_weight is not None:
         query = linear(rms_norm(query, weights.query_norm, spec.inner_norm), weights.query_weight)
+    else:
+        query = query.clone(memory_format=torch.contiguous_format)
     cos_sin = weights.rope_table[positions].to(residual.dtype)
     by_head = query.unflatten(-1, (spec.num_heads, query_dim))
     plain, turned = by_head.split((spec.nope_dim, spec.rope_dim), dim=-1)
-    key = apply_rope(rotated.unflatten(-1, (1, spec.rope_dim)), cos_sin, spec.rope_dim)
+    key = apply_rope(rotated, cos_sin, spec.rope_dim)
     return (
         torch.cat((plain, apply_rope(turned, cos_sin, spec.rope_dim)), dim=-1),
         torch.cat((rms_norm(latent, weights.latent_norm, spec.inner_norm), key[:, 0]), dim=-1),

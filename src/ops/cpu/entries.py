@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -20,7 +20,7 @@ from src.ops.declaration import Op
 from src.ops.experts import EXPERTS
 from src.ops.linear import LINEAR
 
-CALLED: Final = (LINEAR, EXPERTS, ADAPT)
+CALLED: Final[tuple[Op[..., Any], ...]] = (LINEAR, EXPERTS, ADAPT)
 """Ops that compiled code calls without torch's dispatcher. Each returns one new tensor."""
 
 HEADER: Final = Path(__file__).with_name("compiled_entries.h")
@@ -28,18 +28,18 @@ HEADER: Final = Path(__file__).with_name("compiled_entries.h")
 _SCALARS: Final = {"int": "int64_t", "float": "double", "bool": "int32_t"}
 
 
-def entry_name(op: Op) -> str:
+def entry_name(op: Op[..., Any]) -> str:
     """The part of the entry points' names that follows `aoti_torch_` and `slipstream_`."""
     return f"cpu_{op.name}"
 
 
-def c_shim(op: Op) -> str:
+def c_shim(op: Op[..., Any]) -> str:
     """The declaration that AOTInductor asks for."""
     parameters = _parameters(op, "AtenTensorHandle")
     return f"int32_t aoti_torch_{entry_name(op)}({parameters}, AtenTensorHandle* ret)"
 
 
-def _fields(op: Op, tensor: str) -> list[tuple[str, str]]:
+def _fields(op: Op[..., Any], tensor: str) -> list[tuple[str, str]]:
     """(C type, name) of each argument; an absent optional tensor is a null pointer to one."""
     found = []
     for argument in op.overload._schema.arguments:
@@ -55,11 +55,11 @@ def _fields(op: Op, tensor: str) -> list[tuple[str, str]]:
     return found
 
 
-def _parameters(op: Op, tensor: str) -> str:
+def _parameters(op: Op[..., Any], tensor: str) -> str:
     return ", ".join(f"{declared} {name}" for declared, name in _fields(op, tensor))
 
 
-def _in_cpp(op: Op) -> str:
+def _in_cpp(op: Op[..., Any]) -> str:
     struct = "".join(part.capitalize() for part in op.name.split("_")) + "Given"
     names = ", ".join(name for _, name in _fields(op, "T"))
     fields = "".join(f"  {declared} {name};\n" for declared, name in _fields(op, "T"))

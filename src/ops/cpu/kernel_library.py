@@ -16,17 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from src.ops.adapt import Adapt
+from src.ops.attention_call import PagedAttention
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import is_coded, row_size
+from src.ops.causal_convolution import CausalConvolution
 from src.ops.cpu import abi
-from src.ops.cpu.adapt_calls import bind_adapt
 from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import CACHE_KINDS, address_of, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
-from src.ops.cpu.latent_calls import bind_latent
+from src.ops.cpu.packing import bind
 from src.ops.cpu.projection_calls import bind_experts, bind_linear
-from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
+from src.ops.gumbel_argmax import GumbelArgmax
 from src.ops.host_memory import lazy_zeros
+from src.ops.latent_attention import LatentAttention
+from src.ops.linear_recurrence import LinearRecurrence
 from src.ops.matrix import NUMBERS, STRIP, Encoding, Matrix, Tiling, fits_strips
 
 WAKE_COST = 50.0
@@ -70,21 +74,43 @@ class KernelLibrary:
         if built_from != abi.ABI:
             raise UnusableLibraryError(f"{path}: expected interface {abi.ABI}, got {built_from}")
         self._philox.argtypes = (ctypes.c_uint64,) * 3 + (ctypes.c_void_p,)
-        attend: Any = self._library.slipstream_paged_attention
-        attend.argtypes = (ctypes.POINTER(abi.AttentionArgs),)
-        self.paged_attention = _bind_attention(attend)
-        self.latent_attention = bind_latent(self._library)
+        self.paged_attention = bind_attention(self._library.slipstream_paged_attention)
+        self.latent_attention = bind(
+            self._library.slipstream_latent_attention,
+            LatentAttention,
+            abi.LatentArgs,
+            names={"block_table_stride": "block_tables_stride"},
+            computed={"spec": lambda scale: packed_specs([AttentionSpec(scale)])},
+        )
         self._items: Any = self._library.slipstream_attention_items
         self._items.argtypes, self._items.restype = (
             (ctypes.POINTER(abi.AttentionArgs), _DOUBLES),
             ctypes.c_int64,
         )
-        self.gumbel_argmax = _bind_gumbel(self._library)
+        self.gumbel_argmax = bind(
+            self._library.slipstream_gumbel_argmax, GumbelArgmax, abi.GumbelArgs
+        )
         self.streamed_linear = bind_linear(self._library)
         self.experts = bind_experts(self._library)
-        self.adapt = bind_adapt(self._library)
-        self.causal_convolution = bind_convolution(self._library)
-        self.linear_recurrence = bind_recurrence(self._library)
+        self.adapt = bind(
+            self._library.slipstream_adapt,
+            Adapt,
+            abi.AdaptArgs,
+            names={"chosen": "slots", "slots": "num_slots"},
+        )
+        of_states = {"starts": "query_start_loc", "state_stride": "states_stride"}
+        self.causal_convolution = bind(
+            self._library.slipstream_convolution,
+            CausalConvolution,
+            abi.ConvolutionArgs,
+            names=of_states,
+        )
+        self.linear_recurrence = bind(
+            self._library.slipstream_recurrence,
+            LinearRecurrence,
+            abi.RecurrenceArgs,
+            names=of_states,
+        )
         self.send = _bind_send(self._library)
 
     def attention_items(self, *arguments: Any) -> AttentionItems:
@@ -96,7 +122,7 @@ class KernelLibrary:
             items = int(self._items(call, shares))
             return max(0, -items)
 
-        _bind_attention(ask)(*arguments)
+        bind_attention(ask)(*arguments)
         return AttentionItems(items, *shares)
 
     def share_prefixes(self, share: bool) -> None:
@@ -289,143 +315,47 @@ def _pack_masks(
     )
 
 
-def _bind_attention(function: Callable[[Any], int]) -> Callable[..., None]:
-    """The op as a Python function; `function` takes AttentionArgs by pointer, returns a status."""
-
-    def paged_attention(
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        slot_mapping: Tensor,
-        out: Tensor,
-        sinks: Tensor | None,
-        scalars: Sequence[float],
-        max_query_len: int,
-        max_seq_len: int,
-        deterministic: bool = False,
-        schedule: Tensor | None = None,  # for the CUDA kernels only
-    ) -> None:
-        if key is None or value is None:
-            raise ValueError("expected key and value: the kernel itself writes them to the cache")
-        tokens, num_heads, head_dim = query.shape
-        num_blocks, block_size, num_kv_heads, _ = key_cache.shape
-        rows, max_blocks = block_tables.shape
-        _require_layouts(query, key, value, key_cache, value_cache, block_tables, out)
-        if sinks is not None and sinks.shape != (num_heads,):
-            raise ValueError(f"expected sinks [{num_heads}], got {tuple(sinks.shape)}")
-        spec = packed_specs([AttentionSpec.of(sinks, scalars)])
-        call = abi.AttentionArgs(
-            query=query.data_ptr(),
-            key=key.data_ptr(),
-            value=value.data_ptr(),
-            key_cache=key_cache.data_ptr(),
-            value_cache=value_cache.data_ptr(),
-            block_tables=block_tables.data_ptr(),
-            query_start_loc=query_start_loc.data_ptr(),
-            seq_lens=seq_lens.data_ptr(),
-            slot_mapping=slot_mapping.data_ptr(),
-            out=out.data_ptr(),
-            spec=ctypes.addressof(spec),
-            query_stride=query.stride(0),
-            key_stride=key.stride(0),
-            value_stride=value.stride(0),
-            block_table_stride=block_tables.stride(0),
-            tokens=tokens,
-            rows=rows,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_blocks=max_blocks,
-            dtype=DTYPES[query.dtype],
-            threads=kernel_threads(),
-            deterministic=deterministic,
-            cache_kind=CACHE_KINDS.get(key_cache.dtype, 0),
-            value_dim=0,  # keys and values are in caches of their own
-        )
-        # By reference: a function without declared arguments would take the struct itself.
-        status = function(ctypes.byref(call))
-        if status:
-            raise_status(status)
-
-    return paged_attention
+def bind_attention(function: Any) -> Callable[..., None]:
+    """Paged attention; `function` takes AttentionArgs and returns a status, as of `bind`."""
+    return bind(
+        function,
+        PagedAttention,
+        abi.AttentionArgs,
+        names={"block_table_stride": "block_tables_stride"},
+        computed={
+            "spec": lambda sinks, scalars: packed_specs([AttentionSpec.of(sinks, scalars)]),
+            "cache_kind": lambda key_cache: CACHE_KINDS.get(key_cache.dtype, 0),
+            # Keys and values are in caches of their own.
+            "value_dim": lambda: 0,
+        },
+        check=_check_attention,
+    )
 
 
-def _require_layouts(
+def _check_attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
-    block_tables: Tensor,
-    out: Tensor,
+    sinks: Tensor | None,
 ) -> None:
-    """Raise a ValueError unless these are laid out as AttentionArgs says."""
-    tokens, _, head_dim = query.shape
-    num_kv_heads, row = key_cache.shape[2:]
-    packed = (head_dim, 1)
-    if not (
-        query.stride()[1:] == packed
-        and key.stride()[1:] == packed
-        and value.stride()[1:] == packed
-        and (block_tables.stride(1) == 1 or block_tables.shape[1] <= 1)
-        and key.shape == value.shape == (tokens, num_kv_heads, head_dim)
-        and row == row_size(head_dim, key_cache.dtype)
-        and key_cache.is_contiguous()
-        and value_cache.is_contiguous()
-        and out.is_contiguous()
-        and query.dtype == key.dtype == value.dtype == out.dtype
-        and key_cache.dtype == value_cache.dtype
-        and (key_cache.dtype == query.dtype or is_coded(key_cache.dtype))
+    if key is None or value is None:
+        raise ValueError("expected key and value: the kernel itself writes them to the cache")
+    if sinks is not None and sinks.shape != (query.shape[1],):
+        raise ValueError(f"expected sinks [{query.shape[1]}], got {tuple(sinks.shape)}")
+    kept = key_cache.dtype
+    if (
+        kept != value_cache.dtype
+        or not (kept == query.dtype or is_coded(kept))
+        or not (key_cache.shape[3] == value_cache.shape[3] == row_size(query.shape[2], kept))
     ):
         raise ValueError(
-            "expected query, key and value with heads head_dim apart and contiguous last "
-            "dimension, contiguous caches and out, all of one dtype, or caches in 8 bits; got "
-            f"query {tuple(query.shape)} {query.stride()} {query.dtype}, "
-            f"key {tuple(key.shape)} {key.stride()} {key.dtype}, "
-            f"value {tuple(value.shape)} {value.stride()} {value.dtype}, "
-            f"key_cache {tuple(key_cache.shape)} {key_cache.dtype}, "
-            f"out {tuple(out.shape)} {out.dtype}"
+            "expected caches of query's dtype, or in 8 bits, with a row for each head; got "
+            f"query {tuple(query.shape)} {query.dtype}, "
+            f"key_cache {tuple(key_cache.shape)} {kept}, "
+            f"value_cache {tuple(value_cache.shape)} {value_cache.dtype}"
         )
-
-
-def _bind_gumbel(library: ctypes.CDLL) -> Callable[..., Tensor]:
-    function: Any = library.slipstream_gumbel_argmax
-    function.argtypes = (ctypes.POINTER(abi.GumbelArgs),)
-
-    def gumbel_argmax(
-        logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor
-    ) -> Tensor:
-        rows, vocab_size = logits.shape
-        row_stride, stride = logits.stride()
-        if logits.dtype != torch.float32 or (stride != 1 and vocab_size > 1):
-            raise ValueError(
-                "expected float32 logits with contiguous last dimension, "
-                f"got {logits.dtype} with strides {logits.stride()}"
-            )
-        tokens = torch.empty(rows, dtype=torch.int64)
-        function(
-            abi.GumbelArgs(
-                logits=logits.data_ptr(),
-                seeds=seeds.data_ptr(),
-                positions=positions.data_ptr(),
-                temperatures=temperatures.data_ptr(),
-                tokens=tokens.data_ptr(),
-                rows=rows,
-                vocab_size=vocab_size,
-                logits_stride=row_stride,
-                threads=kernel_threads(),
-            )
-        )
-        return tokens
-
-    return gumbel_argmax
 
 
 def _bind_send(library: ctypes.CDLL) -> Callable[[Sequence[int], Sequence[bytes]], list[int]]:

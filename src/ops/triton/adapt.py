@@ -16,12 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.adapt import Adapt
+
 _TOKENS = 16  # the fewest that a tensor core multiplies
 _INPUTS = 64
 _OUTPUTS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "tokens"])
 def _project(
     x, down, ranks, slots, inner,
     tokens, inputs, x_stride,
@@ -55,7 +57,7 @@ def _project(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "tokens"])
 def _expand(
     base, up, ranks, starts, slots, inner, out,
     tokens, outputs,
@@ -91,16 +93,11 @@ def _expand(
         tl.store(out + place, result.to(out.dtype.element_ty), mask=within)
 
 
-def adapt(
-    base: Tensor,
-    x: Tensor,
-    down: Tensor,
-    up: Tensor,
-    ranks: Tensor,
-    starts: Tensor,
-    slots: Tensor,
-) -> Tensor:
-    """See [`adapt`][src.ops.adapt.adapt]."""
+@Adapt.taking_flat
+def adapt(call: Adapt) -> Tensor:
+    """Launch the kernels."""
+    base, x, down, up = call.base, call.x, call.down, call.up
+    ranks, starts, slots = call.ranks, call.starts, call.slots
     (tokens, outputs), inputs = base.shape, x.shape[1]
     (count, parts), room = ranks.shape, up.shape[1]
     out = torch.empty_like(base)

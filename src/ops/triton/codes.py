@@ -86,7 +86,7 @@ def store_factors(cache, rows, factors, stored, HEAD_DIM: tl.constexpr):
     tl.store(places, factors, mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot_mapping"])
 def _write_codes_kernel(
     key,  # [tokens, kv_heads, HEAD_DIM], rows key_stride apart
     value,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.decode_schedule import LEAST_SHARED, key_column, schedule_size
+from src.ops.decode_schedule import LEAST_SHARED, DecodeSchedule, key_column, schedule_size
 
 _CHUNK = 1024
 """Block table columns that are compared at once."""
@@ -20,7 +20,7 @@ _FEWEST_ROWS = 1024
 
 # Arguments whose value or alignment varies from step to step must not select another variant: it
 # would be compiled while a request waits.
-@triton.jit(do_not_specialize=["seq_lens", "shared", "table_stride", "rows"])
+@triton.jit(do_not_specialize=["block_tables", "seq_lens", "shared", "table_stride", "rows"])
 def _pack_kernel(
     block_tables,  # [rows, table_stride] int32
     query_start_loc,  # [rows + 1] int32
@@ -122,17 +122,11 @@ def _starts_kernel(
     tl.store(starts + 2 * rows, tl.sum(leading + own, 0))
 
 
-def run(
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    sliding_window: int,
-    chunk: int,
-    tile: int,
-    members: int,
-) -> Tensor:
-    """Launch the kernels; arguments as in [`decode_schedule`][src.ops.decode_schedule]."""
+@DecodeSchedule.taking_flat
+def run(call: DecodeSchedule) -> Tensor:
+    """Launch the kernels."""
+    block_tables, query_start_loc, seq_lens, *numbers = call
+    block_size, sliding_window, chunk, tile, members = numbers
     rows = block_tables.shape[0]
     schedule = torch.empty(
         schedule_size(rows, members), dtype=torch.int32, device=block_tables.device

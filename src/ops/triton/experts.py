@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, sort_by_expert
+from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, PAIRS_OF_A_CROWD, sort_by_expert
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
 from src.ops.triton.linear import step_of
 
@@ -55,7 +55,7 @@ _E2M1 = tl.constexpr(3)
 
 def tile_of(pairs: int, experts: int, element_size: int, *, deterministic: bool) -> Tile:
     """The tile for a number of pairs; with `deterministic`, the same one for all numbers."""
-    crowd = _MANY if deterministic or pairs > 16 * experts else _FEW
+    crowd = _MANY if deterministic or pairs > PAIRS_OF_A_CROWD * experts else _FEW
     return _TILES[crowd, element_size]
 
 

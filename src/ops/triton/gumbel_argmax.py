@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.gumbel_argmax import GumbelArgmax
+
 GROUPS = 1024
 """Philox counters per program; each gives four tokens."""
 
@@ -94,8 +96,11 @@ def _merge_kernel(chunk_scores, chunk_tokens, tokens, chunks, BLOCK: tl.constexp
     tl.store(tokens + row, tl.where(is_sound, best, NO_TOKEN))
 
 
-def run(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
-    """Launch the kernels; arguments as in [`gumbel_argmax`][src.ops.gumbel_argmax]."""
+@GumbelArgmax.taking_flat
+def run(call: GumbelArgmax) -> Tensor:
+    """Launch the kernels."""
+    logits, seeds = call.logits, call.seeds
+    positions, temperatures = call.positions, call.temperatures
     rows, vocab_size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:

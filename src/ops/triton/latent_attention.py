@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.latent_attention import LatentAttention
 from src.ops.triton import latent_expanded
 from src.ops.triton.attend import LOG2_E
 from src.ops.triton.tuning import multiprocessors
@@ -39,7 +40,7 @@ _PROJECTED = 16  # tokens of a program of a projection
 _COPIED = 1024
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["slot_mapping", "rows"])
 def _write_kernel(
     latent,  # [tokens, width], rows latent_stride apart
     cache,  # [blocks, block_size, width]
@@ -128,7 +129,9 @@ def _is_expanded(expansion, row, has_plan):
     return tl.load(expansion + row + 1, mask=has_plan > 0, other=0) > before
 
 
-@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows", "num_tokens", "has_plan"])
+@triton.jit(
+    do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows", "num_tokens", "has_plan"]
+)
 def _attend_kernel(
     absorbed,  # [tokens, heads, RANK]
     query,  # [tokens, heads, NOPE + ROPE], rows query_stride apart; only rotated parts are read
@@ -283,42 +286,28 @@ def _merge_kernel(
     tl.store(merged + pair * RANK + r, result, mask=r < RANK)
 
 
-def run(
-    query: Tensor,
-    latent: Tensor,
-    cache: Tensor,
-    up: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    scale: float,
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    expansion: Tensor | None = None,
-    expanded_keys: int = 0,
-) -> None:
-    """Launch the kernels; arguments as in [`latent_attention`][src.ops.latent_attention]."""
+@LatentAttention.taking_flat
+def run(call: LatentAttention) -> None:
+    """Launch the kernels."""
+    query, latent, cache, up, out = call.query, call.latent, call.cache, call.up, call.out
+    block_tables, query_start_loc, seq_lens = call.block_tables, call.query_start_loc, call.seq_lens
     tokens, heads, _ = query.shape
     width, value, rows = cache.shape[2], out.shape[2], len(block_tables)
     if tokens == 0:
         return
     grid = (tokens, triton.cdiv(max(width, heads * value), _COPIED))
     _write_kernel[grid](
-        latent, cache, slot_mapping, out, query_start_loc, latent.stride(0), rows, width,
+        latent, cache, call.slot_mapping, out, query_start_loc, latent.stride(0), rows, width,
         heads * value, BLOCK=_COPIED,
     )  # fmt: skip
-    if rows == 0 or max_seq_len == 0:
+    if rows == 0 or call.max_seq_len == 0:
         return
-    if deterministic:
-        expansion = None
-    of_rows = (cache, up, block_tables, query_start_loc, seq_lens, out, scale)
-    _absorb(query, *of_rows, expansion, deterministic=deterministic)
+    expansion = None if call.deterministic else call.expansion
+    of_rows = (cache, up, block_tables, query_start_loc, seq_lens, out, call.scale)
+    _absorb(query, *of_rows, expansion, deterministic=call.deterministic)
     if expansion is not None:
         # Behind the other rows, whose memory it takes over.
-        latent_expanded.run(query, *of_rows, expansion, expanded_keys)
+        latent_expanded.run(query, *of_rows, expansion, call.expanded_keys)
 
 
 def _absorb(

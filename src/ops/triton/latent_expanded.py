@@ -49,7 +49,7 @@ def row_of(starts, rows, position):
     return low
 
 
-@triton.jit(do_not_specialize=["table_stride", "rows", "first", "count"])
+@triton.jit(do_not_specialize=["block_tables", "table_stride", "rows", "first", "count"])
 def _gather_kernel(
     cache,  # [blocks, block_size, width]
     block_tables,  # [rows, table_stride] int32

@@ -10,12 +10,13 @@ device data. So a launch needs no sync and can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.attention_call import PagedAttention
 from src.ops.attention_spec import AttentionSpec
 from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
@@ -32,7 +33,7 @@ from src.ops.triton.tuning import (
 
 
 # As for the schedule's kernels: arguments that vary from step to step select no other variant.
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["slot_mapping", "rows"])
 def _write_cache_kernel(
     key,  # [tokens, kv_heads, head_dim], rows key_stride apart
     value,
@@ -66,7 +67,7 @@ def _write_cache_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
+@triton.jit(do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows"])
 def _prefill_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
     key_cache,
@@ -156,50 +157,33 @@ def _prefill_kernel(
     tl.store(out + where[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
-def run(
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    slot_mapping: Tensor,
-    out: Tensor,
-    sinks: Tensor | None,
-    scalars: Sequence[float],
-    max_query_len: int,
-    max_seq_len: int,
-    deterministic: bool = False,
-    schedule: Tensor | None = None,
-    *,
-    prefill: Callable[..., None] | None = None,
-) -> None:
-    """Launch the kernels; arguments as in [`paged_attention`][src.ops.paged_attention].
+def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> None:
+    """Launch the kernels.
 
     Parameters
         prefill: A [`Prefill`][src.ops.attention_libraries.Prefill] that serves rows with several
             query tokens instead of the kernel here.
     """
+    query, key, value, spec = call.query, call.key, call.value, call.spec
+    block_tables, query_start_loc, seq_lens = call.block_tables, call.query_start_loc, call.seq_lens
+    max_query_len, max_seq_len, out = call.max_query_len, call.max_seq_len, call.out
     tokens, heads, head_dim = query.shape
-    block_size, kv_heads = key_cache.shape[1:3]
+    block_size, kv_heads = call.key_cache.shape[1:3]
     if tokens == 0:
         return
-    (key_cache, sort), (value_cache, _) = as_stored(key_cache), as_stored(value_cache)
+    (key_cache, sort), (value_cache, _) = as_stored(call.key_cache), as_stored(call.value_cache)
     if key is not None and value is not None:
         if sort:
-            write_codes(key, value, key_cache, value_cache, slot_mapping, sort)
+            write_codes(key, value, key_cache, value_cache, call.slot_mapping, sort)
             # Nothing but the output of padding is left to be written.
             key, value = key[:, :0], value[:, :0]
-        _write_cache(key, value, key_cache, value_cache, slot_mapping, out, query_start_loc)
+        _write_cache(key, value, key_cache, value_cache, call.slot_mapping, out, query_start_loc)
     if block_tables.shape[0] == 0 or max_seq_len == 0:
         return
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
-    spec = AttentionSpec.of(sinks, scalars)
     device = capability_of(query.device), padded, computed_size(key_cache)
     rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
-    if deterministic:
+    if call.deterministic:
         shape = prefill_shape(*device, None)
         _prefill(*rows, out, spec, padded, sort, shape, fewest=1)
         return
@@ -207,6 +191,7 @@ def run(
         # Before the decode kernels, because it may write anything into rows with one query token.
         prefill(*rows, out, spec, max_query_len, max_seq_len)
     decode = decode_shape(*device)
+    schedule = call.schedule
     if schedule is None:
         schedule = decode_schedule(
             block_tables, query_start_loc, seq_lens, block_size, spec.window or 0, spec.chunk or 0,
@@ -216,6 +201,10 @@ def run(
     if max_query_len > 1 and prefill is None:
         shape = prefill_shape(*device, tokens * group)
         _prefill(*rows, out, spec, padded, sort, shape, fewest=2)
+
+
+run = PagedAttention.taking_flat(launch)
+"""The kernel of the op."""
 
 
 def _write_cache(

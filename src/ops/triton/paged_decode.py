@@ -52,7 +52,7 @@ def _segment_of(starts, segments, tile):
 
 
 # As for the schedule's kernels: arguments that vary from step to step select no other variant.
-@triton.jit(do_not_specialize=["seq_lens", "table_stride", "rows"])
+@triton.jit(do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows"])
 def _decode_kernel(
     query,  # [tokens, heads, head_dim], rows query_stride apart
     key_cache,  # [blocks, block_size, kv_heads, head_dim], or rows of codes

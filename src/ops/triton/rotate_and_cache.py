@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from src.ops.rotate_and_cache import RotateAndCache
 from src.ops.triton.codes import as_stored, codes_of, factors_of, store_factors
 
 TILE = 1024
@@ -76,7 +76,7 @@ def _store_codes(
 
 
 # `positions` may be a slice of a step's inputs: its alignment must not select another variant.
-@triton.jit(do_not_specialize=["positions"])
+@triton.jit(do_not_specialize=["slot_mapping", "positions"])
 def _rotate_and_cache_kernel(
     query,  # [tokens, heads, 2 * HALF], rows query_stride apart
     key,  # [tokens, kv_heads, 2 * HALF], rows key_stride apart
@@ -180,30 +180,20 @@ def constants(head_dim: int, heads: int) -> dict[str, int]:
     }
 
 
-def run(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rope_table: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-) -> None:
-    """Launch the kernel; arguments as in [`rotate_and_cache`][src.ops.rotate_and_cache]."""
+@RotateAndCache.taking_flat
+def run(call: RotateAndCache) -> None:
+    """Launch the kernel."""
+    query, key, value, out = call.query, call.key, call.value, call.out
     tokens, heads, head_dim = query.shape
     kv_heads = key.shape[1]
     if tokens == 0:
         return
     fixed = constants(head_dim, max(heads, kv_heads))
-    (key_cache, sort), (value_cache, _) = as_stored(key_cache), as_stored(value_cache)
+    (key_cache, sort), (value_cache, _) = as_stored(call.key_cache), as_stored(call.value_cache)
     tiles = triton.cdiv(heads, fixed["HEADS"]) + 2 * triton.cdiv(kv_heads, fixed["HEADS"])
     _rotate_and_cache_kernel[(tokens, tiles)](
-        query, key, value, q_norm, k_norm, rope_table, positions, slot_mapping, key_cache,
-        value_cache, out, query.stride(0), key.stride(0), value.stride(0), heads, kv_heads, eps,
+        query, key, value, call.q_norm, call.k_norm, call.rope_table, call.positions,
+        call.slot_mapping, key_cache, value_cache, out, query.stride(0), key.stride(0),
+        value.stride(0), heads, kv_heads, call.eps,
         **fixed, **OPTIONS, SORT=sort,
     )  # fmt: skip

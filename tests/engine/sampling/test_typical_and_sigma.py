@@ -80,10 +80,9 @@ def test_what_is_typical_is_what_the_paper_says(
 
 
 def test_typical_p_drops_what_is_too_likely() -> None:
-    # One token with 0.6 and eight with 0.05: the entropy is 1.5 nats, and -log 0.6 is 0.5, farther
-    # from it than -log 0.05, which is 3.0; the other way round with 0.6 and two of 0.2.
+    # The likeliest token is farther from the entropy of 2.05 nats than the ten others.
     logits = torch.tensor([[math.log(0.4)] + [math.log(0.06)] * 10])
-    # H = 2.05; |0.92 - H| = 1.14, |2.81 - H| = 0.76
+    # |0.92 - 2.05| = 1.14, and |2.81 - 2.05| = 0.76
     assert kept(logits, SamplingParams(typical_p=0.5)).tolist() == [False] + [True] * 10
     assert kept(logits, SamplingParams(typical_p=0.61)).tolist() == [True] * 11
 

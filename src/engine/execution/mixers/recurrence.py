@@ -29,9 +29,6 @@ class Recurrence(LayerMixer[None]):
     number.
     """
 
-    # The reference, which serves on CUDA, asks for the lengths of rows.
-    is_captured = False
-
     def __init__(
         self,
         mixer: Mixer,
