@@ -97,7 +97,7 @@ def test_those_of_a_quantized_base_cannot_be_compared(
 ) -> None:
     """A converter wrote blocks of the numbers: what was saved is neither those nor others."""
     file = write_gguf(tmp_path / "base.gguf", checkpoint, "llama", lambda _: kind)
-    model = load_model(file, adapters=AdapterRoom(1, 8))
+    model = load_model(file, LoadOptions(adapters=AdapterRoom(1, 8)))
     alone = read(adapter, model)
     own = base_of(checkpoint)[name]
     save_with(adapter, {name: own})
@@ -114,7 +114,7 @@ def test_an_embedding_may_be_wider_than_the_quantized_one(
 ) -> None:
     """How large a file may be is no reason for another refusal."""
     file = write_gguf(tmp_path / "base.gguf", checkpoint, "llama", lambda _: Type.Q4_0)
-    model = load_model(file, adapters=AdapterRoom(1, 8))
+    model = load_model(file, LoadOptions(adapters=AdapterRoom(1, 8)))
     monkeypatch.setattr(reader, "_MOST_OTHER_BYTES", 4096)
     save_with(adapter, {name: each.double() for name, each in base_of(checkpoint).items()})
     with pytest.raises(ModelLoadError, match="the model's own is quantized"):
