@@ -184,5 +184,8 @@ def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> TritonInTorch:
     """Have CPU tensors served as on a Hopper, with this in place of the Triton kernels."""
     replaced = TritonInTorch()
     monkeypatch.setattr("src.ops.triton.paged_attention.launch", replaced)
+    # Made of it before.
+    run = PagedAttention.taking_flat(replaced)
+    monkeypatch.setattr("src.ops.triton.paged_attention.run", run)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     return replaced
