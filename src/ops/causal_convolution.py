@@ -31,7 +31,8 @@ class CausalConvolution(Record):
         bias: [C] of x's dtype, contiguous, or None.
         states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
             oldest first. A slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one.
+        slots: [B] int64, contiguous: the slot of each row, each another one. Rows without tokens,
+            as captured steps are padded with, may name any, and the same.
         query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
         out: [T, C] of x's dtype, written, contiguous; padding becomes 0.
     """
@@ -84,6 +85,7 @@ def _build(
     memory = torch.full((len(rows) + 2, (taps - 1) * channels + 16), torch.nan, dtype=dtype)
     slots = torch.randperm(len(memory), generator=random)[: len(rows)]
     memory[slots] = torch.randn(len(rows), memory.shape[1], generator=random).to(dtype)
+    slots = torch.where(torch.tensor(rows) > 0, slots, len(memory))
     bounds = torch.tensor((0, *rows)).cumsum(0).to(torch.int32)
     bias = torch.randn(channels, generator=random).to(device, dtype)
     return CausalConvolution(

@@ -43,7 +43,8 @@ class LinearRecurrence(Record):
         factor: [T, H] float32, contiguous: factor of what is written.
         skip: [H] float32, contiguous: factor of the value that is added to the output, or None.
         states: [slots, H, N, P] float32, changed; a slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one.
+        slots: [B] int64, contiguous: the slot of each row, each another one. Rows without tokens,
+            as captured steps are padded with, may name any, and the same.
         query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
         out: [T, H, P], written, contiguous, of query's dtype; padding becomes 0.
         delta: Whether what the state already holds of a key is subtracted from the value.
@@ -126,6 +127,7 @@ def _build(
     slots = torch.randperm(len(memory), generator=random)[: len(rows)]
     memory[slots] = torch.randn(len(rows), memory.shape[1], generator=random)
     states = memory.to(device)[:, 8:].unflatten(1, (heads, key_dim, dim))
+    slots = torch.where(torch.tensor(rows) > 0, slots, len(memory))
     bounds = torch.tensor((0, *rows)).cumsum(0).to(torch.int32)
     return LinearRecurrence(
         query=query.unflatten(1, (key_heads, key_dim)),

@@ -93,6 +93,8 @@ class RowOwners:
                     self._owners[row] = None
                     self.unscored[row] = None
                     self._sampler.vacate(row)
+                    # They may be as large as the client's prompt is long.
+                    self._rows.own_inputs.clear(row)
 
     def neutralize(self, plan: StepPlan) -> None:
         """Make the rows of a failed step harmless, since the next step in flight may name them."""

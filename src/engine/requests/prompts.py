@@ -19,7 +19,7 @@ from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
 from src.core.logits_processors import Declared, check_processors
-from src.core.request import Request
+from src.core.request import Request, StepValues
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
 from src.engine.requests.step_inputs import salted, step_values
@@ -220,12 +220,18 @@ class RequestBuilder:
             Prompt and output do not fit the context.
         """
         max_tokens = self.max_tokens(len(prompt_token_ids), params)
-        values = step_values(
-            self._info.step_inputs,
-            step_inputs or {},
-            len(prompt_token_ids),
-            len(prompt_token_ids) + max_tokens,
-        )
+        values: Mapping[str, StepValues] = {}
+        if step_inputs:
+            # They may be as large as embeddings of the whole prompt.
+            values, cache_salt = await self._work.run(
+                tenant,
+                len(prompt_token_ids),
+                self._step_values,
+                step_inputs,
+                len(prompt_token_ids),
+                max_tokens,
+                cache_salt,
+            )
         end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_token_ids |= self._model_end_token_ids
@@ -260,7 +266,7 @@ class RequestBuilder:
                 priority=priority,
                 arrival=arrival,
                 deadline=None if timeout is None else arrival + timeout,
-                cache_salt=salted(cache_salt, values),
+                cache_salt=cache_salt,
                 step_inputs=values,
                 tenant=tenant,
                 adapter=adapter,
@@ -270,6 +276,14 @@ class RequestBuilder:
             )
             for index in range(params.n)
         ]
+
+    def _step_values(
+        self, given: Mapping[str, Any], prompt_len: int, max_tokens: int, salt: str
+    ) -> tuple[dict[str, StepValues], str]:
+        """Checked values of the model's own step inputs, and the cache's salt with them."""
+        total_len = prompt_len + max_tokens
+        values = step_values(self._info.step_inputs, given, prompt_len, total_len)
+        return values, salted(salt, values)
 
     def unprepared(
         self, prompt_token_ids: list[int], params: SamplingParams, *, arrival: float, priority: int

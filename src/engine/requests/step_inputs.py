@@ -14,6 +14,8 @@ from src.core.status import StepInputShape
 
 PARAM: Final = "step_inputs"
 
+_MOST: Final = 2**63 - 1
+
 
 def step_values(
     declared: Sequence[StepInputShape],
@@ -53,21 +55,21 @@ def salted(salt: str, values: Mapping[str, StepValues]) -> str:
     if not values:
         return salt
     found = hashlib.sha256()
-    for part in (salt.encode(), *(_part(name, each) for name, each in sorted(values.items()))):
-        found.update(len(part).to_bytes(8, "little") + part)
+    parts = [salt.encode()]
+    for name, each in sorted(values.items()):
+        parts += [repr((name, each.shape)).encode(), each.data]
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
     return found.hexdigest()
-
-
-def _part(name: str, values: StepValues) -> bytes:
-    return repr((name, values.shape)).encode() + values.data
 
 
 def _checked(own: StepInputShape, given: Any, prompt_len: int) -> np.ndarray:
     kind = np.int64 if own.is_integer else np.float32
     try:
         array = np.asarray(given)
-    except ValueError:
-        raise _wrong(own, "expected an array") from None
+    except (TypeError, ValueError, RuntimeError):  # as tensors of other devices and dtypes say
+        raise _wrong(own, "expected an array of numbers on the host") from None
     if array.shape[1:] != own.shape or array.ndim != 1 + len(own.shape):
         expected = ", ".join(("n", *map(str, own.shape)))
         raise _wrong(own, f"expected [{expected}], got {list(array.shape)}")
@@ -75,6 +77,8 @@ def _checked(own: StepInputShape, given: Any, prompt_len: int) -> np.ndarray:
         raise _wrong(own, f"{len(array)} values for a prompt of {prompt_len} tokens")
     if array.dtype.kind not in ("iu" if own.is_integer else "iuf"):
         raise _wrong(own, f"expected {'integers' if own.is_integer else 'numbers'}")
+    if array.dtype.kind == "u" and array.max() > _MOST:
+        raise _wrong(own, "expected integers of 64 bits with a sign")
     array = np.ascontiguousarray(array, kind)
     if not own.is_integer and not np.isfinite(array).all():
         raise _wrong(own, "expected finite numbers")
@@ -85,11 +89,13 @@ def _checked(own: StepInputShape, given: Any, prompt_len: int) -> np.ndarray:
 
 def _check_onwards(own: StepInputShape, values: np.ndarray | None, total_len: int) -> None:
     """Refuse values from which the numbers of later tokens would leave the range."""
-    if own.beyond != "onwards" or own.below is None or values is None:
+    if own.beyond != "onwards" or values is None:
         return
-    last = int(values.max()) + total_len - len(values)
-    if last >= own.below:
-        raise _wrong(own, f"the last token would have {last}, the most is {own.below - 1}")
+    last, most = int(values.max()) + total_len - len(values), _MOST
+    if own.below is not None:
+        most = own.below - 1
+    if last > most:
+        raise _wrong(own, f"the last token would have {last}, the most is {most}")
 
 
 def _wrong(own: StepInputShape, reason: str) -> InvalidRequestError:

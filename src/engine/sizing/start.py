@@ -116,6 +116,12 @@ def measure_memory(
         free=free_memory(place),
         name=torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
     )
+    if graphs is not None:
+        # There may be memory for the states of fewer rows.
+        rows = kv.num_rows(config.scheduler.max_num_seqs)
+        most_tokens = config.compile.cuda_graph_max_tokens
+        ladder = PaddingLadder(rows, most_tokens, adapts=model.adapters is not None)
+        graphs = replace(graphs, ladder=ladder)
     return MemoryPlan(kv, max_model_len, graphs, report)
 
 
@@ -191,7 +197,7 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
         block_size = block_size_of(config.cache, device.torch_device)
         sized = _with(config, "cache", block_size=block_size)
         step = _WORKSPACES + _step_of_shapes(sized, outline)
-        if config.compile.captures:
+        if config.compile.captures and not outline.own_inputs:
             most_rows = config.scheduler.max_num_seqs
             ladder = PaddingLadder(
                 most_rows,

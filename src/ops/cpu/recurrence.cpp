@@ -46,12 +46,13 @@ inline vf silu(vf x) {
   return x / (exponential(bounded) + 1.0f);
 }
 
-// Whether rows follow each other within the tokens, and every slot exists.
+// Whether rows follow each other within the tokens, and every slot of a row with tokens exists.
 Status check_rows(const int32_t* starts, const int64_t* slots, int64_t rows, int64_t tokens,
                   int64_t num_slots) {
   if (starts[0] != 0 || starts[rows] > tokens) return kBadLengths;
   for (int64_t i = 0; i < rows; ++i) {
     if (starts[i + 1] < starts[i]) return kBadLengths;
+    if (starts[i + 1] == starts[i]) continue;
     if (slots[i] < 0 || slots[i] >= num_slots) return kBadRow;
   }
   return kOk;

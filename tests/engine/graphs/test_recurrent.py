@@ -10,7 +10,6 @@ import pytest
 
 from src import AsyncEngine
 from src.engine import startup
-from src.ops import CAUSAL_CONVOLUTION, LINEAR_RECURRENCE
 from tests.engine.graphs.test_engine import CAPTURED, GREEDY, greedy, stats_of
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
@@ -31,11 +30,6 @@ async def test_captured_steps_advance_the_states_of_their_rows(
     way: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "capture_backend", lambda device: FakeCapture())
-    # As a GPU's kernels, references leave alone the row of padding, which has no states. The
-    # compiled kernels refuse its number.
-    for op in (CAUSAL_CONVOLUTION, LINEAR_RECURRENCE):
-        monkeypatch.setattr(op, "_cpu", op._reference_kernel)
-        monkeypatch.setattr(op, "install_cpu", lambda kernel: None)
     directory = make_checkpoint(tmp_path, family, tokenizer=True)
     prompts = random_prompts(6, longest=30, seed=4)
     async with AsyncEngine.open(small_config(directory, **CAPTURED | WAYS[way])) as engine:

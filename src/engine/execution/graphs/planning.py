@@ -52,7 +52,7 @@ def plan_graphs(
     if backend is None or not config.compile.captures:
         return None
     if not all(MIXERS[mixer.kind].is_captured for mixer in model.mixers):
-        logger.info("steps are not captured: a layer has a recurrent state")
+        logger.info("steps are not captured: the model has a mixer that cannot be")
         return None
     if model.own_inputs:
         logger.info("steps are not captured: the model has step inputs of its own")

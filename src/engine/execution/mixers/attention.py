@@ -191,13 +191,15 @@ class PagedAttention(LayerMixer[PagedMetadata]):
         positions = inputs.positions_t
         if self._rotates_first:
             self._rotate_and_cache(inputs, query, key, value, out)
+            picked = query[kept]
         else:
-            nobody = inputs.without_rows()
-            self._attend(nobody, self.prepare(nobody, None), query, key, value, out, positions)
+            # An owner may rotate in place, and each query only once.
+            picked, nobody = query[kept], inputs.without_rows()
             written = (key[kept], value[kept])
+            self._attend(nobody, self.prepare(nobody, None), query, key, value, out, positions)
         if len(kept):
             metadata = self.prepare(rows, None)
-            self._attend(rows, metadata, query[kept], *written, out[: len(kept)], positions[kept])
+            self._attend(rows, metadata, picked, *written, out[: len(kept)], positions[kept])
         return out[: len(kept)].flatten(1)
 
     def _attend(
