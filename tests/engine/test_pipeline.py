@@ -21,6 +21,7 @@ from src.core.plan import StepPlan
 from src.core.steps import StepRecord
 from src.engine import startup
 from src.engine.execution.step_computer import StepComputer
+from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS
 from src.engine.execution.worker import Worker
 from src.engine.loading import Loaded, Loading
 from src.engine.scheduling.scheduler import Scheduler
@@ -437,7 +438,7 @@ async def test_warming_up_writes_nothing_and_draws_for_nobody(checkpoint: Path) 
         before = await engine.generate([5, 6, 7], LONG)
         parts = Probe(engine).parts
         busy = asyncio.create_task(engine.generate([8, 9, 10], LONG))
-        await asyncio.to_thread(parts.worker.code.warm_up)
+        await asyncio.to_thread(parts.worker.code.warm_up, KERNEL_WARM_UP_TOKENS)
         during = await busy
         assert (await engine.generate([5, 6, 7], LONG)).token_ids == before.token_ids
         assert (await engine.generate([8, 9, 10], LONG)).token_ids == during.token_ids

@@ -99,10 +99,26 @@ def references() -> Iterator[None]:
         op.install_cpu(kernel)
 
 
+OPCHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+def check(op: Op[..., Any], args: tuple[Any, ...]) -> None:
+    """What torch can say of an op's declaration."""
+    kinds = {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
+    # Torch cannot compare tensors of 8-bit floats, by which it sees that none was changed.
+    tests = OPCHECKS[1:] if torch.float8_e4m3fn in kinds else OPCHECKS
+    torch_library.opcheck(op.overload, args, test_utils=tests)
+
+
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_opcheck(op: Op[..., Any], references: None) -> None:
     for case in TESTS_OF[op].checked:
-        torch_library.opcheck(op.overload, op.build("cpu", **case))
+        check(op, op.build("cpu", **case))
 
 
 @pytest.mark.parametrize("op", COMPILED, ids=lambda op: op.name)
@@ -111,7 +127,7 @@ def test_opcheck_of_what_is_compiled(
 ) -> None:
     op.install_cpu(Kernel("compiled", getattr(library, op.name)))
     for case in TESTS_OF[op].checked:
-        torch_library.opcheck(op.overload, op.build("cpu", **case))
+        check(op, op.build("cpu", **case))
 
 
 def test_opcheck_of_attention_without_keys(references: None) -> None:

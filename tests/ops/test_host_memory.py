@@ -14,7 +14,7 @@ from src.models import keys_and_values
 from src.models.loading.loader import load_model
 from src.models.loading.options import LoadOptions
 from src.models.weights.methods import plain
-from src.ops.cpu.build import kernel_library
+from src.ops.cpu.build import ensure_built, kernel_library
 from src.ops.host_memory import lazy_zeros
 from tests.support.checkpoints import make_checkpoint
 
@@ -89,11 +89,12 @@ def test_a_models_matrices_lie_in_large_pages(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path, hidden_size=1024, intermediate_size=2048)
     model = load_model(directory, LoadOptions(load_format="dummy"))
     assert is_in_large_pages(plain(model.weights["layers.0.gate_up_weight"]))
+    assert ensure_built(wait=True)
     library = kernel_library()
-    for kind in (torch.int8, torch.uint8):
-        if library is not None:
-            values, *_ = library.quantize(torch.ones(4096, 2048), kind, 32, in_strips=False)
-            assert is_in_large_pages(values)
+    assert library is not None
+    for number in ("int8", "int4"):
+        matrix = library.quantize(torch.ones(4096, 2048), number, 32, tiled=False)
+        assert is_in_large_pages(matrix.values)
 
 
 @linux_only

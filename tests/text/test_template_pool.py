@@ -117,9 +117,12 @@ def process_of(pool: TemplatePool) -> int:
     """The process of the thread that this runs on."""
 
     def pid() -> int:
-        renderer = pool._workers[0].renderer
-        assert renderer is not None
-        return renderer.pid
+        # Where the last rendering took long, on a busy machine, its process is replaced.
+        for _ in range(1000):
+            if (renderer := pool._workers[0].renderer) is not None:
+                return renderer.pid
+            time.sleep(0.01)
+        raise AssertionError("no process renders")
 
     return int(pool.submit(pid).result())
 
@@ -160,8 +163,10 @@ def test_whatever_a_template_does_ends_in_time(victim: TemplatePool, kind: str) 
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # That of one process, with its start.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
-    # Of the largest child so far, which may have been another test's.
-    assert after.ru_maxrss <= max(before.ru_maxrss, (MEMORY_BYTES + 128 * 2**20) // 1024)
+    # Of the largest child so far, which may have been another test's; or this process's own, as
+    # which each child begins.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after.ru_maxrss <= max(before.ru_maxrss, own, (MEMORY_BYTES + 128 * 2**20) // 1024)
     assert victim.render(GREETING, NAME) == "Hello Köln!"
 
 
