@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -133,15 +133,15 @@ def _refuse(text: str) -> None:
 @pytest.mark.parametrize("where", ["engine", "bodies", "others"])
 async def test_a_refused_text_goes_with_its_error(where: str) -> None:
     work = text_work.TextWork()
+    ways: dict[str, Callable[[_Text], Awaitable[None]]] = {
+        "engine": lambda text: work.run("a", 5, _refuse, text),
+        "bodies": lambda text: beside_the_loop(5, _refuse, text),
+        "others": lambda text: in_turn(_refuse, text),
+    }
 
     async def refused(text: _Text) -> weakref.ref[_Text]:
         with pytest.raises(RuntimeError, match="refused"):
-            if where == "engine":
-                await work.run("a", 5, _refuse, text)
-            elif where == "bodies":
-                await beside_the_loop(5, _refuse, text)
-            else:
-                await in_turn(_refuse, text)
+            await ways[where](text)
         return weakref.ref(text)
 
     gc.collect()

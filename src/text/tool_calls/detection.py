@@ -50,7 +50,7 @@ def _add(known: dict[str, S], syntax: S) -> None:
 def _shown(known: dict[str, S], own: int, template: str) -> S | None:
     """Return the first that a template shows: those that were added last, then this package's."""
     there = list(known.values())
-    ordered = (*reversed(there[own:]), *there[:own])
+    ordered = there[own:][::-1] + there[:own]
     return next((one for one in ordered if shows(template, one.shown_by)), None)
 
 
