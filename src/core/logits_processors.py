@@ -11,7 +11,6 @@ from src.core.errors import InvalidRequestError
 from src.core.sampling_params import LogitsProcessorCall, shown
 
 PARAM: Final = "logits_processors"
-MAX_ARGUMENTS_BYTES: Final = 16_384
 
 
 class Declared(Protocol):
@@ -48,6 +47,8 @@ def check_processors(
 ) -> None:
     """Refuse processors that are not there, and arguments that they do not take.
 
+    How long arguments are is checked by `SamplingParams.validate`.
+
     Raises
     ------
     InvalidRequestError
@@ -59,14 +60,6 @@ def check_processors(
         if declared is None:
             there = ", ".join(sorted(known)) or "none (see plugins.enabled)"
             raise _invalid(f"{where}.name: there is no {shown(call.name)!r}; there are: {there}")
-        try:
-            size = len(msgspec.json.encode(call.arguments))
-        except (TypeError, ValueError) as error:
-            raise _invalid(f"{where}.arguments: {error}") from None
-        if size > MAX_ARGUMENTS_BYTES:
-            raise _invalid(
-                f"{where}.arguments may have at most {MAX_ARGUMENTS_BYTES} bytes, got {size}"
-            )
         try:
             declared.check(typed_arguments(call, declared), vocab_size)
         except msgspec.ValidationError as error:

@@ -24,6 +24,7 @@ MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
 MAX_LOGITS_PROCESSORS: Final = 8
+MAX_ARGUMENTS_BYTES: Final = 16_384
 MAX_TAGS: Final = 16
 MAX_TAG_CHARS: Final = 256
 INT64_MIN: Final = -(2**63)
@@ -168,6 +169,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._validate_strings()
         self._validate_token_ids(vocab_size)
         _check_count("logits_processors", len(self.logits_processors), MAX_LOGITS_PROCESSORS)
+        self._validate_arguments()
         if self.thinking is not None:
             _validate_thinking(self.thinking)
 
@@ -196,6 +198,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"got one of {len(word)}",
                         param=name,
                     )
+
+    def _validate_arguments(self) -> None:
+        for index, call in enumerate(self.logits_processors):
+            where = f"logits_processors[{index}].arguments"
+            try:
+                size = len(msgspec.json.encode(call.arguments))
+            except (TypeError, ValueError) as error:
+                problem = f"{where}: {error}"
+            else:
+                if size <= MAX_ARGUMENTS_BYTES:
+                    continue
+                problem = f"{where} may have at most {MAX_ARGUMENTS_BYTES} bytes, got {size}"
+            raise InvalidRequestError(problem, param="logits_processors")
 
     def _validate_token_ids(self, vocab_size: int) -> None:
         _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)

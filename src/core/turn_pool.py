@@ -27,16 +27,22 @@ class Job(Generic[T]):
         self.owner = owner
         self.future: Future[T] = Future()
         self.is_taken = False
-        self._run = run
+        # A job waits for its turn long after its future is cancelled. What it was about, a text
+        # say, need not. The list keeps the future from holding the job, which holds the future.
+        self._runs = runs = [run]
+        self.future.add_done_callback(lambda _: runs.clear())
 
     def do(self) -> None:
         """Call the function, unless nobody waits any more."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            result = self._run()
+            result = self._runs.pop()()
         except BaseException as error:
             self.future.set_exception(error)
+            # The error has this frame, and the job has the error: without this both, and what the
+            # function was about, would stay until the cycle collector comes.
+            self = None  # type: ignore[assignment]
         else:
             self.future.set_result(result)
 
@@ -88,11 +94,15 @@ class TurnPool:
         self._threads.shutdown(wait=True)
 
     def _take_turn(self) -> None:
+        # No name here holds the job: an error that it raises has this frame.
+        (self._next() or int)()
+
+    def _next(self) -> Callable[[], None] | None:
         with self._lock:
             if not self._waiting:
-                return
+                return None
             job = self._waiting.pop()
             if job.is_taken:
-                return
+                return None
             job.is_taken = True
-        job.do()
+            return job.do

@@ -375,6 +375,17 @@ class AsyncEngine:
 
     # Requests
 
+    def check(self, params: SamplingParams) -> None:
+        """Refuse parameters as :meth:`generate` would, without a prompt. Works while draining too.
+
+        Raises
+        ------
+        InvalidRequestError
+            A parameter is out of range, or no plugin has brought a logits processor that it names.
+        """
+        parts, _ = self._check_admits(drains=True)
+        parts.builder.check(params, RequestOptions())
+
     async def tokenize(self, prompt: Prompt, *, chat: ChatOptions | None = None) -> list[int]:
         """Token ids of a prompt as :meth:`generate` would use them. Works while draining too."""
         parts, _ = self._check_admits(drains=True)

@@ -241,7 +241,8 @@ class Source:
             end = min(certain, self._at + limit)
             limit -= end - self._at
             self._consume(end)
-            if end == certain and (found or self._ended):
+            # A tag behind the last character may not have come yet, so it is never looked at.
+            if end == certain and limit > 0 and (found or self._ended):
                 return found
             if limit > 0:
                 yield

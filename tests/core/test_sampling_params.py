@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from src.core.errors import InvalidRequestError
-from src.core.sampling_params import SamplingParams
+from src.core.sampling_params import LogitsProcessorCall, SamplingParams
 
 VOCAB = 100
 
@@ -48,6 +48,8 @@ VOCAB = 100
         ("logit_bias", {VOCAB: 1.0}),
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {1: math.nan}),
+        ("logits_processors", (LogitsProcessorCall("any"),) * 9),
+        ("logits_processors", (LogitsProcessorCall("any", {"pad": "x" * 16_384}),)),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(field: str, bad: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
 
@@ -63,6 +65,47 @@ def test_what_is_cancelled_is_not_done(pool: TurnPool) -> None:
     go_on.set()
     pool.submit("a", lambda: did.append("wanted")).future.result(30)
     assert did == ["wanted"]
+
+
+class Text(str):
+    """A text that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed is freed by its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_refused_text_goes_with_its_error(pool: TurnPool) -> None:
+    def submit(text: Text) -> weakref.ref[Text]:
+        future = pool.submit("a", lambda: int(text)).future
+        assert isinstance(future.exception(30), ValueError)
+        return weakref.ref(text)
+
+    text = submit(Text("no number"))
+    # The thread leaves the job once it has begun with the next.
+    pool.submit("a", lambda: 1).future.result(30)
+    assert text() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_is_cancelled_keeps_no_text_until_its_turn(pool: TurnPool) -> None:
+    def submit(text: Text) -> weakref.ref[Text]:
+        assert pool.submit("a", lambda: int(text)).future.cancel()
+        return weakref.ref(text)
+
+    go_on = occupy(pool)
+    text = submit(Text("5"))
+    left = text()
+    go_on.set()
+    assert left is None
 
 
 def test_an_error_is_its_own_jobs(pool: TurnPool) -> None:

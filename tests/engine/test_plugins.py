@@ -13,6 +13,7 @@ from src.core.config import ChatSection, CompileSection, Config, PluginsSection
 from src.core.errors import ConfigError
 from src.core.plugins import GROUPS, installed_plugins
 from src.engine.plugins import use_plugins
+from src.engine.sizing.planning import Question, plan_model
 from src.ops import GUMBEL_ARGMAX
 from src.ops.declaration import Kernel
 from tests.support.plugin_packages import write_package
@@ -114,6 +115,14 @@ def test_two_with_one_name_cannot_serve_together(folder: Path) -> None:
         write_package(folder, name, PROCESSOR, {"slipstream.logits_processors": "It"})
     with pytest.raises(ConfigError, match=r"plugin second.*a logits processor 'it' already"):
         use_plugins(config("first", "second"), "cpu")
+
+
+def test_a_plan_refuses_a_kernel_that_a_start_there_would(folder: Path) -> None:
+    code = "from src.ops import OpKernel\nIt = OpKernel('gumbel_argmax', 'cpu', 'x', print)"
+    write_package(folder, "draws", code, {"slipstream.ops": "It"})
+    compiled = Config(plugins=PluginsSection(enabled=("draws",)))
+    with pytest.raises(ConfigError, match="a kernel for the CPU needs"):
+        plan_model(compiled, Question(device="cpu"))
 
 
 @pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from src.core.thinking import Thinking
 from src.engine.grammar.compiler import GrammarCompiler
 from src.engine.requests import text_work
 from src.engine.requests.prompts import ChatOptions, RequestBuilder
+from src.http.server.body_work import beside_the_loop, in_turn
 from src.text import Tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -115,6 +118,53 @@ async def test_what_else_is_looked_up_has_its_owners_turn(
         [1], params, arrival=0.0, priority=0, timeout=None, cache_salt="", tenant="quiet"
     )
     assert seen == ["quiet", "quiet"]
+
+
+class _Text(str):
+    """A text that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _refuse(text: str) -> None:
+    raise RuntimeError("refused")
+
+
+@pytest.mark.parametrize("where", ["engine", "bodies", "others"])
+async def test_a_refused_text_goes_with_its_error(where: str) -> None:
+    work = text_work.TextWork()
+    ways: dict[str, Callable[[_Text], Awaitable[None]]] = {
+        "engine": lambda text: work.run("a", 5, _refuse, text),
+        "bodies": lambda text: beside_the_loop(5, _refuse, text),
+        "others": lambda text: in_turn(_refuse, text),
+    }
+
+    async def refused(text: _Text) -> weakref.ref[_Text]:
+        with pytest.raises(RuntimeError, match="refused"):
+            await ways[where](text)
+        return weakref.ref(text)
+
+    gc.collect()
+    gc.disable()
+    try:
+        text = await refused(_Text("some"))
+        async with asyncio.timeout(20):
+            while text() is not None:  # The thread may not have left it yet.
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
+        work.close()
+
+
+async def test_a_thread_that_cannot_be_started_is_no_closed_engine(
+    builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        await builder.tokenize(SHORT)
 
 
 async def test_whoever_waits_or_comes_as_it_closes_learns_that_it_closes(

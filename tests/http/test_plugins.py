@@ -159,6 +159,7 @@ async def test_arguments_that_do_not_fit_are_refused_by_their_place(
         for path, prompt in (
             ("/v1/completions", {"prompt": "x"}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("/v1/completions/render", {"prompt": "x"}),
         ):
             body = {**prompt, "logits_processors": processors, "max_tokens": 1}
             answer = await client.post(path, json=body)

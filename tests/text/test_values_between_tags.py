@@ -19,6 +19,7 @@ from src.text.answer import ToolCallArguments, whole_answer
 from src.text.tool_calls.parser import ToolCallParser
 from src.text.tool_calls.syntaxes import SYNTAXES
 from src.text.tool_calls.typed_values import kinds_of_arguments
+from src.text.tool_calls.value_ends import MAX_AHEAD
 from tests.text.answers import Read, cut, read, read_in_pieces
 from tests.text.test_answer_plan import conforms, tool
 from tests.text.test_forced_calls import plan, tokenizer
@@ -385,6 +386,33 @@ def test_an_answer_that_is_cut_short_has_no_call_by_its_end() -> None:
         reader = parser("qwen3_coder")
         events = reader.feed(text) + reader.finish(cut_short=True)
         assert not any(isinstance(event, ToolCallArguments) for event in events)
+
+
+@pytest.mark.parametrize("behind", ["", "\nDone."])
+@pytest.mark.parametrize("second", [Q_FILE, Q_LS.replace("</parameter>\n", "")])
+def test_a_call_behind_a_long_text_is_no_part_of_a_value(second: str, behind: str) -> None:
+    """More is not looked at than there is text, so it cannot be told where the value ends."""
+    first = Q_LS.replace("</parameter>\n", "")
+    text = f"{first}\n{'Now I write. ' * 120}\n{second}{behind}"
+    assert read(parser("qwen3_coder"), text) == Read(text, [])
+    # Where arguments are shown as they come, those of such a call are never whole.
+    early = read(parser("qwen3_coder", eager=True), text)
+    assert len(early.calls) == 1
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(early.calls[0][1])
+    for pieces in (text, *(cut(text, [place, place + 3]) for place in range(0, len(text), 41))):
+        assert read_in_pieces(parser("qwen3_coder"), pieces) == Read(text, [])
+        assert read_in_pieces(parser("qwen3_coder", eager=True), pieces) == early
+
+
+def test_the_end_of_a_look_ahead_makes_no_difference_to_a_value() -> None:
+    """A tag may stand right behind the last character that is looked at."""
+    first = Q_LS.replace("</parameter>\n", "")
+    for size in range(MAX_AHEAD - 40, MAX_AHEAD + 2):
+        text = f"{first}\n{'-' * size}{Q_FILE}"
+        whole = read(parser("qwen3_coder"), text)
+        assert read_in_pieces(parser("qwen3_coder"), text) == whole
+        assert whole.calls == [] or len(whole.calls) == 2
 
 
 def test_json_between_tags_may_hold_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+import msgspec
 import torch
 
 from src.core.config import MIB, Config
@@ -93,12 +94,17 @@ def step_bytes(
 
 
 def compute_largest_step(
-    config: Config, model: ServedModel, attention: Backend | None = None
+    config: Config,
+    model: ServedModel,
+    attention: Backend | None = None,
+    *,
+    is_captured: bool = False,
 ) -> None:
     """Run a step of ``max_num_batched_tokens`` tokens that samples as many rows as possible.
 
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
-    memory grows with the vocabulary or with the context.
+    memory grows with the vocabulary or with the context; they are sampled twice, since the two ways
+    to truncate exclude each other. With ``is_captured`` once: the longer one is in no graph.
     """
     spec, scheduler = model.spec, config.scheduler
     block_size = block_size_of(config.cache, spec.device)
@@ -119,27 +125,29 @@ def compute_largest_step(
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
     hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
     count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    logits = model.logits(model.functions, hidden[:count])
     # In a real step `hidden` lives until prompts are scored, in slices of at most this many rows.
-    batch = _demanding_batch(sampler, config, count, spec.max_positions)
-    mask = torch.zeros(logits.shape, dtype=torch.float32, device=spec.device)
-    batch = SampleBatch(batch.rows, batch.positions, mask=mask)
-    sampler.sample(logits, batch, rows.tokens)
+    demanding = _demanding(config.limits.max_logprobs)
+    for params in demanding[:1] if is_captured else demanding:
+        logits = model.logits(model.functions, hidden[:count])
+        request = DeviceRequest(key=-1, prompt_len=1, params=params)
+        for row in range(count):
+            sampler.state.install(row, request, 1)
+        mask = torch.zeros(logits.shape, dtype=torch.float32, device=spec.device)
+        positions = [spec.max_positions - 1] * count
+        sampler.sample(logits, SampleBatch(list(range(count)), positions, mask=mask), rows.tokens)
+        del logits, mask
 
 
-def _demanding_batch(
-    sampler: Sampler, config: Config, count: int, max_positions: int
-) -> SampleBatch:
-    params = SamplingParams(
+def _demanding(logprobs: int) -> tuple[SamplingParams, ...]:
+    """What all rows ask for: the few likeliest tokens, and then what looks at all tokens."""
+    few = SamplingParams(
         top_k=2,
         top_p=0.5,
         min_p=0.01,
         presence_penalty=0.5,
         frequency_penalty=0.5,
         repetition_penalty=1.1,
-        logprobs=config.limits.max_logprobs,
+        logprobs=logprobs,
     )
-    request = DeviceRequest(key=-1, prompt_len=1, params=params)
-    for row in range(count):
-        sampler.state.install(row, request, 1)
-    return SampleBatch(list(range(count)), [max_positions - 1] * count)
+    changes = {"top_k": 0, "top_p": 0.9, "typical_p": 0.9, "top_n_sigma": 1.0}
+    return few, msgspec.structs.replace(few, **changes)

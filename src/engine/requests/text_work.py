@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final, ParamSpec, TypeVar
 
 from src.core.cpus import usable_cpus
@@ -39,18 +40,24 @@ class TextWork:
         ShuttingDownError
             The engine was closed, before or meanwhile.
         """
-        pool = self._long if size > _LONG_CHARS else self._short
+        run = functools.partial(function, *args, **kwargs)
         try:
-            job = pool.submit(owner, functools.partial(function, *args, **kwargs))
-        except RuntimeError:  # it is closed
-            raise _closed() from None
-        try:
-            return await asyncio.wrap_future(job.future)
+            # An error has this frame: no name in it holds the future, which holds the error.
+            return await asyncio.wrap_future(self._submitted(owner, size, run))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._is_closed and not (task is not None and task.cancelling()):
                 raise _closed() from None
             raise
+
+    def _submitted(self, owner: str, size: int, run: Callable[[], T]) -> Future[T]:
+        pool = self._long if size > _LONG_CHARS else self._short
+        try:
+            return pool.submit(owner, run).future
+        except RuntimeError:
+            if not self._is_closed:  # no thread can be started, say
+                raise
+            raise _closed() from None
 
     def close(self) -> None:
         """End the threads; what waits fails. Blocks while some text is worked on."""

@@ -172,7 +172,10 @@ class ProcessorGroup:
                 longest,
             )
             self._processor.apply(after, rows)
-            sound = sound_rows(after)
+            # With -inf for all tokens that are not banned, a banned one would be drawn. Where all
+            # are banned before, the row goes on as it would without the processor.
+            allowed = torch.where(before > BANNED, after, -torch.inf)
+            sound = sound_rows(allowed) | (before.amax(1) <= BANNED)
         except Exception:
             logger.exception(
                 "the logits processor %s failed; %d completions that asked for it end",

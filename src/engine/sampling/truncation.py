@@ -357,7 +357,9 @@ def _floor(logits: Tensor, maxima: Tensor, rows: Truncation) -> Tensor:
 
 def _deviations(logits: Tensor, maxima: Tensor) -> Tensor:
     """The standard deviation of each row's logits that are not banned, [n, 1] float64."""
-    valid = logits > BANNED
+    # What processors and penalties lower without bound is clamped right above a ban. It is meant as
+    # one, and is no logit of the model's either.
+    valid = logits > BANNED / 10
     count = valid.sum(1, keepdim=True)
     centred = torch.where(valid, logits.double() - maxima, 0.0)
     centred -= _sum_in_order(centred) / count

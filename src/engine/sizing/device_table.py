@@ -79,6 +79,14 @@ NAMED_DEVICES: Final[Mapping[str, DeviceDescription]] = MappingProxyType(
 )
 
 
+def kind_of(name: str) -> str:
+    """What torch calls the kind of device with a name of :func:`describe_device`."""
+    if name in NAMED_DEVICES:
+        return NAMED_DEVICES[name].kind
+    is_gpu = torch.cuda.is_available() if name == "auto" else name == "cuda"
+    return "cuda" if is_gpu else "cpu"
+
+
 def describe_device(name: str, dtype: torch.dtype, num_threads: int = 0) -> DeviceDescription:
     """The device with a name: ``auto`` and ``cuda`` are here, ``cpu`` is this machine.
 
@@ -101,7 +109,7 @@ def describe_device(name: str, dtype: torch.dtype, num_threads: int = 0) -> Devi
             f"device {name!r} is not known: take {HOST} (this machine), cuda (its GPU), "
             + ", ".join(NAMED_DEVICES)
         )
-    on_cuda = torch.cuda.is_available() if name == "auto" else name == "cuda"
+    on_cuda = kind_of(name) == "cuda"
     if on_cuda and not torch.cuda.is_available():
         raise ConfigError("torch sees no CUDA device here: name one, for example h100-80gb")
     return _gpu_here(dtype) if on_cuda else _host(dtype, num_threads)

@@ -17,7 +17,7 @@ from src.engine.plugins import use_plugins
 from src.engine.sizing.advice import advise
 from src.engine.sizing.answer import DeviceFacts, ModelPlan
 from src.engine.sizing.attempt import Attempt, Setup
-from src.engine.sizing.device_table import DeviceDescription, describe_device
+from src.engine.sizing.device_table import DeviceDescription, describe_device, kind_of
 from src.engine.sizing.speed import Work, decode_speed, prefill_speed
 from src.engine.sizing.start import refuse_for_device
 from src.models import Model, ServedModel, choose_implementation, resolve_model
@@ -60,7 +60,8 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
         There is no such model, or its configuration cannot be served; the message says why.
     """
     config = _asked(config, question)
-    use_plugins(config, "meta")
+    # As at a start there, which refuses some kernels.
+    use_plugins(config, kind_of(question.device or config.device.type))
     path = resolve_model(config.model.path, config.model.revision, weights=False)
     with _one_error(path):
         implementation = choose_implementation(path, config.model.implementation)

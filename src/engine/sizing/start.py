@@ -207,7 +207,8 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
             if largest:
                 captured = _with(sized, "scheduler", max_num_batched_tokens=largest)
-                graphs = _step_of_shapes(captured, outline) + _PER_GRAPH * len(ladder.shapes)
+                graphs = _step_of_shapes(captured, outline, is_captured=True)
+                graphs += _PER_GRAPH * len(ladder.shapes)
     return replace(weights, step=step, graphs=graphs)
 
 
@@ -286,11 +287,11 @@ def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVG
     return tuple(KVGroupReport(count, *key) for key, count in counts.items())
 
 
-def _step_of_shapes(config: Config, outline: ServedModel) -> int:
+def _step_of_shapes(config: Config, outline: ServedModel, *, is_captured: bool = False) -> int:
     short = _shortened(outline) if isinstance(outline, Model) else outline
     gauge = ShapeGauge(outline.spec.device)
     with torch.inference_mode(), gauge:
-        compute_largest_step(config, short)
+        compute_largest_step(config, short, is_captured=is_captured)
     # A step that is measured has a pool of one block beside it, of all layers.
     block_size = block_size_of(config.cache, outline.spec.device)
     pools = [lay_out(one.kv_cache_spec(), block_size).bytes_per_block for one in (outline, short)]

@@ -46,8 +46,9 @@ async def beside_the_loop(
     Whoever is cancelled while waiting leaves nothing to be done.
     """
     lane = _LONG if size > _LONG_BYTES else _MIDDLING
-    job = lane.submit(OWNER.get(), functools.partial(function, *args, **kwargs))
-    return await asyncio.wrap_future(job.future)
+    run = functools.partial(function, *args, **kwargs)
+    # An error has this frame: no name in it holds the future, which holds the error.
+    return await asyncio.wrap_future(lane.submit(OWNER.get(), run).future)
 
 
 async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,8 +56,8 @@ async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
     Whoever is cancelled while waiting leaves nothing to be done.
     """
-    job = _WORK.submit(OWNER.get(), functools.partial(function, *args, **kwargs))
-    return await asyncio.wrap_future(job.future)
+    run = functools.partial(function, *args, **kwargs)
+    return await asyncio.wrap_future(_WORK.submit(OWNER.get(), run).future)
 
 
 # Where the size is not known yet.

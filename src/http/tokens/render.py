@@ -69,7 +69,7 @@ def _body(
     token_ids: list[int],
     params: SamplingParams,
 ) -> RenderBody:
-    params.validate(vocab_size=engine.model_info.vocab_size)
+    engine.check(params)
     return RenderBody(
         request_id=request.request_id or uuid.uuid4().hex,
         model=model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from src.text.reasoning import REASONING_SYNTAXES, ReasoningSyntax
 from src.text.source import shows
@@ -11,6 +11,10 @@ from src.text.tool_calls.syntax import Syntax
 from src.text.tool_calls.syntaxes import SYNTAXES
 
 S = TypeVar("S", Syntax, ReasoningSyntax)
+
+# How many are of this package.
+_OWN_CALLS: Final = len(SYNTAXES)
+_OWN_REASONING: Final = len(REASONING_SYNTAXES)
 
 
 def add_tool_call_syntax(syntax: Syntax) -> None:
@@ -23,27 +27,31 @@ def add_tool_call_syntax(syntax: Syntax) -> None:
     ValueError
         Another one has its name.
     """
-    _add_first(SYNTAXES, syntax)
+    _add(SYNTAXES, syntax)
     tool_call_syntax.cache_clear()
 
 
 def add_reasoning_syntax(syntax: ReasoningSyntax) -> None:
     """The same of how reasoning is marked."""
-    _add_first(REASONING_SYNTAXES, syntax)
+    _add(REASONING_SYNTAXES, syntax)
     reasoning_syntax.cache_clear()
 
 
-def _add_first(known: dict[str, S], syntax: S) -> None:
+def _add(known: dict[str, S], syntax: S) -> None:
     name = syntax.name
     if not name or name in ("auto", "none"):
         raise ValueError(f"{name!r} cannot be the name of a syntax")
     if known.get(name, syntax) is not syntax:
         raise ValueError(f"there is a syntax {name!r} already")
-    if name in known:
-        return
-    others = dict(known)
-    known.clear()
-    known.update({name: syntax, **others})
+    # In one step: another engine's threads may read the table.
+    known[name] = syntax
+
+
+def _shown(known: dict[str, S], own: int, template: str) -> S | None:
+    """Return the first that a template shows: those that were added last, then this package's."""
+    there = list(known.values())
+    ordered = there[own:][::-1] + there[:own]
+    return next((one for one in ordered if shows(template, one.shown_by)), None)
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,8 +69,7 @@ def tool_call_syntax(setting: str, template: str) -> Syntax | None:
         return None
     if setting != "auto":
         return SYNTAXES[setting]
-    known = SYNTAXES.values()
-    return next((one for one in known if shows(template, one.shown_by)), SYNTAXES["json"])
+    return _shown(SYNTAXES, _OWN_CALLS, template) or SYNTAXES["json"]
 
 
 @functools.lru_cache(maxsize=64)
@@ -80,5 +87,4 @@ def reasoning_syntax(setting: str, template: str) -> ReasoningSyntax | None:
         return None
     if setting != "auto":
         return REASONING_SYNTAXES[setting]
-    known = REASONING_SYNTAXES.values()
-    return next((one for one in known if shows(template, one.shown_by)), None)
+    return _shown(REASONING_SYNTAXES, _OWN_REASONING, template)

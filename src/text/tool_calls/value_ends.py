@@ -7,7 +7,8 @@ which makes no difference between a text that comes in pieces and one that is th
   it, it is a part of the value.
 - At the tag of the next argument, where that begins a line: the closing tag was left out.
 - At a tag that closes the function or the call, where that begins a line and a call follows, or
-  text to the end of the answer without a closing tag that would end the value.
+  no more than `MAX_AHEAD` characters of text to the end of the answer without a closing tag that
+  would end the value. With more text behind it such a call is lost: the value has no end.
 - At any closing tag behind which nothing comes but closing tags and the end of the answer.
 
 A call that is quoted in the value, as in a file about tools, keeps its own tags. Where what follows
@@ -114,7 +115,8 @@ class ValueEnd:
         self._quoted = [0] * len(tags.closers)
         # How many of these openings are seen to begin a call, and not only named in a text.
         self._open_calls = 0
-        # Whether a tag of a quoted call would have been this call's, were that not open.
+        # Whether a tag of a quoted call would have been this call's, were that not open; or the
+        # call seemed to be over, with more text behind it than is looked at.
         self._is_in_doubt = False
 
     def up_to(self) -> Steps[bool]:
@@ -243,7 +245,11 @@ class ValueEnd:
                     return True
             elif (yield from self._is_call(tags.openers.index(tag))):
                 return False
-        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short
+        if source.looked_ahead >= MAX_AHEAD:
+            # That it goes on is a guess: if a call is all that follows, no value is better.
+            self._is_in_doubt = True
+            return True
+        return source.is_cut_short
 
     def _is_argument(self, *, begins_line: bool) -> Steps[bool]:
         """Whether the tag of an argument is that of the next one."""

@@ -63,7 +63,7 @@ def probabilities(owner: Owner, logits: np.ndarray) -> np.ndarray:
     if params.top_n_sigma:
         # Of "Top-n-sigma: Not All Logits Are You Need", algorithm 1, on the logits before the
         # temperature; what is banned is no logit of the model's.
-        real = values[values > BANNED]
+        real = values[values > BANNED / 10]
         weights[values < real.max() - params.top_n_sigma * real.std()] = 0.0
     weights[weights < params.min_p] = 0.0
     order = np.argsort(-weights, kind="stable")

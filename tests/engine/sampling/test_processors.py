@@ -126,6 +126,24 @@ def test_what_was_ruled_out_is_never_brought_back(value: float) -> None:
     assert output.token_ids[1] != 3
 
 
+def test_one_that_leaves_only_banned_tokens_ends_its_request() -> None:
+    """No token that ends the text comes before `min_tokens`, whatever a processor rules out."""
+
+    def only_the_end(logits: Tensor) -> None:
+        logits[:, 4:] = -torch.inf
+        logits[:, :3] = -torch.inf
+
+    bench = bench_of(Does(only_the_end))
+    asks = {"logits_processors": (call("does"),)}
+    bench.install(0, sequence(end=(3,), min_tokens=5, **asks))
+    bench.install(1, sequence(bad=[(3,)], **asks))
+    bench.install(2, sequence(**asks))
+    # All that is allowed is banned before: the processor is not at fault.
+    bench.install(3, sequence(bad=[(3,)], allowed_token_ids=(3,), **asks))
+    _, output = bench.sample([0, 1, 2, 3], torch.zeros(4, V))
+    assert output.token_ids.tolist() == [NO_TOKEN, NO_TOKEN, 3, 3]
+
+
 def nan(logits: Tensor) -> None:
     logits[-1, 0] = float("nan")
 

@@ -133,6 +133,17 @@ def test_n_sigma_is_what_the_paper_says(
     assert np.array_equal(found[~edge], expected[~edge])
 
 
+@pytest.mark.parametrize("lowest", [-9.9999994e29, -5e29, BANNED])
+def test_n_sigma_leaves_out_what_is_pushed_down_next_to_a_ban(lowest: float) -> None:
+    """A processor's least number, say, which is clamped."""
+    logits = smooth(3, 3.0)
+    params = SamplingParams(top_n_sigma=1.0)
+    logits[0, :5] = -math.inf
+    expected = kept(logits, params)
+    logits[0, :5] = lowest
+    assert torch.equal(torch.as_tensor(kept(logits, params)), torch.as_tensor(expected))
+
+
 def test_n_sigma_of_equal_logits_keeps_them_all_and_of_0_is_off() -> None:
     logits = torch.full((1, 10), 2.5)
     assert kept(logits, SamplingParams(top_n_sigma=1e-9)).all()

@@ -11,6 +11,13 @@ from torch import Tensor
 
 from src.core.config import MIB
 from src.engine.execution.memory_profile import compute_largest_step
+from src.engine.sampling import truncation
+from src.engine.sampling.truncation import (
+    Truncation,
+    farthest_by_radix,
+    kth_by_radix,
+    lowest_by_radix,
+)
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.start import _shortened
 from src.models import Model, load_model, outline_model
@@ -75,6 +82,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def truncate_by_radix(logits: Tensor, rows: Truncation) -> None:
+    ways = (kth_by_radix, lowest_by_radix, farthest_by_radix)
+    truncation._truncate_long(logits, rows, *ways)
+
+
 def peak_of(model: Model, directory: Path) -> int:
     config = small_config(
         directory,
@@ -89,8 +101,12 @@ def peak_of(model: Model, directory: Path) -> int:
 
 
 @pytest.mark.parametrize("architecture", CASES)
-def test_a_step_of_shapes_takes_what_a_step_takes(architecture: str, tmp_path: Path) -> None:
+def test_a_step_of_shapes_takes_what_a_step_takes(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the host tensors have values, and other functions make some of them."""
+    # The host has a way to truncate of its own, a row at a time.
+    monkeypatch.setattr(truncation, "truncate_long", truncate_by_radix)
     directory = make_checkpoint(tmp_path / "model", architecture, **CASES[architecture])
     outline = outline_model(directory, LoadOptions(max_model_len=128), outlines_tables=True)
     real = load_model(directory, LoadOptions(load_format="dummy", max_model_len=128))

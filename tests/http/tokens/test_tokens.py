@@ -144,6 +144,11 @@ async def test_a_rendered_chat_is_what_would_be_prefilled(
         ("/v1/completions/render", {"prompt": [10**9]}, "prompt"),
         ("/v1/completions/render", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("/v1/chat/completions/render", {"messages": MESSAGES, "top_k": -7}, "top_k"),
+        (
+            "/v1/completions/render",
+            {"prompt": "x", "logits_processors": [{"name": "nobody"}]},
+            "logits_processors",
+        ),
         ("/v1/chat/completions/render", {"messages": []}, "messages"),
         (
             "/v1/chat/completions/render",

@@ -26,18 +26,23 @@ MUTATIONS = (
         ),
         (
             "text behind a call without the value's closing tag is a part of the value",
-            "        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short\n",
-            "        return True\n",
+            "        return source.is_cut_short\n\n    def _is_argument",
+            "        return True\n\n    def _is_argument",
         ),
         (
             "a value that goes on for long behind a tag that closes the call ends there",
-            "        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short\n",
-            "        return source.is_cut_short\n",
+            "        if source.looked_ahead >= MAX_AHEAD:\n",
+            "        if False:\n",
+        ),
+        (
+            "a call behind a long text is a part of the value of the call before it",
+            "            self._is_in_doubt = True\n            return True\n",
+            "            return True\n",
         ),
         (
             "a value that is cut short behind a tag that closes the call is whole",
-            "        return source.looked_ahead >= MAX_AHEAD or source.is_cut_short\n",
-            "        return source.looked_ahead >= MAX_AHEAD\n",
+            "        return source.is_cut_short\n\n    def _is_argument",
+            "        return False\n\n    def _is_argument",
         ),
         (
             "the next call's closing tag is taken for that of a value before it",
@@ -178,6 +183,11 @@ MUTATIONS = (
             "a look ahead takes white space without an end",
             "            match = pattern.match(self._buffer, self._at, self._at + limit)\n",
             "            match = pattern.match(self._buffer, self._at)\n",
+        ),
+        (
+            "a tag behind the last character of a look ahead is seen where it has come already",
+            "            if end == certain and limit > 0 and (found",
+            "            if end == certain and (found",
         ),
     ),
     *mutations_of(

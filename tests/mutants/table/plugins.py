@@ -15,6 +15,16 @@ MUTATIONS = (
             "",
         ),
         (
+            "a processor lifts a ban by ruling out all other tokens",
+            "torch.where(before > BANNED, after, -torch.inf)",
+            "after",
+        ),
+        (
+            "a row of banned tokens ends for its processor",
+            " | (before.amax(1) <= BANNED)",
+            "",
+        ),
+        (
             "a request goes on after its processor failed",
             "both = is_sound.index_select(0, self._entries_s) & sound",
             "both = is_sound.index_select(0, self._entries_s)",

@@ -264,7 +264,7 @@ MUTATIONS = (
         ),
         (
             "banned logits are part of the deviation",
-            "    valid = logits > BANNED\n",
+            "    valid = logits > BANNED / 10\n",
             "    valid = logits > -torch.inf\n",
         ),
         (

@@ -22,7 +22,7 @@ MUTATIONS = (
         ),
         (
             "what several wait for is done again",
-            "            if job.is_taken:\n                return\n",
+            "            if job.is_taken:\n                return None\n",
             "",
         ),
         (
@@ -56,13 +56,18 @@ MUTATIONS = (
         ),
         (
             "what comes after an engine has closed is an internal error",
-            "        except RuntimeError:  # it is closed\n            raise _closed() from None\n",
-            "        except RuntimeError:\n            raise\n",
+            "            if not self._is_closed:  # no thread can be started, say\n",
+            "            if True:\n",
+        ),
+        (
+            "a thread that cannot be started is an engine that was closed",
+            "            if not self._is_closed:  # no thread can be started, say\n",
+            "            if False:\n",
         ),
         (
             "texts of all owners stand in one line",
-            "pool.submit(owner, functools",
-            'pool.submit("", functools',
+            "pool.submit(owner, run)",
+            'pool.submit("", run)',
         ),
     ),
     *mutations_of(
