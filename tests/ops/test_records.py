@@ -82,7 +82,8 @@ def test_functions_of_records_and_of_flat_arguments_are_told_the_same() -> None:
     given = scaled()
     assert Scaled.taking_flat(lambda call: call)(*given.flat()).steps == 3
     told = Scaled.passing(lambda *flat: flat)(**dict(zip(Scaled.fields, given, strict=True)))
-    assert [each is other or each == other for each, other in zip(told, given.flat(), strict=True)]
+    pairs = zip(told, given.flat(), strict=True)
+    assert all(each is other or each == other for each, other in pairs)
     assert told[4] is SPEC.sinks
 
 
