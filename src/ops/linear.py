@@ -13,6 +13,7 @@ integers.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -155,8 +156,9 @@ def _tensors(
     return x, bits.to(device), next(narrow), bias, next(narrow)
 
 
+# Its cases' names are read off the signature.
+@functools.wraps(_tensors)
 def _build(device: str, *, weight: str = "same", **case: Any) -> tuple[Any, ...]:
-    """Random arguments; `weight` as of `_tensors`."""
     x, values, scales, bias, *offsets = _tensors(device, weight=weight, **case)
     return x, values, scales, bias, _kind_of(weight, values), *offsets
 
