@@ -117,12 +117,15 @@ class Job:
             repr(_variables()),
         ]
         texts = [part.encode() for part in parts]
-        functions = [self.resolve(), *map(resolve, self.calls)]
-        paths = {path for function in functions for path in _sources(function)}
-        texts += [path.read_bytes() for path in sorted(paths)]
+        texts += [path.read_bytes() for path in self._files()]
         for text in texts:
             digest.update(len(text).to_bytes(8, "little") + text)
         return digest.hexdigest()[:24]
+
+    def _files(self) -> list[Path]:
+        """Source files of all that is called, by methods of the arguments too."""
+        called = [self.resolve(), *map(resolve, self.calls), *_classes(self.arguments)]
+        return sorted({path for each in dict.fromkeys(called) for path in _sources(each)})
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -185,8 +188,21 @@ def repeats(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return tuple(first.setdefault(id(each), index) for index, each in enumerate(tensors))
 
 
+def _classes(value: Any) -> Iterator[type]:
+    """Those of nested tuples with fields: functions call their methods, and import none of them."""
+    if not isinstance(value, tuple) or is_meta(value):
+        return
+    if type(value) is not tuple:
+        yield type(value)
+    for item in value:
+        yield from _classes(item)
+
+
 def _sources(function: Callable[..., Any]) -> list[Path]:
-    """Source files of the function's package that its module depends on, and of the worker."""
+    """Source files of the package of a function or a class that its module depends on.
+
+    And those of the worker.
+    """
     package = function.__module__.partition(".")[0]
     names, pending = set[str](), [function.__module__]
     while pending:

@@ -242,7 +242,9 @@ class Op(Generic[P, R]):
     def load_cuda(self) -> Kernel:
         """The kernel that serves CUDA calls, imported now if no call has done that yet."""
         if self._cuda is self._unresolved:
-            self._cuda = self._declared_cuda()
+            found = self._declared_cuda()
+            # A plugin may have come during the import.
+            self._cuda = self._plugged_cuda or found
         return self._cuda
 
     def active(self, device_type: str) -> Kernel:

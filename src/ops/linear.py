@@ -13,6 +13,7 @@ integers.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -155,28 +156,10 @@ def _tensors(
     return x, bits.to(device), next(narrow), bias, next(narrow)
 
 
-def _build(
-    device: str,
-    *,
-    tokens: int,
-    inputs: int,
-    outputs: int,
-    dtype: torch.dtype = torch.float32,
-    weight: str = "same",
-    has_bias: bool = False,
-    seed: int = 0,
-) -> tuple[Any, ...]:
-    """Random arguments; `weight` as of `_tensors`."""
-    x, values, scales, bias, *offsets = _tensors(
-        device,
-        tokens=tokens,
-        inputs=inputs,
-        outputs=outputs,
-        dtype=dtype,
-        weight=weight,
-        has_bias=has_bias,
-        seed=seed,
-    )
+# Its cases' names are read off the signature.
+@functools.wraps(_tensors)
+def _build(device: str, *, weight: str = "same", **case: Any) -> tuple[Any, ...]:
+    x, values, scales, bias, *offsets = _tensors(device, weight=weight, **case)
     return x, values, scales, bias, _kind_of(weight, values), *offsets
 
 

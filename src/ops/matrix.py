@@ -339,7 +339,8 @@ class Encoding:
             return True
         devices = self.traits.expert_kernels if is_stack else self.traits.kernels
         is_known = device.type in devices and self.traits.is_known_to(device)
-        return is_known and inputs % INT4_RUN == 0
+        is_whole = inputs % INT4_RUN == 0 and (self.group or inputs) % self.traits.unit == 0
+        return is_known and is_whole
 
     def parts(self, rows: int, inputs: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
         """Shape and dtype of the tensors of a matrix in rows; one scale of a row is [N, 1]."""
@@ -400,7 +401,8 @@ class Matrix(NamedTuple):
         """The matrix of an op's arguments; see `KINDS`.
 
         Raises
-            ValueError: There is no such kind, or its values have another dtype.
+            ValueError: There is no such kind, its values have another dtype, or its scales are of
+                neither rows nor groups.
         """
         if kind not in KINDS or KINDS[kind][0].dtype != values.dtype:
             raise ValueError(f"no matrix of kind {kind} has values of {values.dtype}")
@@ -408,8 +410,12 @@ class Matrix(NamedTuple):
         matrix = cls(values, Encoding(number.name), scales, offsets, None, tiling)
         if scales is None:
             return matrix
-        dims = scales.dim() - matrix.is_stack
-        group = None if dims == 1 else matrix.inputs // scales.shape[-1 if dims == 2 else -2]
+        dims, group = scales.dim() - matrix.is_stack, None
+        if dims != 1:
+            groups = scales.shape[-1 if dims == 2 else -2] if dims > 1 else 0
+            if not groups:
+                raise ValueError(f"scales {tuple(scales.shape)} are of neither rows nor groups")
+            group = matrix.inputs // groups
         encoding = Encoding(number.name, group, scales.dtype, offsets is not None)
         return matrix._replace(encoding=encoding)
 

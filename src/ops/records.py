@@ -248,7 +248,10 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         named = [_parameter(name, each) for name, each in cls.fields.items()]
         body = f"return overload({cls._flattened()})"
         scope = cls._defaults() | cls._by("parts") | {"overload": overload}
-        return _compiled(cls.__name__, named, body, scope)
+        made = _compiled(cls.__name__, named, body, scope)
+        # By its module, keys of compiled code find the files that it depends on.
+        made.__module__, made.__doc__ = cls.__module__, cls.__doc__
+        return made
 
     def traced(self) -> Tensor | None:
         """A tensor like the result, without a value: for tracing."""

@@ -34,12 +34,14 @@ from src.compile import (
     use_artifact_cache,
 )
 from src.compile.artifacts import ArtifactCache
+from src.models.adapters.adapted import AdaptedWeight
 from src.models.layers.mlp import mlp
 from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR
 from src.ops.matrix import Matrix
+from src.ops.projection import Projection
 from tests.compile.functions import (
     Mixed,
     Weights,
@@ -322,13 +324,21 @@ def test_another_compiler_has_artifacts_of_its_own_and_none_takes_any(
 
 def test_what_else_has_been_imported_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = job._sources(mlp)
-    assert "linear.py" in {path.name for path in before}
+    # That of an op with a record, too, whose function is made of text.
+    assert {"linear.py", "adapt.py"} <= {path.name for path in before}
     assert not any(path.name == "step.py" for path in before)
     # As the import of a module leaves it: in the list of modules, and in its package.
     monkeypatch.setitem(sys.modules, "src.ops.another", step)
     monkeypatch.setattr(step, "__name__", "src.ops.another")
     monkeypatch.setattr(ops, "another", step, raising=False)
     assert job._sources(mlp) == before
+
+
+def test_methods_of_arguments_are_in_the_key() -> None:
+    weight, tensor = Projection(Matrix.plain(torch.zeros(2, 2))), torch.zeros(1)
+    adapted = AdaptedWeight(weight, tensor, tensor, tensor, tensor)
+    made = Job.of(mlp, (tensor, (adapted,)), (0,))
+    assert {"projection.py", "adapted.py"} <= {path.name for path in made._files()}
 
 
 def test_what_cannot_be_compiled_is_told(tmp_path: Path, caller: Caller) -> None:

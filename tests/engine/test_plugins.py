@@ -146,3 +146,20 @@ def test_a_plugins_kernel_stays_whatever_is_built_behind_it(
     op.plug("cpu", own)
     with pytest.raises(ValueError, match="served by own already"):
         op.plug("cpu", other)
+
+
+def test_a_plugins_kernel_that_comes_while_another_is_imported_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    op = GUMBEL_ARGMAX
+    own = Kernel("own", op.reference)
+    monkeypatch.setattr(op, "_cuda", op._unresolved)
+    monkeypatch.setattr(op, "_plugged_cuda", None)
+
+    def imported() -> Kernel:
+        op.plug("cuda", own)
+        return Kernel("triton", op.reference)
+
+    monkeypatch.setattr(op, "_declared_cuda", imported)
+    assert op.load_cuda() is own
+    assert op.active("cuda") is own

@@ -21,7 +21,14 @@ from src.models.loading.filling import check_tensors, fill
 from src.models.model import Model, ModelOptions
 from src.models.registry import family_of, load_config
 from src.models.weights.methods import formats_of
-from src.models.weights.parameters import Placement, own_part, rows_of, stored_shape
+from src.models.weights.parameters import (
+    Parameter,
+    Placement,
+    own_part,
+    rows_of,
+    stored_shape,
+)
+from src.models.weights.schemes.columns import starts_of
 from src.models.weights.transforms import InHalves, Transposed
 from tests.support.checkpoints import make_checkpoint
 
@@ -224,3 +231,11 @@ def test_rows_of_one_tensor_or_of_one_for_each_part() -> None:
     )
     with pytest.raises(ValueError, match="2 tensors for 3 parts"):
         rows_of(["one", "other"], [1, 2, 3])
+
+
+def test_first_rows_of_parts_ascend() -> None:
+    """As parts of a matrix that is decoded are cut, whatever order they are placed in."""
+    parts = rows_of(["a", "b", "c"], [4, 2, 3])
+    placed = (parts[2], parts[0], parts[1], parts[0])
+    parameter = Parameter("x", (9, 4), "matrix", placed, None, torch.float32)
+    assert starts_of(parameter) == (0, 4, 6)

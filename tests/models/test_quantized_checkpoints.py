@@ -314,6 +314,10 @@ def test_modelopts_own_file_stands_alone(tmp_path: Path, caplog: pytest.LogCaptu
     assert form_of(model.weights["layers.1.down_weight"]) == "levels"
     check(model, reference)
     tensors = load_file(directory / "model.safetensors")
+    # Inputs are not rounded: their scales say nothing, and tools write such of unused experts.
+    for ignored in (0.0, float("inf")):
+        change_tensors(directory, **{"down_proj.input_scale": lambda t, v=ignored: t * 0 + v})
+        load_model(directory)
     for wrong in (0.0, float("nan"), -1.0):
         name = "model.layers.0.mlp.down_proj.weight_scale_2"
         save_file(
@@ -323,6 +327,14 @@ def test_modelopts_own_file_stands_alone(tmp_path: Path, caplog: pytest.LogCaptu
         )
         with pytest.raises(ModelLoadError, match="factor of its scales must be a positive"):
             load_model(directory)
+
+
+def test_modelopts_file_may_quantize_the_cache_alone(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    own = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (directory / "hf_quant_config.json").write_text(json.dumps(own))
+    assert load_config(directory).formats is None
+    check(load_model(directory), load_reference(directory))
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rows"])

@@ -127,6 +127,15 @@ def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
         library.streamed_linear(x.bfloat16(), weight, *rest)
     with pytest.raises(ValueError, match="contiguous"):
         library.streamed_linear(x, weight.T.contiguous().T, *rest)
+    # The kernel reads so many inputs, rows and numbers of the bias.
+    for others in (
+        (weight[:, :48].contiguous(), None, None, 0),
+        (weight[None], None, None, 0),
+        (weight, None, torch.ones(6), 0),
+        (weight, None, torch.ones(7, 1), 0),
+    ):
+        with pytest.raises(ValueError, match="of as many inputs"):
+            library.streamed_linear(x, *others)
     for kind in (8, 99):
         with pytest.raises(
             ValueError, match=rf"no matrix of kind {kind} has values of torch\.float32"

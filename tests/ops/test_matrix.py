@@ -124,6 +124,8 @@ def test_kernels_of_devices() -> None:
         quantized = Encoding(name, None, torch.float32)
         assert not quantized.has_kernel(48, CPU, is_stack=False)
     assert e4m3.has_kernel(64, CUDA, is_stack=False)
+    # Of blocks of 8 inputs.
+    assert not Encoding("e4m3", 8, torch.float32).has_kernel(128, CPU, is_stack=False)
 
 
 @pytest.mark.parametrize(("capability", "has_kernel"), [((8, 0), False), ((8, 9), True)])
@@ -135,6 +137,48 @@ def test_older_gpus_do_not_convert_8_bit_floats(
     encoding = Encoding("e4m3", None, torch.float32)
     assert encoding.has_kernel(64, CUDA, is_stack=False) is has_kernel
     assert Encoding("int8", None, torch.float32).has_kernel(64, CUDA, is_stack=False)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_scales_that_are_fewer_than_rows_or_groups_are_refused(
+    library: KernelLibrary, encoding: Encoding
+) -> None:
+    """Kernels would read behind them."""
+    _, rows = encoded(encoding)
+    x = torch.ones(2, 192)
+    for matrix in (rows, rows.tiled()):
+        scales, kind = matrix.scales, matrix.kind
+        assert scales is not None
+        wrong = [scales[:0], torch.stack([scales, scales]), scales[0]]
+        wrong += [scales.double()] if encoding.group is None else [scales.flatten()[:-1]]
+        stack = torch.stack([matrix.values] * 2)
+        stacks = [torch.stack([scales]), *(torch.stack([one, one]) for one in wrong)]
+        for one, several in zip([scales[:-1], *wrong], stacks, strict=True):
+            offsets, moved = (one, several) if encoding.has_offsets else (None, None)
+            # Scales of rows say how many the last tile has.
+            if one.shape != (63,) or matrix.tiling is Tiling.ROWS:
+                with pytest.raises(ValueError, match=REFUSED):
+                    library.streamed_linear(x, matrix.values, one, None, kind, offsets)
+            with pytest.raises(ValueError, match=REFUSED):
+                call_experts(library, x, stack, several, kind, moved)
+
+
+REFUSED = "expected|neither rows nor groups|no matrix|no strips"
+
+
+def call_experts(
+    library: KernelLibrary,
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    scales: torch.Tensor,
+    kind: int,
+    offsets: torch.Tensor | None,
+) -> None:
+    """With plain matrices behind the activation."""
+    down, weights = torch.ones(2, 192, 32), torch.ones(2, 1)
+    ids = torch.zeros(2, 1, dtype=torch.int64)
+    told = (0, 1.0, 0.0, False, True, kind, 0, offsets)
+    library.experts(x, gate_up, down, weights, ids, scales, None, None, None, *told)
 
 
 def test_no_kernel_decodes_a_matrix_in_a_call(library: KernelLibrary) -> None:

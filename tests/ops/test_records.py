@@ -82,7 +82,8 @@ def test_functions_of_records_and_of_flat_arguments_are_told_the_same() -> None:
     given = scaled()
     assert Scaled.taking_flat(lambda call: call)(*given.flat()).steps == 3
     told = Scaled.passing(lambda *flat: flat)(**dict(zip(Scaled.fields, given, strict=True)))
-    assert [each is other or each == other for each, other in zip(told, given.flat(), strict=True)]
+    pairs = zip(told, given.flat(), strict=True)
+    assert all(each is other or each == other for each, other in pairs)
     assert told[4] is SPEC.sinks
 
 
@@ -212,6 +213,8 @@ def test_what_a_check_and_a_status_say_is_raised() -> None:
 
     with pytest.raises(ValueError, match="four"):
         bound(lambda _: 0, check=check)(*scaled(steps=4).flat())
+    with pytest.raises(ValueError, match=r"got x \(28,\)"):
+        bound(lambda _: 0, check=check)(*scaled(x=torch.zeros(28), steps=4).flat())
     with pytest.raises(ValueError, match="slot_mapping"):
         bound(lambda _: 1, check=check)(*scaled().flat())
 
@@ -219,6 +222,25 @@ def test_what_a_check_and_a_status_say_is_raised() -> None:
 def test_a_struct_with_a_field_of_nothing_is_refused() -> None:
     with pytest.raises(LookupError, match=r"ScaledArgs\.spec is nothing of Scaled"):
         bind(lambda _: 0, Scaled, ScaledArgs)
+
+
+@pytest.mark.parametrize("name", ["steps", "main", "threads"])
+def test_a_dimension_with_the_name_of_something_else_is_refused(name: str) -> None:
+    class Named(Record):
+        """Its dimension would be what the kernel is given in place of a number."""
+
+        x: Tensor = tensor(f"tokens {name}")
+        steps: int = number()
+
+    @cpu_records.record()
+    class NamedArgs(cpu_records.Record):
+        """Its struct."""
+
+        steps: int = int64()
+
+    cpu_records._records.remove(NamedArgs)
+    with pytest.raises(LookupError, match=f"Named cannot have a dimension '{name}'"):
+        bind(lambda _: 0, Named, NamedArgs)
 
 
 def test_a_size_that_no_whole_number_gives_is_refused() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -49,7 +49,8 @@ def bind(
         Field of the struct -> function of it; its parameters are names of flat arguments. A struct
         that it returns is passed by its address, and lives as long as the call.
     check
-        A function of flat arguments, too, that raises what the op's record cannot say.
+        A function of flat arguments, too, that raises what the op's record cannot say. What that
+        says is true of them.
 
     Raises
     ------
@@ -72,6 +73,7 @@ def bind(
         "lies_packed": _lies_packed,
         "refusal": lambda *given: _refusal(call, given),
     }
+    source.require_own_names(scope)
     exec(text, scope)
     made: Callable[..., Any] = scope[call.__name__]
     return made
@@ -112,8 +114,6 @@ class _Source:
         ]
         yield f"def {self._call.__name__}({', '.join(parameters)}):"
         given = ", ".join(self._call.tensors())
-        if self._check is not None:
-            yield f"    check({_arguments(self._check)})"
         yield "    try:"
         for name in self._unpacked:
             read = (self._size_of(name, at) for at in range(len(self._tensors[name].dims)))
@@ -128,6 +128,9 @@ class _Source:
             yield "    dtype = DTYPES.get(main)"
         yield f"    if not ({' and '.join(self._conditions())}):"
         yield f"        raise refusal({given})"
+        if self._check is not None:
+            # Behind the shapes, which it may rely on.
+            yield f"    check({_arguments(self._check)})"
         made = self._call.result
         if made is not None:
             sizes = "".join(f"{_text(dim)}, " for dim in made.dims)
@@ -144,6 +147,14 @@ class _Source:
         yield "    if status:"
         yield "        raise_status(status)"
         yield f"    return {None if made is None else made.name}"
+
+    def require_own_names(self, scope: Collection[str]) -> None:
+        """Refuse a dimension with the name of something else in the function."""
+        taken = {*scope, *self._call.flat_parameters(), "main", "dtype", "status"}
+        taken |= set() if self._call.result is None else {self._call.result.name}
+        for dim in self._dims:
+            if dim in taken:
+                raise LookupError(f"{self._call.__name__} cannot have a dimension {dim!r}")
 
     def _find_dims(self) -> None:
         """Name each size that can be read off a shape, or follows from those known."""

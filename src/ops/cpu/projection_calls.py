@@ -39,16 +39,23 @@ def bind_linear(library: ctypes.CDLL) -> Callable[..., Tensor]:
         group = matrix.encoding.group or 0
         if not (
             stride == 1
+            and not matrix.is_stack
+            and matrix.inputs == inputs
             and weight.is_contiguous()
-            and (weight.dtype == x.dtype if scales is None else scales.is_contiguous())
+            and (weight.dtype == x.dtype if scales is None else _fit(scales, matrix, ()))
             and (offsets is None or _are_of_groups(offsets, scales))
-            and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
+            and (
+                bias is None
+                or (bias.dtype == x.dtype and bias.shape == (outputs,) and bias.is_contiguous())
+            )
         ):
             raise ValueError(
-                "expected x with contiguous last dimension, contiguous weights, scales, offsets of "
-                f"their shape and dtype and bias, and what is not quantized in x's dtype; got x "
+                "expected x with contiguous last dimension, contiguous weights of as many inputs, "
+                "scales of all rows or groups, offsets of their shape and dtype and a bias of all "
+                "outputs, and what is not quantized in x's dtype; got x "
                 f"{tuple(x.shape)} {x.stride()} {x.dtype}, weight {tuple(weight.shape)} "
-                f"{weight.dtype}"
+                f"{weight.dtype}, scales {_form(scales)}, offsets {_form(offsets)}, bias "
+                f"{_form(bias)}"
             )
         out = x.new_empty((tokens, outputs))
         status = function(
@@ -88,6 +95,32 @@ def _check_rows(matrix: Matrix, inputs: int) -> None:
             f"no kernel multiplies {matrix.encoding} with {inputs} inputs, no multiple of "
             f"{INT4_RUN}"
         )
+
+
+def _fit(scales: Tensor, matrix: Matrix, count: tuple[int, ...]) -> bool:
+    """Whether there is a scale for every row or group of so many matrices, `()` of one.
+
+    Kernels read so many. That strips have the matrix's shape is checked elsewhere.
+    """
+    outputs, inputs, group = matrix.outputs, matrix.inputs, matrix.encoding.group
+    if group is None:
+        # Of rows, kernels read float32.
+        return (
+            scales.shape == (*count, outputs)
+            and scales.dtype == torch.float32
+            and scales.is_contiguous()
+        )
+    if group == 0 or inputs % group:
+        return False
+    if matrix.tiling is Tiling.ROWS:
+        shape = (*count, outputs, inputs // group)
+    else:
+        shape = (*count, outputs // STRIP, inputs // group, STRIP)
+    return scales.shape == shape and scales.is_contiguous()
+
+
+def _form(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def _group_dtype(scales: Tensor | None) -> int:
@@ -240,14 +273,16 @@ def _check_stack(stack: Matrix, inputs: int, outputs: int, dtype: torch.dtype) -
     if stack.tiling is Tiling.TILES:
         _check_strips(values[0], None if scales is None else scales[0], inputs, outputs)
     if (
-        (stack.tiling is Tiling.ROWS and (stack.outputs, stack.inputs) != (outputs, inputs))
+        not stack.is_stack
+        or (stack.outputs, stack.inputs) != (outputs, inputs)
         or not values.is_contiguous()
         or (scales is None and values.dtype != dtype)
-        or (scales is not None and not scales.is_contiguous())
+        or (scales is not None and not _fit(scales, stack, (len(values),)))
     ):
         raise ValueError(
-            f"expected contiguous experts of {inputs} inputs and {outputs} outputs, and what is "
-            f"not quantized in {dtype}; got {tuple(values.shape)} of {values.dtype}"
+            f"expected contiguous experts of {inputs} inputs and {outputs} outputs, with scales of "
+            f"all rows or groups, and what is not quantized in {dtype}; got {_form(values)}, "
+            f"scales {_form(scales)}"
         )
 
 

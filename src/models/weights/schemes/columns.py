@@ -61,12 +61,12 @@ def spread(numbers: Tensor, size: int | None, inputs: int, group: int) -> Tensor
 
 
 def starts_of(parameter: Parameter) -> tuple[int, ...]:
-    """The first rows that placements fill of a matrix, or of each matrix of a stack."""
+    """The first rows that placements fill of a matrix, or of each matrix of a stack, ascending."""
     found = []
     for placement in parameter.placements:
         rows = placement.index[-1] if placement.index else slice(None)
         found.append(rows.start or 0 if isinstance(rows, slice) else 0)
-    return tuple(dict.fromkeys(found))
+    return tuple(sorted(set(found)))
 
 
 def of_shape(tensor: Tensor, rows: int) -> Tensor:

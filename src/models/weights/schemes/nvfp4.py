@@ -19,17 +19,14 @@ from torch import Tensor
 
 from src.models.weights.methods import SCALES, VALUES, Stored
 from src.models.weights.parameters import Method, Parameter, RowPacking, StoredForm
-from src.models.weights.schemes.columns import (
-    Columns,
-    group_in,
-    require_finite,
-    require_positive,
-)
+from src.models.weights.schemes.columns import Columns, group_in, require_finite
 from src.ops.matrix import E2M1, FLOAT8, Encoding
 
 GROUP: Final = 16
 """Inputs that share a scale."""
 
+_NUMBERS: Final = torch.tensor(E2M1)
+_LEVELS: Final = (2 * _NUMBERS).to(torch.int8)
 _FACTORS: Final = (torch.float32,)
 _ONE: Final[tuple[tuple[int, ...], ...]] = ((), (1,))
 
@@ -79,12 +76,12 @@ class Nvfp4Packing:
 
     def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """See `parameters.Packing`."""
-        groups: Tensor = _numbers(stored["values"]).unflatten(1, (-1, GROUP))
+        groups: Tensor = _numbers(stored["values"], _NUMBERS).unflatten(1, (-1, GROUP))
         return groups.mul_(self._scales(stored)[:, :, None]).flatten(1)
 
     def rows(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `parameters.RowPacking`."""
-        levels = _numbers(stored["values"]).mul_(2).to(torch.int8)
+        levels = _numbers(stored["values"], _LEVELS)
         return {VALUES: levels, SCALES: self._scales(stored) / 2}
 
     def _scales(self, stored: Mapping[str, Tensor]) -> Tensor:
@@ -92,16 +89,16 @@ class Nvfp4Packing:
         factor = stored["factor"].reshape(1, 1)
         if not (factor.isfinite() & (factor > 0)).all():
             raise ValueError("the factor of its scales must be a positive number")
-        if "input_scale" in stored:
-            require_positive(stored["input_scale"])
         scales = stored["scales"].float()
         return require_finite(scales / factor if self.names.divides else scales * factor)
 
 
-def _numbers(values: Tensor) -> Tensor:
-    """The numbers of bytes [N, K / 2], float32 [N, K]."""
-    codes = torch.stack((values & 15, values >> 4), dim=2).flatten(1)
-    return torch.tensor(E2M1)[codes.int()]
+def _numbers(values: Tensor, numbers: Tensor) -> Tensor:
+    """The numbers [N, K] of bytes [N, K / 2], of a table of 16."""
+    codes = torch.arange(256)
+    # Two at once: a whole matrix of indices has four times as many bytes as the checkpoint's.
+    pairs = torch.stack((numbers[codes & 15], numbers[codes >> 4]), dim=1)
+    return pairs[values.int()].flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,16 +181,19 @@ def _rules(
         yield pattern, _gptq_scheme(Section(kept, f"dynamic[{rule[:100]!r}]"), zeros)
 
 
-def read_modelopt(given: Mapping[str, Any]) -> CheckpointFormats:
+def read_modelopt(given: Mapping[str, Any]) -> CheckpointFormats | None:
     """``quant_method: modelopt``, or ``hf_quant_config.json``: NVFP4 weights.
 
-    Names of modules that are left out may have ``*`` for any characters.
+    None: the cache alone is quantized. Names of modules that are left out may have ``*`` for any
+    characters.
     """
     inner = given.get("quantization")
     section = Section(given if inner is None else inner, "" if inner is None else "quantization")
+    section.among("kv_cache_quant_algo", choices=("fp8", "none"), default="none")
+    if section.raw("quant_algo") is None:
+        return None
     section.among("quant_algo", choices=("nvfp4",))
     section.among("group_size", choices=(GROUP,), default=GROUP)
-    section.among("kv_cache_quant_algo", choices=("fp8", "none"), default="none")
     names = section.strings("exclude_modules", "ignore")
     left_out = ModuleNames(
         [f"{PREFIX}{fnmatch.translate(name)}" if "*" in name else name for name in names]
