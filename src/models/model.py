@@ -274,7 +274,7 @@ class Model:
         embedding that is also the head.
 
         Args:
-            lay_out: `ops.linear.to_strips`, or `KernelLibrary.lay_out`, which works in place.
+            lay_out: `ops.matrix.to_strips`, or `KernelLibrary.lay_out`, which works in place.
             includes_head: whether to lay out the head too.
         """
         for name, parameter in self.table.items():

@@ -12,6 +12,7 @@ inputs. Offsets are of groups; without them nothing is computed for them.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -240,6 +241,11 @@ def _not_rounded(groups: Tensor) -> tuple[Tensor, Tensor]:
     raise TypeError("floating point weights have no scales")
 
 
+@functools.cache
+def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= least
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """A kind of number, and everything that depends on it alone.
@@ -271,9 +277,11 @@ class Number:
 
     def is_known_to(self, device: torch.device) -> bool:
         """Whether a CUDA device that is there converts such numbers; others do."""
-        if self.capability == (0, 0) or device.type != "cuda" or not torch.cuda.is_available():
+        if self.capability == (0, 0) or device.type != "cuda":
             return True
-        return torch.cuda.get_device_capability(device) >= self.capability
+        # Every launch asks. A device without a number is another one from time to time.
+        asked = _has_capability.__wrapped__ if device.index is None else _has_capability
+        return asked(device, self.capability)
 
 
 NUMBERS: Final = {
@@ -302,10 +310,6 @@ KINDS: Final = {number.kind: (number, Tiling.ROWS) for number in NUMBERS.values(
     if number.tiled_kind is not None
 }
 """The number by which kernels know a matrix -> what its values are, and how they lie."""
-
-_PLAIN: Final = {
-    number.dtype: number for number in NUMBERS.values() if number.round is _not_rounded
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +373,15 @@ class Encoding:
         return f"{self.number} {by}{' with offsets' * self.has_offsets}"
 
 
+_PLAIN: Final = {
+    number.dtype: Encoding(number.name)
+    for number in NUMBERS.values()
+    if number.round is _not_rounded
+}
+# Of every call of a projection: a frozen dataclass takes longer to make than to find.
+_encoding = functools.cache(Encoding)
+
+
 class Matrix(NamedTuple):
     """A matrix [N, K], or a stack of E such [E, N, K] whose tensors begin with E.
 
@@ -392,7 +405,7 @@ class Matrix(NamedTuple):
     @classmethod
     def plain(cls, values: Tensor, tiling: Tiling = Tiling.ROWS) -> Matrix:
         """The matrix of floating point weights that have no scales."""
-        return cls(values, Encoding(_PLAIN[values.dtype].name), tiling=tiling)
+        return cls(values, _PLAIN[values.dtype], tiling=tiling)
 
     @classmethod
     def of_kind(
@@ -407,7 +420,7 @@ class Matrix(NamedTuple):
         if kind not in KINDS or KINDS[kind][0].dtype != values.dtype:
             raise ValueError(f"no matrix of kind {kind} has values of {values.dtype}")
         number, tiling = KINDS[kind]
-        matrix = cls(values, Encoding(number.name), scales, offsets, None, tiling)
+        matrix = cls(values, _encoding(number.name), scales, offsets, None, tiling)
         if scales is None:
             return matrix
         dims, group = scales.dim() - matrix.is_stack, None
@@ -416,7 +429,7 @@ class Matrix(NamedTuple):
             if not groups:
                 raise ValueError(f"scales {tuple(scales.shape)} are of neither rows nor groups")
             group = matrix.inputs // groups
-        encoding = Encoding(number.name, group, scales.dtype, offsets is not None)
+        encoding = _encoding(number.name, group, scales.dtype, offsets is not None)
         return matrix._replace(encoding=encoding)
 
     @property

@@ -9,7 +9,7 @@ import torch
 
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.linear import LINEAR, linear
-from src.ops.matrix import KINDS, NUMBERS, Encoding, Matrix, Tiling, as_matrix
+from src.ops.matrix import KINDS, NUMBERS, Encoding, Matrix, Tiling, _has_capability, as_matrix
 from src.ops.projection import InputRounding, Projection
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -69,7 +69,7 @@ def test_an_op_is_told_all_that_the_encoding_says(encoding: Encoding) -> None:
         assert stack.of(1).encoding == encoding
 
 
-def test_two_encodings_of_equal_shapes_and_dtypes_are_told_apart(library: KernelLibrary) -> None:
+def test_two_encodings_of_equal_shapes_and_dtypes_are_told_apart() -> None:
     """Levels and e2m1 with the same bytes: the number alone says what they are."""
     _, levels = encoded(Encoding("int4", 32, torch.float32))
     codes = levels._replace(encoding=replace(levels.encoding, number="e2m1"))
@@ -137,6 +137,21 @@ def test_older_gpus_do_not_convert_8_bit_floats(
     encoding = Encoding("e4m3", None, torch.float32)
     assert encoding.has_kernel(64, CUDA, is_stack=False) is has_kernel
     assert Encoding("int8", None, torch.float32).has_kernel(64, CUDA, is_stack=False)
+
+
+def test_a_gpu_is_asked_once_what_it_converts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: asked.append(device) or (8, 0)
+    )
+    _has_capability.cache_clear()
+    try:
+        for _ in range(2):
+            assert not NUMBERS["e4m3"].is_known_to(torch.device("cuda", 1))
+        assert asked == [torch.device("cuda", 1)]
+    finally:
+        _has_capability.cache_clear()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)

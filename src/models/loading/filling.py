@@ -66,7 +66,7 @@ def _forms(model: Model, parameter: Parameter, placement: Placement) -> dict[str
 
 
 def _parts(model: Model, parameter: Parameter) -> dict[str, Tensor]:
-    """The tensors to read into: the parameter itself, or the staging of its linear method."""
+    """The tensors to read into: the parameter itself, or the staging of its method."""
     method = model.methods.get(parameter.name)
     if method is None:
         weight = model.weights[parameter.name]
@@ -162,8 +162,8 @@ def fill(
 ) -> None:
     """Read every parameter on a few threads, roughly in the files' order.
 
-    For parameters with a linear method the stored tensors are staged until the weight is made. Only
-    a few are staged at a time.
+    For parameters with a method the stored tensors are staged until the weight is made. Only a few
+    are staged at a time.
 
     Args:
         model: the model to fill.
@@ -213,7 +213,7 @@ def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
 
 
 def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
-    """Make a parameter's weight by its linear method, and put it into the model.
+    """Make a parameter's weight by its method, and put it into the model.
 
     Raises:
         ModelLoadError: the method cannot hold this matrix.
@@ -237,7 +237,7 @@ def _in_file_order(model: Model, stored: dict[str, StoredTensor]) -> list[Parame
 def _unpacked(
     stored: dict[str, Tensor], packing: Packing | None, is_decoded: bool
 ) -> dict[str, Tensor]:
-    """The values of a checkpoint's tensors, or the parts that a linear method keeps."""
+    """The values of a checkpoint's tensors, or the parts that a method keeps."""
     if packing is None:
         return stored
     if is_decoded:

@@ -17,7 +17,7 @@ from src.ops.host_memory import LARGE_PAGE, lazy_zeros
 from src.ops.matrix import Matrix
 from src.ops.projection import Projection
 
-# matrix: a projection [out, in], which a linear method may hold in another format.
+# matrix: a projection [out, in], which a method may hold in another format.
 # head: the projection to logits, where errors matter most.
 # experts: a stack of matrices [experts, out, in].
 # router: chooses or weighs experts; always in float32.

@@ -132,7 +132,7 @@ class KernelLibrary:
         function(share)
 
     def lay_out(self, weight: Tensor) -> Tensor:
-        """`ops.linear.to_strips` in place: the result uses the memory of ``weight``.
+        """`ops.matrix.to_strips` in place: the result uses the memory of ``weight``.
 
         Parameters
             weight: [N, K] bfloat16, contiguous; no other view of it may be in use.

@@ -60,8 +60,13 @@ MUTATIONS = (
         ("tests/ops/test_matrix.py",),
         (
             "rows of any length have kernels",
-            "return is_known and inputs % INT4_RUN == 0",
-            "return is_known",
+            "is_whole = inputs % INT4_RUN == 0 and (self.group or inputs)",
+            "is_whole = (self.group or inputs)",
+        ),
+        (
+            "groups of any size have kernels",
+            "is_whole = inputs % INT4_RUN == 0 and (self.group or inputs) % self.traits.unit == 0",
+            "is_whole = inputs % INT4_RUN == 0",
         ),
         (
             "a device's missing kernels are passed over",
@@ -100,8 +105,8 @@ MUTATIONS = (
         ),
         (
             "the first number of a byte is in its high half",
-            "torch.stack((values & 15, values >> 4), dim=2)",
-            "torch.stack((values >> 4, values & 15), dim=2)",
+            "torch.stack((numbers[codes & 15], numbers[codes >> 4]), dim=1)",
+            "torch.stack((numbers[codes >> 4], numbers[codes & 15]), dim=1)",
         ),
     ),
     *mutations_of(
