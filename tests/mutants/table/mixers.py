@@ -77,8 +77,8 @@ MUTATIONS = (
         ),
         (
             "later positions may leave the table",
-            "    if last >= own.below:\n",
-            "    if last >= 2 * own.below:\n",
+            "    if last > most:\n",
+            "    if last > 2 * most:\n",
         ),
     ),
 )
