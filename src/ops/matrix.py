@@ -429,7 +429,9 @@ class Matrix(NamedTuple):
             if not groups:
                 raise ValueError(f"scales {tuple(scales.shape)} are of neither rows nor groups")
             group = matrix.inputs // groups
-        encoding = _encoding(number.name, group, scales.dtype, offsets is not None)
+        # While shapes are traced, a size may be a symbol, which has no hash.
+        made = _encoding if group is None or isinstance(group, int) else Encoding
+        encoding = made(number.name, group, scales.dtype, offsets is not None)
         return matrix._replace(encoding=encoding)
 
     @property

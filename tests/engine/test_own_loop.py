@@ -54,6 +54,7 @@ CALLS: dict[str, Callable[[AsyncEngine], Awaitable[Any]]] = {
     "wait_dead": lambda engine: engine.wait_dead(),
     "drain": lambda engine: engine.drain(0),
     "close": lambda engine: engine.close(),
+    "check": lambda engine: engine.check(PARAMS),
     "tokenize": lambda engine: engine.tokenize("Hello"),
     "generate": lambda engine: engine.generate("Hello", PARAMS),
     "stream": read,
