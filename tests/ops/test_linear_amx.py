@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu import levels
-from src.ops.cpu.projection_calls import bind_linear
+from src.ops.cpu.abi import LinearArgs
+from src.ops.cpu.packing import bind
 from src.ops.linear import LINEAR
 from tests.ops.test_linear import KINDS, assert_matches
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def linear(emulated_amx: ctypes.CDLL) -> Linear:
-    return bind_linear(emulated_amx)
+    return bind(emulated_amx.slipstream_linear, LinearArgs)
 
 
 def build_args(**changes: Any) -> tuple[Any, ...]:
