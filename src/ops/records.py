@@ -29,7 +29,8 @@ from torch import Tensor
 
 ANY: Final = "any"
 """In place of a dtype: a kernel checks it."""
-_REQUIRED: Final = object()
+REQUIRED: Final = object()
+"""In place of a default: there is none."""
 _SCALARS: Final = {int: "int", float: "float", bool: "bool", torch.dtype: "ScalarType"}
 
 
@@ -125,18 +126,18 @@ def tensor(
     rows: bool = False,
     changed: bool = False,
     on_cpu: bool = True,
-    default: Any = _REQUIRED,
+    default: Any = REQUIRED,
 ) -> Any:
     """A field with a tensor, see `TensorField`; expressions in `dims` are without spaces."""
     return TensorField(tuple(dims.split()), dtype, rows, changed, on_cpu, default)
 
 
-def number(*, varies: bool = False, on_cpu: bool = True, default: Any = _REQUIRED) -> Any:
+def number(*, varies: bool = False, on_cpu: bool = True, default: Any = REQUIRED) -> Any:
     """A field with an `int`, a `float`, a `bool` or a dtype, as annotated; see `NumberField`."""
     return NumberField(varies, on_cpu, default)
 
 
-def nested(*, by: Any = None, default: Any = _REQUIRED) -> Any:
+def nested(*, by: Any = None, default: Any = REQUIRED) -> Any:
     """A field with a value that is flattened for torch, see `NestedField`."""
     return NestedField(default, by)
 
@@ -305,7 +306,7 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         """Flat arguments that may be left out: those with defaults behind all that have none."""
         names: set[str] = set()
         for name, each in cls.fields.items():
-            if isinstance(each, NestedField) or each.default is _REQUIRED:
+            if isinstance(each, NestedField) or each.default is REQUIRED:
                 names.clear()
             else:
                 names.add(name)
@@ -345,7 +346,7 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
 
 
 def _parameter(name: str, each: Field) -> str:
-    return name if each.default is _REQUIRED else f"{name}=default_{name}"
+    return name if each.default is REQUIRED else f"{name}=default_{name}"
 
 
 def _compiled(

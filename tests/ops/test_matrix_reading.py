@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from src.ops.cpu import records as cpu_records
+from src.ops.cpu.abi import ExpertsArgs
 from src.ops.cpu.entries import body
 from src.ops.cpu.matrix_reading import reader_of
 from src.ops.cpu.packing import bind
@@ -155,6 +156,15 @@ def test_parts_that_do_not_fit_their_matrix_are_refused(tiled: bool) -> None:
     for values, offsets in ((plain[0], None), (plain.transpose(1, 2), None), (plain, plain)):
         with pytest.raises(ValueError, match="expected"):
             read(values, 0, None, offsets)
+
+
+def test_what_may_be_left_out_has_its_default_in_cpp_too() -> None:
+    declared = StackedArgs.in_cpp().splitlines()
+    assert "  int64_t turns = 0;" in declared
+    assert "  double gain;" in declared
+    joined = ExpertsArgs.in_cpp()
+    assert "int64_t activation = 0;" in joined
+    assert "double alpha = 1.0;" in joined
 
 
 def test_compiled_code_hands_over_all_that_a_struct_has() -> None:

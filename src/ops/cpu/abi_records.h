@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 176128104
+#define SLIPSTREAM_ABI 819919047
 
 // Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 //
@@ -53,7 +53,7 @@ struct AttentionArgs {
   int64_t key_stride;
   int64_t value_stride;
   int64_t block_table_stride;
-  int64_t deterministic;
+  int64_t deterministic = 0;
   int64_t dtype;
   int64_t threads;
   const AttentionSpec* spec;
@@ -120,7 +120,7 @@ struct LatentArgs {
   int64_t query_stride;
   int64_t latent_stride;
   int64_t block_table_stride;
-  int64_t deterministic;
+  int64_t deterministic = 0;
   int64_t dtype;
   int64_t threads;
   const AttentionSpec* spec;  // only the scale counts
@@ -261,10 +261,10 @@ struct ExpertsArgs {
   int64_t down_kind;
   int64_t down_group;  // inputs; 0: a row's
   int64_t down_group_dtype;  // of scales and offsets of groups: kFloat32, kBFloat16 or kPowers
-  int64_t activation;
-  double alpha;
-  double limit;
-  int64_t weighs_inputs;
+  int64_t activation = 0;
+  double alpha = 1.0;
+  double limit = 0.0;
+  int64_t weighs_inputs = 0;
   int64_t dtype;
   int64_t threads;
 };

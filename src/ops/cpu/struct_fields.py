@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal
 import torch
 
 from src.ops.matrix_field import MatrixField
-from src.ops.records import NestedField, NumberField, Record, TensorField
+from src.ops.records import REQUIRED, NestedField, NumberField, Record, TensorField
 
 Source = Literal[
     "address", "result", "size", "stride", "number", "group", "group_dtype", "dtype", "threads"
@@ -39,6 +40,8 @@ class StructField:
         What it is of an op's call; None: a record of an op does not say it.
     of
         The tensor, dimension, number or matrix that it is of.
+    default
+        What it is in C++ unless it is set, as in Python where an argument is left out.
     """
 
     ctype: type
@@ -47,10 +50,12 @@ class StructField:
     length: str = ""
     source: Source | None = None
     of: str = ""
+    default: str = ""
 
     def line(self, name: str) -> str:
         """The declaration in C++."""
-        return f"  {self.declared} {name}{self.length and f'[{self.length}]'};"
+        length = self.length and f"[{self.length}]"
+        return f"  {self.declared} {name}{length}{self.default and f' = {self.default}'};"
 
 
 def matrices_of(call: type[Record]) -> dict[str, MatrixField]:
@@ -112,11 +117,13 @@ def _fields_of(call: type[Record]) -> Iterator[tuple[str, StructField]]:
             yield f"{name}_stride", _int64("stride", name)
     for field_name, each in call.fields.items():
         if isinstance(each, NumberField) and each.on_cpu:
-            yield field_name, _number(field_name, each.kind)
+            yield field_name, _number(field_name, each.kind, each.default)
         elif isinstance(each, NestedField):
-            for part, kind in each.by.PARTS:
+            has_default = each.default is not REQUIRED
+            defaults = each.by.parts(each.default) if has_default else itertools.repeat(REQUIRED)
+            for (part, kind), default in zip(each.by.PARTS, defaults, strict=False):
                 if kind in _PARTS:
-                    yield part, _number(part, _PARTS[kind])
+                    yield part, _number(part, _PARTS[kind], default)
             if isinstance(each.by, MatrixField):
                 yield each.by.group, _int64("group", each.by.name, "inputs; 0: a row's")
                 meaning = "of scales and offsets of groups: kFloat32, kBFloat16 or kPowers"
@@ -198,7 +205,9 @@ def _int64(source: Source, of: str = "", meaning: str = "") -> StructField:
     return StructField(ctypes.c_int64, "int64_t", meaning, source=source, of=of)
 
 
-def _number(name: str, kind: type) -> StructField:
+def _number(name: str, kind: type, default: Any) -> StructField:
     ctype: Any = _NUMBERS[kind]
     declared = "double" if kind is float else "int64_t"
-    return StructField(ctype, declared, "", source="number", of=name)
+    whole = int if kind is bool else kind
+    text = "" if default is REQUIRED else str(whole(default))
+    return StructField(ctype, declared, "", source="number", of=name, default=text)

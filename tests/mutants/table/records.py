@@ -100,6 +100,29 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/cpu/struct_fields.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "what compiled code leaves out is 0",
+            'text = "" if default is REQUIRED else str(whole(default))',
+            'text = ""',
+        ),
+        (
+            "no struct has numbers of a nested value",
+            "                if kind in _PARTS:\n",
+            "                if False:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/entries.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "compiled code hands over no group",
+            'case "group" | "group_dtype":\n            return f"seen_{field.of}.{field.source}"',
+            'case "group" | "group_dtype":\n            return ""',
+        ),
+    ),
+    *mutations_of(
         "src/ops/cpu/records.py",
         ("tests/ops/test_abi.py",),
         (
