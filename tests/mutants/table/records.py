@@ -171,6 +171,20 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/ops/matrix.py",
+        ("tests/ops/test_matrix.py",),
+        (
+            "every launch asks a GPU what it multiplies",
+            "    return _has_capability(device, least)\n",
+            "    return _ask_capability(device, least)\n",
+        ),
+        (
+            "torch's compiler warns of a cache",
+            "if device.index is None or torch.compiler.is_compiling():",
+            "if device.index is None:",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/matrix.py",
         ("tests/ops/test_matrix_reading.py",),
         (
             "a stack has the shape of one of its matrices",
