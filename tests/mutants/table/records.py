@@ -7,9 +7,9 @@ MUTATIONS = (
         "src/ops/records.py",
         ("tests/ops/test_records.py",),
         (
-            "an argument before one that must be given may be left out",
-            "                names.clear()\n",
-            "                pass\n",
+            "of arguments with defaults only the last may be left out",
+            "                names.add(name)\n",
+            "                names = {name}\n",
         ),
         (
             "nothing that a call changes is marked as changed",
