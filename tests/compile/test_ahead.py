@@ -327,7 +327,7 @@ def test_another_compiler_has_artifacts_of_its_own_and_none_takes_any(
 def test_what_else_has_been_imported_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = job._sources(mlp)
     # That of an op with a record, too, whose function is made of text.
-    assert {"linear.py", "adapt.py"} <= {path.name for path in before}
+    assert {"linear.py", "lora.py"} <= {path.name for path in before}
     assert not any(path.name == "step.py" for path in before)
     # As the import of a module leaves it: in the list of modules, and in its package.
     monkeypatch.setitem(sys.modules, "src.ops.another", step)

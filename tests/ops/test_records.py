@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.ops import ADAPT, OPS, adapt
+from src.ops import LORA, OPS, lora
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu import records as cpu_records
 from src.ops.cpu.packing import bind
@@ -285,12 +285,12 @@ def test_a_size_that_no_whole_number_gives_is_refused() -> None:
 def test_a_graph_that_is_traced_has_the_op_itself() -> None:
     class Layer(torch.nn.Module):
         def forward(self, base: Tensor, *given: Tensor) -> Tensor:
-            return adapt(base * 2, *given)
+            return lora(base * 2, *given)
 
-    args = ADAPT.build("cpu", slots=[0], inputs=8, parts=[8], ranks=[[1], [2]], room=2)
-    expected = adapt(args[0] * 2, *args[1:])
+    args = LORA.build("cpu", slots=[0], inputs=8, parts=[8], ranks=[[1], [2]], room=2)
+    expected = lora(args[0] * 2, *args[1:])
     assert torch.equal(torch.compile(Layer(), fullgraph=True, backend="eager")(*args), expected)
     for strict in (False, True):
         graph = torch.export.export(Layer(), args, strict=strict).graph
         called = [node.target for node in graph.nodes if node.op == "call_function"]
-        assert called == [torch.ops.aten.mul.Tensor, ADAPT.overload]
+        assert called == [torch.ops.aten.mul.Tensor, LORA.overload]

@@ -20,7 +20,6 @@ import triton.runtime.interpreter as interpreter
 from benchmarks import tune_attention
 from benchmarks.record import Recorder
 from src.ops import (
-    ADAPT,
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
@@ -28,6 +27,7 @@ from src.ops import (
     LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
+    LORA,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     AttentionSpec,
@@ -37,7 +37,6 @@ from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_
 from src.ops.experts import Experts
 from src.ops.linear import Linear
 from src.ops.triton import (
-    adapt,
     causal_convolution,
     decode_schedule,
     experts,
@@ -46,6 +45,7 @@ from src.ops.triton import (
     latent_expanded,
     linear,
     linear_recurrence,
+    lora,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -228,7 +228,7 @@ def all_else_matches() -> None:
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
     recurrences_match()
-    adapts_match()
+    loras_match()
     linears_match()
     experts_match()
     latents_match()
@@ -265,17 +265,17 @@ def recurrences_match() -> None:
         assert torch.equal(bits(pieces["states"]._base), bits(given["states"]._base))
 
 
-def adapts_match() -> None:
+def loras_match() -> None:
     """A token's bits are the same alone and in any company."""
-    for case in ADAPT.cases:
+    for case in LORA.cases:
         if case["dtype"] == torch.bfloat16:
             continue
-        args = ADAPT.build("cpu", **case)
+        args = LORA.build("cpu", **case)
         base, x, *weights, slots = args
-        expected, got = ADAPT.reference(*args), adapt.adapt(*args)
+        expected, got = LORA.reference(*args), lora.lora(*args)
         tolerance = TOLERANCE[case["dtype"]]
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
-        alone = adapt.adapt(base[-1:], x[-1:], *weights, slots[-1:])
+        alone = lora.lora(base[-1:], x[-1:], *weights, slots[-1:])
         assert torch.equal(alone, got[-1:]), case
 
 

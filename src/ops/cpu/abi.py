@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from src.ops import attention_spec
-from src.ops.adapt import Adapt
 from src.ops.attention_call import PagedAttention
 from src.ops.causal_convolution import CausalConvolution
 from src.ops.cpu.records import (
@@ -31,6 +30,7 @@ from src.ops.gumbel_argmax import GumbelArgmax
 from src.ops.latent_attention import LatentAttention
 from src.ops.linear import Linear
 from src.ops.linear_recurrence import LinearRecurrence
+from src.ops.lora import Lora
 
 HEADER: Final = Path(__file__).with_name("abi_records.h")
 
@@ -109,9 +109,9 @@ class ExpertsArgs(Record):
     """
 
 
-@record(kernel="adapt", call=Adapt, names={"chosen": "slots", "slots": "num_slots"})
-class AdaptArgs(Record):
-    """Updates of a projection's results; see `ops.adapt`. All matrices have one dtype."""
+@record(kernel="lora", call=Lora, names={"chosen": "slots", "slots": "num_slots"})
+class LoraArgs(Record):
+    """Updates of a projection's results; see `ops.lora`. All matrices have one dtype."""
 
 
 @record(kernel="quantize")

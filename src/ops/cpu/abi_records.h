@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 819919047
+#define SLIPSTREAM_ABI 573460563
 
 // Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 //
@@ -302,8 +302,8 @@ static_assert(offsetof(ExpertsArgs, weighs_inputs) == 232 && sizeof(ExpertsArgs:
 static_assert(offsetof(ExpertsArgs, dtype) == 240 && sizeof(ExpertsArgs::dtype) == 8, "as in Python");
 static_assert(offsetof(ExpertsArgs, threads) == 248 && sizeof(ExpertsArgs::threads) == 8, "as in Python");
 
-// Updates of a projection's results; see `ops.adapt`. All matrices have one dtype.
-struct AdaptArgs {
+// Updates of a projection's results; see `ops.lora`. All matrices have one dtype.
+struct LoraArgs {
   const void* base;  // [tokens, outputs] contiguous
   const void* x;  // [tokens, inputs], with a free stride of the first dimension
   const void* down;  // [num_slots, parts * room, inputs] contiguous
@@ -322,24 +322,24 @@ struct AdaptArgs {
   int64_t dtype;
   int64_t threads;
 };
-static_assert(sizeof(AdaptArgs) == 136, "as in Python");
-static_assert(offsetof(AdaptArgs, base) == 0 && sizeof(AdaptArgs::base) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, x) == 8 && sizeof(AdaptArgs::x) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, down) == 16 && sizeof(AdaptArgs::down) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, up) == 24 && sizeof(AdaptArgs::up) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, ranks) == 32 && sizeof(AdaptArgs::ranks) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, starts) == 40 && sizeof(AdaptArgs::starts) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, chosen) == 48 && sizeof(AdaptArgs::chosen) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, out) == 56 && sizeof(AdaptArgs::out) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, tokens) == 64 && sizeof(AdaptArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, outputs) == 72 && sizeof(AdaptArgs::outputs) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, inputs) == 80 && sizeof(AdaptArgs::inputs) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, slots) == 88 && sizeof(AdaptArgs::slots) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, parts) == 96 && sizeof(AdaptArgs::parts) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, room) == 104 && sizeof(AdaptArgs::room) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, x_stride) == 112 && sizeof(AdaptArgs::x_stride) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, dtype) == 120 && sizeof(AdaptArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, threads) == 128 && sizeof(AdaptArgs::threads) == 8, "as in Python");
+static_assert(sizeof(LoraArgs) == 136, "as in Python");
+static_assert(offsetof(LoraArgs, base) == 0 && sizeof(LoraArgs::base) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, x) == 8 && sizeof(LoraArgs::x) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, down) == 16 && sizeof(LoraArgs::down) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, up) == 24 && sizeof(LoraArgs::up) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, ranks) == 32 && sizeof(LoraArgs::ranks) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, starts) == 40 && sizeof(LoraArgs::starts) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, chosen) == 48 && sizeof(LoraArgs::chosen) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, out) == 56 && sizeof(LoraArgs::out) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, tokens) == 64 && sizeof(LoraArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, outputs) == 72 && sizeof(LoraArgs::outputs) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, inputs) == 80 && sizeof(LoraArgs::inputs) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, slots) == 88 && sizeof(LoraArgs::slots) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, parts) == 96 && sizeof(LoraArgs::parts) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, room) == 104 && sizeof(LoraArgs::room) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, x_stride) == 112 && sizeof(LoraArgs::x_stride) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, dtype) == 120 && sizeof(LoraArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, threads) == 128 && sizeof(LoraArgs::threads) == 8, "as in Python");
 
 // Rounds weights to int8 by row, or to int4 by group.
 struct QuantizeArgs {
@@ -636,8 +636,8 @@ typedef int LinearFunction(const LinearArgs*);
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 typedef int ExpertsFunction(const ExpertsArgs*);
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
-typedef int AdaptFunction(const AdaptArgs*);
-SLIPSTREAM_EXPORT AdaptFunction slipstream_adapt;
+typedef int LoraFunction(const LoraArgs*);
+SLIPSTREAM_EXPORT LoraFunction slipstream_lora;
 typedef int QuantizeFunction(const QuantizeArgs*);
 SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
 typedef int LayOutFunction(const LayOutArgs*);

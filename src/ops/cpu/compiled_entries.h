@@ -113,9 +113,9 @@ SLIPSTREAM_EXPORT int32_t slipstream_cpu_experts(Tensor* x, Tensor* gate_up, Ten
     gate_up_bias, down_bias, activation, alpha, limit, weighs_inputs, deterministic, result);
 }
 
-// `adapt`. T: Tensor*, or torch's Handle.
+// `lora`. T: Tensor*, or torch's Handle.
 template <class T>
-int32_t call_adapt(T base, T x, T down, T up, T ranks, T starts, T slots, T* result) {
+int32_t call_lora(T base, T x, T down, T up, T ranks, T starts, T slots, T* result) {
   const Seen seen_base(base);
   const Seen seen_x(x);
   const Seen seen_down(down);
@@ -129,7 +129,7 @@ int32_t call_adapt(T base, T x, T down, T up, T ranks, T starts, T slots, T* res
   const int64_t size_num_slots = seen_down.sizes[0];
   const int64_t size_room = seen_up.sizes[1];
   const int64_t size_parts = seen_ranks.sizes[1];
-  AdaptArgs args{};
+  LoraArgs args{};
   args.base = seen_base.data;
   args.x = seen_x.data;
   args.down = seen_down.data;
@@ -147,14 +147,14 @@ int32_t call_adapt(T base, T x, T down, T up, T ranks, T starts, T slots, T* res
   args.dtype = seen_base.dtype();
   args.threads = slipstream_threads;
   const int64_t shape[] = {size_tokens, size_outputs};
-  return run_into_new(args, slipstream_adapt, shape,
+  return run_into_new(args, slipstream_lora, shape,
                       seen_base.torch_dtype, result);
 }
-SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_adapt(Handle base, Handle x, Handle down, Handle up, Handle
+SLIPSTREAM_EXPORT int32_t aoti_torch_cpu_lora(Handle base, Handle x, Handle down, Handle up, Handle
     ranks, Handle starts, Handle slots, Handle* result) {
-  return call_adapt<Handle>(base, x, down, up, ranks, starts, slots, result);
+  return call_lora<Handle>(base, x, down, up, ranks, starts, slots, result);
 }
-SLIPSTREAM_EXPORT int32_t slipstream_cpu_adapt(Tensor* base, Tensor* x, Tensor* down, Tensor* up,
+SLIPSTREAM_EXPORT int32_t slipstream_cpu_lora(Tensor* base, Tensor* x, Tensor* down, Tensor* up,
     Tensor* ranks, Tensor* starts, Tensor* slots, Tensor** result) {
-  return call_adapt<Tensor*>(base, x, down, up, ranks, starts, slots, result);
+  return call_lora<Tensor*>(base, x, down, up, ranks, starts, slots, result);
 }

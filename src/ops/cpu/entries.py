@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import torch
 
-from src.ops.adapt import ADAPT
 from src.ops.cpu import abi
 from src.ops.cpu.records import Record
 from src.ops.cpu.sizes import Sizes
@@ -25,11 +24,12 @@ from src.ops.cpu.struct_fields import StructField, matrices_of, tensors_of
 from src.ops.declaration import Op
 from src.ops.experts import EXPERTS
 from src.ops.linear import LINEAR
+from src.ops.lora import LORA
 from src.ops.matrix_field import MatrixField
 from src.ops.records import Record as Call
 from src.ops.records import TensorField
 
-CALLED: Final[tuple[Op[..., Any], ...]] = (LINEAR, EXPERTS, ADAPT)
+CALLED: Final[tuple[Op[..., Any], ...]] = (LINEAR, EXPERTS, LORA)
 """Ops that compiled code calls without torch's dispatcher. Each returns one new tensor."""
 
 HEADER: Final = Path(__file__).with_name("compiled_entries.h")

@@ -49,7 +49,7 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `lora`. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
     `bind_moves`.
     """
@@ -80,7 +80,7 @@ class KernelLibrary:
         self.gumbel_argmax = bind(self._library.slipstream_gumbel_argmax, abi.GumbelArgs)
         self.streamed_linear = bind(self._library.slipstream_linear, abi.LinearArgs)
         self.experts = bind(self._library.slipstream_experts, abi.ExpertsArgs)
-        self.adapt = bind(self._library.slipstream_adapt, abi.AdaptArgs)
+        self.lora = bind(self._library.slipstream_lora, abi.LoraArgs)
         self.causal_convolution = bind(self._library.slipstream_convolution, abi.ConvolutionArgs)
         self.linear_recurrence = bind(self._library.slipstream_recurrence, abi.RecurrenceArgs)
         self.send = _bind_send(self._library)

@@ -287,7 +287,7 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
 
 // Two parts, of which the second has no whole vector; a slot without a second part.
 template <class T>
-bool same_adapt(AdaptFunction* other, DType dtype) {
+bool same_lora(LoraFunction* other, DType dtype) {
   constexpr int64_t kTokens = 23, kInputs = 83, kSlots = 3, kRoom = 5, kOutputs = 91;
   Random random;
   const auto base = draw<T>(random, size_t(kTokens * kOutputs));
@@ -298,12 +298,12 @@ bool same_adapt(AdaptFunction* other, DType dtype) {
   std::vector<int64_t> chosen;
   for (int64_t i = 0; i < kTokens; ++i) chosen.push_back(i * i % 5 - 2);  // -2 to 2
   std::vector<T> out(base.size()), other_out(base.size());
-  AdaptArgs args{};
+  LoraArgs args{};
   args.base = base.data(), args.x = x.data(), args.down = down.data(), args.up = up.data();
   args.ranks = ranks, args.starts = starts, args.chosen = chosen.data(), args.out = out.data();
   args.tokens = kTokens, args.inputs = kInputs, args.outputs = kOutputs, args.x_stride = kInputs;
   args.slots = kSlots, args.parts = 2, args.room = kRoom, args.dtype = dtype, args.threads = 2;
-  if (slipstream_adapt(&args) != kOk) return false;
+  if (slipstream_lora(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
   float largest = 0;
@@ -518,8 +518,8 @@ constexpr Check kChecks[] = {
      same_in_all_dtypes<LinearFunction, same_linears<float>, same_linears<bf16>, same_linears<f16>>},
     {"experts", same_in_all_dtypes<ExpertsFunction, same_experts<float>, same_experts<bf16>,
                                    same_experts<f16>>},
-    {"adapt",
-     same_in_all_dtypes<AdaptFunction, same_adapt<float>, same_adapt<bf16>, same_adapt<f16>>},
+    {"lora",
+     same_in_all_dtypes<LoraFunction, same_lora<float>, same_lora<bf16>, same_lora<f16>>},
     {"quantize", same_in_all_dtypes<QuantizeFunction, same_quantize<float>, same_quantize<bf16>,
                                     same_quantize<f16>>},
     {"lay_out", [](void* other) { return same_layout(reinterpret_cast<LayOutFunction*>(other)); }},
