@@ -20,7 +20,7 @@ NO_SLOT = -1
 """The slot of a token without an update."""
 
 
-class Adapt(Record, result=result("out", "tokens outputs", like="base")):
+class Lora(Record, result=result("out", "tokens outputs", like="base")):
     """`base + x @ down.T @ up`, with the `down` and the `up` of each token's slot.
 
     Sums are in float32, and the result is rounded once. A token's result does not depend on the
@@ -49,8 +49,8 @@ class Adapt(Record, result=result("out", "tokens outputs", like="base")):
     slots: Tensor = tensor("tokens", torch.int64)
 
 
-def reference(call: Adapt) -> Tensor:
-    """See [`Adapt`][src.ops.adapt.Adapt]."""
+def reference(call: Lora) -> Tensor:
+    """See [`Lora`][src.ops.lora.Lora]."""
     base, x, down, up = call.base, call.x, call.down, call.up
     ranks, starts, slots = call.ranks, call.starts, call.slots
     room, bounds = up.shape[1], starts.tolist()
@@ -75,7 +75,7 @@ def _build(
     room: int,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-) -> Adapt:
+) -> Lora:
     """Random arguments: the slot of each token, outputs of each part, ranks of [slot][part].
 
     What is behind a rank is NaN.
@@ -93,7 +93,7 @@ def _build(
             up[slot, rank:, starts[part] : starts[part + 1]] = torch.nan
     wide = (base, x, down.flatten(1, 2), up)
     moved = [each.to(dtype).to(device) for each in wide]
-    return Adapt(
+    return Lora(
         base=moved[0],
         x=moved[1],
         down=moved[2],
@@ -104,7 +104,7 @@ def _build(
     )
 
 
-def _cost(call: Adapt) -> Cost:
+def _cost(call: Lora) -> Cost:
     """Each chosen update is read once; a token without one is copied."""
     base, x, down, _, ranks, starts, slots = call
     sizes = (starts[1:] - starts[:-1]).tolist()
@@ -119,9 +119,9 @@ def _cost(call: Adapt) -> Cost:
     return Cost(bytes=moved, flops=flops)
 
 
-ADAPT = Op(
-    "adapt",
-    Adapt,
+LORA = Op(
+    "lora",
+    Lora,
     reference=reference,
     build=_build,
     cases=[
@@ -146,8 +146,8 @@ ADAPT = Op(
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ],
     cost=_cost,
-    lazy={"cuda": "src.ops.triton.adapt:adapt"},
+    lazy={"cuda": "src.ops.triton.lora:lora"},
 )
 
-adapt = ADAPT.function
-"""The op as a function of the fields of [`Adapt`][src.ops.adapt.Adapt]."""
+lora = LORA.function
+"""The op as a function of the fields of [`Lora`][src.ops.lora.Lora]."""
