@@ -162,7 +162,8 @@ def _in_strips(weight: Tensor) -> Tensor:
     return words.transpose(1, 2).contiguous().view(weight.dtype)
 
 
-def _in_rows(weight: Tensor) -> Tensor:
+def in_rows(weight: Tensor) -> Tensor:
+    """Weights in strips as rows; of 8 bits as they are stored, unsigned."""
     words = weight.view(torch.int32).transpose(1, 2).contiguous()  # [S, STRIP, slices]
     return words.view(weight.dtype).view(weight.shape[0] * STRIP, -1)
 
@@ -174,11 +175,11 @@ def _values_of(weight: Tensor, scales: Tensor) -> tuple[Tensor, int]:
     if weight.dtype == torch.int8:
         if weight.dim() == 2:
             return weight, 0
-        rows = _in_rows(weight) ^ _SIGN
+        rows = in_rows(weight) ^ _SIGN
         return rows[: num_outputs(weight, scales)], 0
     if weight.dim() == 2:
         return unpack_int4(weight), 8
-    rows = _in_rows(weight)
+    rows = in_rows(weight)
     eights = rows.view(len(rows), -1, 4)  # [N, K / 8, 4]
     return torch.cat((eights & 15, eights >> 4), dim=2).view(len(rows), -1), 8
 
@@ -261,7 +262,7 @@ def reference(
 ) -> Tensor:
     """See [`linear`][src.ops.linear.linear]."""
     if scales is None:
-        return functional.linear(x, weight if weight.dim() == 2 else _in_rows(weight), bias)
+        return functional.linear(x, weight if weight.dim() == 2 else in_rows(weight), bias)
     inputs = x.float()
     if weight.dim() == 3:
         inputs = round_inputs(x, rounding_unit(weight, scales))

@@ -313,8 +313,8 @@ inline void multiply_byte_tiles(int to, int left, int right) {
 
 inline void multiply_tiles(int to, int left, int right) {
   need_operands(to, left, right);
-  need(row_bytes[left] == 64 && tile_rows[left] == 16 && row_bytes[right] == 64);
-  for (int m = 0; m < 16; ++m) {
+  need(row_bytes[left] == 64 && tile_rows[right] == 16 && row_bytes[right] == 64);
+  for (int m = 0; m < tile_rows[to]; ++m) {
     Floats even = {}, odd = {}, sum;
     uint16_t a[32], b[32];
     std::memcpy(a, tiles[left].bytes[m], 64);

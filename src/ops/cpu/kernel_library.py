@@ -26,6 +26,7 @@ from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.latent_calls import bind_latent
 from src.ops.cpu.projection_calls import KINDS, STRIPS, bind_experts, bind_linear
 from src.ops.cpu.state_calls import bind_convolution, bind_recurrence
+from src.ops.cpu.way_calls import LibraryWays
 from src.ops.host_memory import lazy_zeros
 from src.ops.linear import STRIP, fits_strips
 
@@ -53,7 +54,8 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. `ways` chooses how quantized
+    weights are multiplied. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
     `bind_moves`.
     """
@@ -81,6 +83,7 @@ class KernelLibrary:
         )
         self.gumbel_argmax = _bind_gumbel(self._library)
         self.streamed_linear = bind_linear(self._library)
+        self.ways = LibraryWays(self._library)
         self.experts = bind_experts(self._library)
         self.adapt = bind_adapt(self._library)
         self.causal_convolution = bind_convolution(self._library)

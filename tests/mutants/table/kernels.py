@@ -81,6 +81,43 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/cpu/pair_tiles.h",
+        ("tests/ops/test_linear_amx.py::test_strips_of_bfloat16_are_tiles_as_they_lie",),
+        (
+            "two tiles of tokens meet the first half of a strip twice",
+            "multiply_two(group, right + 128, sums[0]",
+            "multiply_two(group, right, sums[0]",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/pair_tiles.h",
+        ("tests/ops/test_linear_amx.py::test_many_tokens_meet_the_weights_as_bfloat16",),
+        (
+            "strips are spread out without their offsets",
+            "shifts[v] -= offsets[v];",
+            "shifts[v] -= vf{};",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/ways.py",
+        ("tests/ops/test_ways.py::test_the_fastest_way_is_chosen_where_it_gains",),
+        (
+            "a way with other bits is chosen where bits must stay",
+            "for way in ways if way < 2}",
+            "for way in ways if way < 3}",
+        ),
+        ("any gain is one", "_GAIN: Final = 0.95", "_GAIN: Final = 1.0"),
+    ),
+    *mutations_of(
+        "src/engine/startup.py",
+        ("tests/engine/test_rounded_inputs.py::test_a_deterministic_engine_keeps_one_way",),
+        (
+            "a deterministic engine lets kernels choose their way by the number of tokens",
+            "library.ways.keep_one()",
+            "library.ways.keep_one(False)",
+        ),
+    ),
+    *mutations_of(
         "src/ops/cached_rows.py",
         ("tests/ops/test_cached_rows.py::test_a_reference_divides_by_tensors_as_kernels_do",),
         (
