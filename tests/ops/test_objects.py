@@ -219,11 +219,12 @@ def test_as_many_are_compiled_at_once_as_there_are_processors(
     monkeypatch.setattr(objects_module, "usable_cpus", lambda: cpus)
     monkeypatch.setattr(objects_module, "available_memory", lambda: 1 << 50)
     # None ends before as many have begun as are to run at once; "on" tells who runs now.
+    counted = "begun" if cpus == 3 else "on"
     for name in "abc":
         (workshop.folder / f"{name}.cpp").write_text(
             f"//cd {workshop.folder}; touch {name}.begun {name}.on; "
-            f"for i in $(seq 200); do [ $(ls *.begun | wc -l) -ge {cpus} ] && break; sleep 0.1; "
-            f"done; sleep 0.2; ls *.{'begun' if cpus == 3 else 'on'} | wc -l >> seen; rm {name}.on\n"
+            f"for i in $(seq 200); do [ $(ls *.begun | wc -l) -ge {cpus} ] && break; "
+            f"sleep 0.1; done; sleep 0.2; ls *.{counted} | wc -l >> seen; rm {name}.on\n"
         )
     workshop.make(one=workshop.units())
     assert (workshop.folder / "seen").read_text().split() == [str(cpus)] * 3
