@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.cpu.projection_calls import bind_linear
+from src.ops.cpu.way_calls import LibraryWays
 from src.ops.linear import LINEAR, reference, round_inputs
 from src.ops.matrix import STRIP, Matrix, Tiling, to_quantized_strips
 from tests.ops.comparison import (
@@ -29,6 +31,25 @@ KINDS = (
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MACHINE = cpu_flags()
 TILES_INT8 = 9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _inputs_are_rounded(
+    libraries: dict[str, KernelLibrary], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """For any number of tokens, though another way may be faster for many."""
+    emulated: dict[str, ctypes.CDLL] = {}
+    if LEVELS[1].needs <= MACHINE:
+        emulated = request.getfixturevalue("emulated_linears")
+    ways = [
+        *(library.ways for library in libraries.values()),
+        *(LibraryWays(library) for library in emulated.values()),
+    ]
+    for each in ways:
+        each.keep_one()
+    yield
+    for each in ways:
+        each.keep_one(False)
 
 
 def build(kind: str, **sizes: Any) -> tuple[Any, ...]:

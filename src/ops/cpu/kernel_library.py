@@ -27,6 +27,7 @@ from src.ops.cpu.calls import CACHE_KINDS, address_of, kernel_threads, raise_sta
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.packing import bind
 from src.ops.cpu.projection_calls import bind_experts, bind_linear
+from src.ops.cpu.way_calls import LibraryWays
 from src.ops.gumbel_argmax import GumbelArgmax
 from src.ops.host_memory import lazy_zeros
 from src.ops.latent_attention import LatentAttention
@@ -57,7 +58,8 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. `ways` chooses how quantized
+    weights are multiplied. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
     `bind_moves`.
     """
@@ -91,6 +93,7 @@ class KernelLibrary:
             self._library.slipstream_gumbel_argmax, GumbelArgmax, abi.GumbelArgs
         )
         self.streamed_linear = bind_linear(self._library)
+        self.ways = LibraryWays(self._library)
         self.experts = bind_experts(self._library)
         self.adapt = bind(
             self._library.slipstream_adapt,
