@@ -25,12 +25,13 @@ import torch
 
 from benchmarks.record import Figure, Recorder, add_common
 from src.ops.cpu import ways
+from src.ops.cpu.abi import LinearArgs
 from src.ops.cpu.cache_root import cache_root
 from src.ops.cpu.calls import use_threads
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.levels import LEVELS, Level, cpu_flags
 from src.ops.cpu.objects import Objects
-from src.ops.cpu.projection_calls import bind_linear
+from src.ops.cpu.packing import bind
 from src.ops.cpu.timed_calls import timed_calls
 from src.ops.cpu.units import LINK_FLAGS, Unit, units_of
 from src.ops.cpu.way_calls import LibraryWays
@@ -131,7 +132,9 @@ def main() -> int:
     levels = [level for level in LEVELS if level.needs <= cpu_flags() and level.name in chosen]
     libraries = projections(levels)
     levels = [level for level in levels if level.name in libraries]
-    linears = {name: bind_linear(library) for name, library in libraries.items()}
+    linears = {
+        name: bind(library.slipstream_linear, LinearArgs) for name, library in libraries.items()
+    }
     for level in levels:
         found = LibraryWays(libraries[level.name])
         ways.apply(found, ways.measure(found, timed_calls(linears[level.name])))

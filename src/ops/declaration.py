@@ -19,12 +19,12 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from torch import library
 
-from src.ops.records import Record, Signature
+from src.ops.records import Record
 
 NAMESPACE = "slipstream"
 BACKEND = "backend"
@@ -100,8 +100,7 @@ class Op(Generic[P, R]):
 
     Parameters
         name: Op name inside the namespace.
-        record: The class of its calls, or its signature, whose flat arguments its functions then
-            take. An op never returns an alias of an argument.
+        record: The class of its calls. An op never returns an alias of an argument.
         reference: Plain torch, on any device. It defines the result.
         fake: Shapes and dtypes only, for tracing; None if the record says them.
         build: Makes one case: `build(device, **case)`.
@@ -117,7 +116,6 @@ class Op(Generic[P, R]):
         overload: The op of torch, which takes flat arguments too.
     """
 
-    @overload
     def __init__(
         self,
         name: str,
@@ -129,37 +127,10 @@ class Op(Generic[P, R]):
         cost: Callable[[C], Cost],
         fake: Callable[[C], R] | None = None,
         lazy: Mapping[str, str] | None = None,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Op[..., R],
-        name: str,
-        record: str,
-        *,
-        reference: Callable[..., R],
-        build: Callable[..., tuple[Any, ...]],
-        cases: Sequence[Case],
-        cost: Callable[..., Cost],
-        fake: Callable[..., R],
-        lazy: Mapping[str, str] | None = None,
-    ) -> None: ...
-
-    def __init__(
-        self,
-        name: str,
-        record: Any,
-        *,
-        reference: Callable[..., Any],
-        build: Callable[..., Any],
-        cases: Sequence[Case],
-        cost: Callable[..., Cost],
-        fake: Callable[..., Any] | None = None,
-        lazy: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self.record: type[Record] | Signature
-        self.record = Signature(record) if isinstance(record, str) else record
+        # A class is what is called; as such it is typed.
+        self.record = cast("type[Record]", record)
         self.reference = self.record.taking_flat(reference)
         self.cost = self.record.taking_flat(cost)
         self.cases = tuple(cases)
@@ -190,8 +161,7 @@ class Op(Generic[P, R]):
 
     def build(self, device: str, **case: Any) -> tuple[Any, ...]:
         """The flat arguments of a case, without those that a kernel is not given."""
-        given = self._build(device, **case)
-        made = given.flat() if isinstance(given, Record) else given
+        made = self._build(device, **case).flat()
         return made[:-1] if BACKEND in self.record.fields else made
 
     @property

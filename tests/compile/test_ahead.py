@@ -39,7 +39,7 @@ from src.models.layers.mlp import mlp
 from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.linear import LINEAR
+from src.ops.linear import LINEAR, Linear
 from src.ops.matrix import Matrix
 from src.ops.projection import Projection
 from tests.compile.functions import (
@@ -208,10 +208,12 @@ def test_projections_are_those_of_the_op(
 ) -> None:
     matrices: list[Any] = []
     for kind in ("same", f"{layout}int8", f"{layout}int4/32"):
-        _, weight, scales, bias, number = LINEAR.build(
-            "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
+        _, matrix, bias = Linear.of_flat(
+            *LINEAR.build(
+                "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
+            )
         )
-        matrices += [weight, bias] if scales is None else [Matrix.of_kind(number, weight, scales)]
+        matrices += [matrix.values, bias] if matrix.scales is None else [matrix]
     weights = tuple(matrices)
     job = Job.of(project, (torch.randn(4, 64).to(dtype), *weights), (0,))
     (function,) = Compilation([job], root).load(caller)

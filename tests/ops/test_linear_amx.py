@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu import levels
-from src.ops.cpu.projection_calls import bind_linear
+from src.ops.cpu.abi import LinearArgs
+from src.ops.cpu.packing import bind
 from src.ops.cpu.timed_calls import timed_calls
 from src.ops.cpu.way_calls import LibraryWays
 from src.ops.cpu.ways import FIRST_ROWS, FORMATS
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def linear(emulated_amx: ctypes.CDLL) -> Linear:
-    return bind_linear(emulated_amx)
+    return bind(emulated_amx.slipstream_linear, LinearArgs)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) ->
         for weight in ("same", "int8", "int4/32"):
             args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, weight=weight)
             assert_matches(linear(*args), args, rounds_groups=True)
-            without_bias = (*args[:3], None, *args[4:])
+            without_bias = (*args[:-1], None)
             assert_matches(linear(*without_bias), without_bias, rounds_groups=True)
 
 
@@ -106,10 +107,10 @@ def test_tiles_are_used_where_they_can_be(linear: Linear, emulated_amx: ctypes.C
 def test_nothing_behind_weights_and_biases_is_read(linear: Linear, outputs: int) -> None:
     """They end where memory does, as a checkpoint's last tensor may."""
     for kind in ("same", "int8", "int4/32"):
-        x, weight, scales, bias, number = build_args(tokens=3, outputs=outputs, weight=kind)
+        x, weight, scales, _, number, bias = build_args(tokens=3, outputs=outputs, weight=kind)
         with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
-            got = linear(x, last_weight, scales, last_bias, number)
-            assert torch.equal(got, linear(x, weight, scales, bias, number))
+            got = linear(x, last_weight, scales, None, number, last_bias)
+            assert torch.equal(got, linear(x, weight, scales, None, number, bias))
             del last_weight, last_bias
 
 
@@ -203,19 +204,19 @@ def test_strips_of_bfloat16_are_tiles_as_they_lie(
     count = emulated_amx.emulated_products
     count.restype = ctypes.c_int64
     for tokens in AROUND_TILES:
-        x, weight, scales, bias, kind = build_args(
+        x, weight, _, _, kind, bias = build_args(
             tokens=tokens, outputs=128, weight="strips of same", has_bias=has_bias
         )
         before = int(count())
-        whole = linear(x, weight, scales, bias, kind)
+        whole = linear(x, weight, None, None, kind, bias)
         # Two strips of four tiles, by groups of tokens, by three tiles of inputs.
         assert int(count()) - before == 2 * 4 * -(-tokens // 16) * 3
         plain = Matrix.plain(from_strips(weight))
-        rows = (x, plain.values, None, bias, plain.kind)
+        rows = (x, plain.values, None, None, plain.kind, bias)
         assert_matches(whole, rows)
         # As of weights in rows: a start changes from these to strips.
         assert torch.equal(linear(*rows), whole)
-        alone = [linear(one, weight, scales, bias, kind) for one in x.split(1)]
+        alone = [linear(one, weight, None, None, kind, bias) for one in x.split(1)]
         assert torch.equal(torch.cat(alone), whole)
 
 
@@ -260,12 +261,12 @@ def test_many_tokens_meet_the_weights_as_bfloat16(
 ) -> None:
     """Without rounding the tokens; where one way is kept they are rounded as always."""
     for tokens in (127, 128, 150):
-        x, weight, scales, bias, number, *offsets = build_args(
+        x, weight, scales, offsets, number, bias = build_args(
             tokens=tokens, inputs=192, outputs=128, weight=f"strips of {kind}"
         )
-        rest = (weight, scales, bias, number, *offsets)
+        rest = (weight, scales, offsets, number, bias)
         got = linear(x, *rest)
-        held = Matrix.of_kind(number, weight, scales, *offsets).dequantized()
+        held = Matrix.of_kind(number, weight, scales, offsets).dequantized()
         exact = held.to(torch.bfloat16).double()
         expected = x.double() @ exact.T + bias.double()
         largest = x.double().abs() @ exact.abs().T + 1

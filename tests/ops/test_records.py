@@ -107,24 +107,11 @@ def test_every_op_has_the_shapes_that_its_record_says() -> None:
         )
 
 
-@cpu_records.record()
+@cpu_records.record(call=Scaled, names={"state_stride": "kept_stride", "exact": "is_exact"})
 class ScaledArgs(cpu_records.Record):
     """What a kernel of `Scaled` would be given."""
 
-    x: int = pointer("const void*")
-    kept: int = pointer("void*")
-    weight: int = pointer("const void*")
     spec: int = pointer("const void*")
-    out: int = pointer("void*")
-    x_stride: int = int64()
-    state_stride: int = int64()
-    tokens: int = int64()
-    parts: int = int64()
-    size: int = int64()
-    dtype: int = int64()
-    threads: int = int64()
-    steps: int = int64()
-    exact: int = int64()
     doubled: int = int64()
 
 
@@ -140,9 +127,7 @@ class Pair(ctypes.Structure):
 def bound(kernel: Callable[[Any], int], **others: Any) -> Callable[..., Any]:
     return bind(
         lambda struct: kernel(struct),
-        Scaled,
         ScaledArgs,
-        names={"state_stride": "kept_stride", "exact": "is_exact"},
         computed={
             "spec": lambda scalars: Pair(int(scalars[2])),
             "doubled": lambda steps: 2 * steps,
@@ -221,7 +206,7 @@ def test_what_a_check_and_a_status_say_is_raised() -> None:
 
 def test_a_struct_with_a_field_of_nothing_is_refused() -> None:
     with pytest.raises(LookupError, match=r"ScaledArgs\.spec is nothing of Scaled"):
-        bind(lambda _: 0, Scaled, ScaledArgs)
+        bind(lambda _: 0, ScaledArgs)
 
 
 @pytest.mark.parametrize("name", ["steps", "main", "threads"])
@@ -232,15 +217,13 @@ def test_a_dimension_with_the_name_of_something_else_is_refused(name: str) -> No
         x: Tensor = tensor(f"tokens {name}")
         steps: int = number()
 
-    @cpu_records.record()
+    @cpu_records.record(call=Named)
     class NamedArgs(cpu_records.Record):
         """Its struct."""
 
-        steps: int = int64()
-
     cpu_records._records.remove(NamedArgs)
     with pytest.raises(LookupError, match=f"Named cannot have a dimension '{name}'"):
-        bind(lambda _: 0, Named, NamedArgs)
+        bind(lambda _: 0, NamedArgs)
 
 
 def test_a_size_that_no_whole_number_gives_is_refused() -> None:
@@ -249,11 +232,9 @@ def test_a_size_that_no_whole_number_gives_is_refused() -> None:
 
         x: Tensor = tensor("tokens 4*parts")
 
-    @cpu_records.record()
+    @cpu_records.record(call=Cut)
     class CutArgs(cpu_records.Record):
         """Its struct."""
-
-        parts: int = int64()
 
     cpu_records._records.remove(CutArgs)
     seen: list[int] = []
@@ -262,7 +243,7 @@ def test_a_size_that_no_whole_number_gives_is_refused() -> None:
         seen.append(struct.parts)
         return 0
 
-    call = bind(kernel, Cut, CutArgs)
+    call = bind(kernel, CutArgs)
     call(torch.zeros(1, 12))
     assert seen == [3]
     with pytest.raises(ValueError, match=r"x \[tokens, 4\*parts\].* got x \(1, 14\)"):

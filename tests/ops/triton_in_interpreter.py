@@ -34,6 +34,8 @@ from src.ops import (
 )
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.experts import Experts
+from src.ops.linear import Linear
 from src.ops.triton import (
     adapt,
     causal_convolution,
@@ -284,7 +286,7 @@ def linears_match() -> None:
         for tokens, outputs, dtype in ((1, 5, torch.float32), (70, 67, torch.float16)):
             case = {"tokens": tokens, "outputs": outputs, "dtype": dtype, "weight": kind}
             args = LINEAR.build("cpu", inputs=192, has_bias=seed % 2 == 0, seed=seed, **case)
-            if len(args) == 6:
+            if Linear.of_flat(*args).weight.offsets is not None:
                 # Contiguous or not: tokens may lie apart.
                 args = (torch.cat((args[0], args[0]), 1)[:, :192], *args[1:])
             expected, got = LINEAR.reference(*args), linear.run(*args)
@@ -320,11 +322,11 @@ def experts_match() -> None:
         tolerance = TOLERANCE[expected.dtype]
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
     shape = {"tokens": 90, "experts": 4, "chosen": 2, "hidden": 40, "intermediate": 24}
-    x, gate_up, down, weights, ids, *rest = EXPERTS.build("cpu", **shape, deterministic=True)
-    whole = experts.run(x, gate_up, down, weights, ids, *rest)
+    call = Experts.of_flat(*EXPERTS.build("cpu", **shape, deterministic=True))
+    whole = experts.run(*call.flat())
     for some in (slice(5, 6), slice(30, 80)):
-        alone = experts.run(x[some], gate_up, down, weights[some], ids[some], *rest)
-        assert torch.equal(alone, whole[some]), some
+        part = call.replace(x=call.x[some], weights=call.weights[some], ids=call.ids[some])
+        assert torch.equal(experts.run(*part.flat()), whole[some]), some
 
 
 def latents_match() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from src.ops.cpu.calls import use_threads
 from src.ops.cpu.ways import FORMATS, Format
+from src.ops.linear import Linear
 from src.ops.matrix import STRIP, Encoding, Matrix, Tiling
 
 _INPUTS: Final = 1024
@@ -30,11 +31,12 @@ def timed_calls(linear: Callable[..., torch.Tensor]) -> Callable[[int, int], Cal
         matrix = matrices[format]
         random = torch.Generator().manual_seed(rows)
         x = torch.randn(rows, _INPUTS, generator=random).to(torch.bfloat16)
+        arguments = Linear(x, matrix, None).flat()
 
         def call() -> object:
             use_threads(1)
             try:
-                return linear(x, matrix.values, matrix.scales, None, matrix.kind, matrix.offsets)
+                return linear(*arguments)
             finally:
                 use_threads(0)
 
