@@ -107,10 +107,11 @@ def test_tiles_are_used_where_they_can_be(linear: Linear, emulated_amx: ctypes.C
 def test_nothing_behind_weights_and_biases_is_read(linear: Linear, outputs: int) -> None:
     """They end where memory does, as a checkpoint's last tensor may."""
     for kind in ("same", "int8", "int4/32"):
-        x, weight, scales, _, number, bias = build_args(tokens=3, outputs=outputs, weight=kind)
+        args = build_args(tokens=3, outputs=outputs, weight=kind)
+        x, weight, *rest, bias = args
         with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
-            got = linear(x, last_weight, scales, None, number, last_bias)
-            assert torch.equal(got, linear(x, weight, scales, None, number, bias))
+            got = linear(x, last_weight, *rest, last_bias)
+            assert torch.equal(got, linear(*args))
             del last_weight, last_bias
 
 
