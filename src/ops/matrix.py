@@ -246,13 +246,17 @@ def has_capability(device: torch.device, least: tuple[int, int]) -> bool:
 
     Each device is asked once: launches ask. One without a number is another one from time to time.
     """
-    asked = _has_capability.__wrapped__ if device.index is None else _has_capability
-    return asked(device, least)
+    # torch's compiler warns of caches: it looks into what they hold the results of.
+    if device.index is None or torch.compiler.is_compiling():
+        return _ask_capability(device, least)
+    return _has_capability(device, least)
 
 
-@functools.cache
-def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
+def _ask_capability(device: torch.device, least: tuple[int, int]) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= least
+
+
+_has_capability = functools.cache(_ask_capability)
 
 
 @dataclass(frozen=True, slots=True)

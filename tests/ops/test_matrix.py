@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,16 @@ import torch
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.experts import Experts
 from src.ops.linear import LINEAR, Linear, linear
-from src.ops.matrix import KINDS, NUMBERS, Encoding, Matrix, Tiling, _has_capability, as_matrix
+from src.ops.matrix import (
+    KINDS,
+    NUMBERS,
+    Encoding,
+    Matrix,
+    Tiling,
+    _has_capability,
+    as_matrix,
+    has_capability,
+)
 from src.ops.projection import InputRounding, Projection, _multiplies_float8
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -175,6 +185,16 @@ def test_a_gpu_is_asked_once_whether_it_multiplies_8_bit_floats(
         assert not _multiplies_float8(x, matrix)
     finally:
         _has_capability.cache_clear()
+
+
+def test_a_compiler_that_asks_what_a_gpu_can_is_told_without_a_warning() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if has_capability(torch.device("cuda", 0), (0, 0)) else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = torch.compile(doubled, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)

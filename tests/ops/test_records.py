@@ -226,6 +226,38 @@ def test_a_dimension_with_the_name_of_something_else_is_refused(name: str) -> No
         bind(lambda _: 0, NamedArgs)
 
 
+def test_sizes_follow_from_sums_and_differences() -> None:
+    class Bounded(Record):
+        """Bounds of rows, and the taps behind the first."""
+
+        starts: Tensor = tensor("rows+1", torch.int32)
+        states: Tensor = tensor("taps-1")
+
+    @cpu_records.record(call=Bounded)
+    class BoundedArgs(cpu_records.Record):
+        """Its struct."""
+
+    cpu_records._records.remove(BoundedArgs)
+    seen: list[tuple[int, int]] = []
+
+    def kernel(struct: Any) -> int:
+        seen.append((struct.rows, struct.taps))
+        return 0
+
+    bind(kernel, BoundedArgs)(torch.zeros(4, dtype=torch.int32), torch.zeros(2))
+    assert seen == [(3, 3)]
+
+
+def test_a_struct_has_addresses_of_the_tensors_types() -> None:
+    declared = {name: field.declared for name, field in ScaledArgs.declared.items()}
+    assert (declared["x"], declared["kept"]) == ("const void*", "void*")
+    assert (declared["table"], declared["out"]) == ("const int32_t*", "void*")
+    with pytest.raises(LookupError, match=r"Scaled has no \['nothing'\]"):
+        cpu_records.record(call=Scaled, names={"something": "nothing"})(
+            type("OtherArgs", (cpu_records.Record,), {})
+        )
+
+
 def test_a_size_that_no_whole_number_gives_is_refused() -> None:
     class Cut(Record):
         """Rows of parts."""

@@ -7,9 +7,9 @@ MUTATIONS = (
         "src/ops/records.py",
         ("tests/ops/test_records.py",),
         (
-            "an argument before one that must be given may be left out",
-            "                names.clear()\n",
-            "                pass\n",
+            "of arguments with defaults only the last may be left out",
+            "                names.add(name)\n",
+            "                names = {name}\n",
         ),
         (
             "nothing that a call changes is marked as changed",
@@ -167,6 +167,20 @@ MUTATIONS = (
             "a matrix loses its order among flat arguments",
             "return matrix._replace(order=order[0]) if order else matrix",
             "return matrix",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/matrix.py",
+        ("tests/ops/test_matrix.py",),
+        (
+            "every launch asks a GPU what it multiplies",
+            "    return _has_capability(device, least)\n",
+            "    return _ask_capability(device, least)\n",
+        ),
+        (
+            "torch's compiler warns of a cache",
+            "if device.index is None or torch.compiler.is_compiling():",
+            "if device.index is None:",
         ),
     ),
     *mutations_of(
