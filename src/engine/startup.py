@@ -58,6 +58,7 @@ from src.models.loading.options import LoadHooks, LoadOptions
 from src.ops.cpu.build import (
     ensure_built,
     is_compiling,
+    kernel_library,
     kernel_status,
     multiplies_bytes,
     takes_strips,
@@ -219,6 +220,9 @@ def _require_deterministic(device: torch.device) -> None:
             "model.deterministic = true needs the compiled CPU kernels, which could not be built "
             "(see the log)"
         )
+    library = kernel_library()
+    assert library is not None
+    library.ways.keep_one()
 
 
 @contextlib.contextmanager

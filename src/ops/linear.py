@@ -252,7 +252,9 @@ def linear(x: Tensor, weight: Operand, bias: Tensor | None = None) -> Tensor:
     `rounding_unit` says how many inputs of a token share one scale.
 
     The compiled CPU kernel sums along the inputs in one fixed order, so a token's result has the
-    same bits alone and in any batch.
+    same bits alone and in any batch. There is one exception: with quantized weights in tiles, many
+    bfloat16 tokens may be multiplied without being rounded, where that is faster (`ops.cpu.ways`);
+    `LibraryWays.keep_one` excludes it.
 
     Parameters
         x: [T, K] float32, bfloat16 or float16, last dimension contiguous.

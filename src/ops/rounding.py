@@ -17,10 +17,11 @@ from src.ops.matrix import INT4_RUN, Encoding, Matrix, pack_int4
 
 Method = Literal["int8", "int4"]
 
-_ROWS_AT_ONCE = 1024  # rows quantized at a time, so that what is computed of them stays small
+_AT_ONCE = 2**17  # weights quantized at a time, so that what is computed of them stays in a cache
 _PARTS = 256  # of a step: values are rounded to them before they are summed
 _NOTHING = 2.0**-100  # of a range: its inverse would overflow
-_MOST_IN_32_BITS = 8192  # numbers of a group: no sum of theirs overflows
+# Numbers of a group whose sums float32 has: the largest is 15 levels times 15 * 256 parts.
+_MOST_IN_FLOAT32 = 2**24 // (15 * 15 * _PARTS)
 
 
 def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = False) -> Matrix:
@@ -56,7 +57,7 @@ def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = F
         return library.quantize(weight.contiguous(), method, unit, tiled=tiled)
     pieces: list[tuple[Tensor, ...]] = [
         round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
-        for rows in weight.split(_ROWS_AT_ONCE)
+        for rows in weight.split(max(1, _AT_ONCE // inputs))
     ]
     values, scales, *offsets = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
     matrix = Matrix(values, encoding, scales, offsets[0] if offsets else None)
@@ -79,55 +80,71 @@ def round_to_int4(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     none. So what was spaced evenly keeps its spacing, and a group around zero its zeros. At last
     each value takes the level that is nearest by the rounded scale and offset.
     """
-    groups = rows.view(len(rows), -1, group_size)
-    least, greatest = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
+    # Groups side by side, [group_size, groups]: what is done to all of them runs along memory. What
+    # is computed goes to the same places again: memory that is new costs more than arithmetic.
+    groups = rows.view(-1, group_size).t().contiguous()
+    parts, levels, room = torch.empty(3, *groups.shape)
+    least, greatest = groups.amin(dim=0), groups.amax(dim=0)
     extent = greatest - least
     spreads = (extent >= _NOTHING) & extent.isfinite()
     largest = torch.where(-least >= greatest, least, greatest)
-    parts = _parts_of(groups - least, extent, 15, spreads)
-    levels = (parts + _PARTS // 2) >> 8
-    scales, offsets = _fitted(levels, parts, least, extent / 15)
-    centred = _parts_of(groups, largest, -8, spreads)
-    nearest = ((centred + _PARTS // 2) >> 8).clamp_(-8, 7)
-    fit = _squares(parts - levels * _PARTS) * (extent / 15).double().square_()
-    centred_fit = _squares(centred - nearest * _PARTS) * (largest / -8).double().square_()
+    _round_to_parts(torch.sub(groups, least, out=parts), extent, 15, spreads)
+    _round_to_levels(parts, levels)
+    scales, offsets = _fitted(levels, parts, least, extent / 15, room)
+    fit = _misses(levels, parts, room) * (extent / 15).double().square_()
+    _round_to_parts(parts.copy_(groups), largest, -8, spreads)
+    _round_to_levels(parts, levels).clamp_(-8, 7)
+    centred_fit = _misses(levels, parts, room) * (largest / -8).double().square_()
     is_centred = centred_fit * 8 < fit * 7
     scales = torch.where(is_centred, (largest / -8).to(torch.bfloat16), scales)
     scales = torch.where(spreads, scales, 0.0)
     offsets = torch.where(is_centred, 0.0, offsets)
     offsets = torch.where(spreads, offsets, (-least).to(torch.bfloat16))
     step = torch.where(scales == 0, 1.0, scales.float())
-    rounded = ((groups + offsets.float()) / step).round_().clamp_(-8, 7).add_(8).to(torch.uint8)
-    return pack_int4(rounded.view(rows.shape)), scales.squeeze(2), offsets.squeeze(2)
+    rounded = groups.add_(offsets.float()).div_(step).round_().clamp_(-8, 7).add_(8)
+    packed = pack_int4(rounded.to(torch.uint8).t().contiguous().view(rows.shape))
+    return packed, scales.view(len(rows), -1), offsets.view(len(rows), -1)
 
 
-def _parts_of(values: Tensor, extent: Tensor, steps: int, spreads: Tensor) -> Tensor:
-    """Values as a number of parts of a step, of which ``extent`` has so many; int32."""
+def _round_to_parts(values: Tensor, extent: Tensor, steps: int, spreads: Tensor) -> None:
+    """Replace values by a number of parts of a step, of which ``extent`` has so many.
+
+    These are integers in float32, as levels and their products are: torch has vectors for floats.
+    """
     # Not a number divided by `extent`: torch computes that as reciprocal times the number, which
     # rounds twice.
     inverse = torch.full_like(extent, steps * _PARTS) / extent
-    return (values * torch.where(spreads, inverse, 0.0)).round_().int()
+    values.mul_(torch.where(spreads, inverse, 0.0)).round_()
+
+
+def _round_to_levels(parts: Tensor, levels: Tensor) -> Tensor:
+    # Exact: a power of two divides.
+    return torch.add(parts, _PARTS // 2, out=levels).mul_(1 / _PARTS).floor_()
 
 
 def _summed(numbers: Tensor) -> Tensor:
-    # torch widens to 64 bits one number at a time, which takes nine times as long.
-    fits = numbers.shape[2] <= _MOST_IN_32_BITS
-    return numbers.sum(dim=2, keepdim=True, dtype=torch.int32 if fits else torch.int64).double()
+    """Sums of integers, exact in any order."""
+    fits = len(numbers) <= _MOST_IN_FLOAT32
+    return numbers.sum(dim=0, dtype=torch.float32 if fits else torch.float64).double()
 
 
-def _squares(numbers: Tensor) -> Tensor:
-    return _summed(numbers * numbers)
+def _misses(levels: Tensor, parts: Tensor, room: Tensor) -> Tensor:
+    """The sum of squares by which parts miss their levels."""
+    torch.mul(levels, -_PARTS, out=room).add_(parts)
+    return _summed(room.mul_(room))
 
 
-def _fitted(levels: Tensor, parts: Tensor, least: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and offset, bfloat16 [N, G, 1], by which levels are nearest to the values they are of.
+def _fitted(
+    levels: Tensor, parts: Tensor, least: Tensor, step: Tensor, room: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scale and offset, bfloat16 of groups, by which levels are nearest to the values they are of.
 
     ``parts`` are the values from ``least`` on.
     """
-    count = levels.shape[2]
+    count = len(levels)
     ones, values = _summed(levels), _summed(parts)
-    covariance = count * _summed(levels * parts) - ones * values
-    variance = count * _squares(levels) - ones * ones
+    covariance = count * _summed(torch.mul(levels, parts, out=room)) - ones * values
+    variance = count * _summed(torch.mul(levels, levels, out=room)) - ones * ones
     part = (step / _PARTS).double()
     scales = (covariance / variance * part).to(torch.bfloat16)
     mean = least.double() + part * values / count

@@ -14,6 +14,7 @@ from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.models import Implementation
 from src.models.loading.options import LoadOptions
+from src.ops.cpu.build import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 
@@ -68,6 +69,29 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
     with pytest.raises(LookupError):
         startup.build_engine(config, lambda *_: None, StartTimeline())
     assert asked == [expected]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deterministic_engine_keeps_one_way(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """The kernels may otherwise multiply many tokens in another way than few."""
+    ensure_built(wait=True)
+    library = kernel_library()
+    assert library is not None
+    told: list[bool] = []
+    monkeypatch.setattr(library.ways, "_keep", told.append)
+
+    def load(*_: object, **__: object) -> None:
+        # Before anything is computed.
+        assert told == [True] * deterministic
+        raise LookupError
+
+    implementation = Implementation("native", is_program=True, load=load)
+    monkeypatch.setattr(startup, "choose_implementation", lambda *_: implementation)
+    config = small_config(directory, model__quantization="int4", model__deterministic=deterministic)
+    with pytest.raises(LookupError):
+        startup.build_engine(config, lambda *_: None, StartTimeline())
 
 
 @pytest.mark.anyio

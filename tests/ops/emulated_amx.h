@@ -289,6 +289,11 @@ inline void store_tile(int tile, void* base, int64_t stride) {
 
 inline std::atomic<int64_t> products{0};
 
+inline void store_aligned(__m512i* to, __m512i vector) {
+  need(reinterpret_cast<uintptr_t>(to) % 64 == 0);
+  std::memcpy(to, &vector, sizeof vector);
+}
+
 inline void need_operands(int to, int left, int right) {
   products.fetch_add(1);
   need(configured && to != left && to != right && left != right);
@@ -313,8 +318,8 @@ inline void multiply_byte_tiles(int to, int left, int right) {
 
 inline void multiply_tiles(int to, int left, int right) {
   need_operands(to, left, right);
-  need(row_bytes[left] == 64 && tile_rows[left] == 16 && row_bytes[right] == 64);
-  for (int m = 0; m < 16; ++m) {
+  need(row_bytes[left] == 64 && tile_rows[right] == 16 && row_bytes[right] == 64);
+  for (int m = 0; m < tile_rows[to]; ++m) {
     Floats even = {}, odd = {}, sum;
     uint16_t a[32], b[32];
     std::memcpy(a, tiles[left].bytes[m], 64);
@@ -369,6 +374,7 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
 #define _mm512_unpackhi_epi16(a, b) emulated::unpack(a, b, 4)
 #define _mm512_cvtph_ps(halves) emulated::half_to_float(halves)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::pack(high, low)
+#define _mm512_stream_si512(to, vector) emulated::store_aligned(to, vector)
 #define _mm512_dpbf16_ps(sum, a, b) emulated::dot(sum, a, b)
 #define _tile_loadconfig(memory) emulated::load_configuration(memory)
 #define _tile_release() (emulated::configured = false)

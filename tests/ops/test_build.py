@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from src.ops import OPS
-from src.ops.cpu import build, level_check
+from src.ops.cpu import build, level_check, ways
 from src.ops.cpu import kernel_cache as cached
 from src.ops.cpu.abi import KERNELS
 from src.ops.cpu.cache_root import cache_root
@@ -36,9 +36,11 @@ def private(
 ) -> KernelCache:
     """A cache of this test's own whose linker copies the libraries that are already built.
 
-    They have passed their self-checks, which take seconds and are not run again.
+    They have passed their self-checks, which take seconds and are not run again. What would be
+    timed does nothing.
     """
     monkeypatch.setattr(cached, "check", lambda *_: level_check.PASSED)
+    monkeypatch.setattr(cached, "timed_calls", lambda _: lambda *_: lambda: None)
     built = {level.name: level_files.get(level.name, "no such file") for level in LEVELS}
     compiler = tmp_path / "copying-compiler"
     compiler.write_text(
@@ -89,6 +91,32 @@ def test_built_once_then_loaded(private: KernelCache) -> None:
     assert loaded is not None
     assert loaded[0] == level
     assert (private.directory() / "manifest.json").stat().st_mtime_ns == modified
+
+
+def test_without_a_measurement_a_fixed_table_serves(
+    private: KernelCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so, at the build and at each start; no start measures again."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory for what a kernel computes on the way")
+
+    monkeypatch.setattr(cached.ways, "measure", fails)
+    _, built = private.build()
+    (told,) = caplog.messages
+    assert "was not measured (no memory for what a kernel computes on the way)" in told
+    caplog.clear()
+    loaded = private.load()
+    assert loaded is not None
+    (told,) = caplog.messages
+    assert "was not measured (when these CPU kernels were built); a fixed table serves" in told
+    usual = KernelLibrary(private.directory() / f"{private.levels[-1].name}.so")
+    for library in (built, loaded[1]):
+        for format in range(len(ways.FORMATS)):
+            for rows in ways.ROWS:
+                for same_bits in (False, True):
+                    expected = usual.ways.chosen(format, rows, same_bits)
+                    assert library.ways.chosen(format, rows, same_bits) == expected
 
 
 @pytest.mark.parametrize("damage", ["truncate", "delete", "garbage manifest", "empty manifest"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from src.ops.cpu.abi import LinearArgs
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags
 from src.ops.cpu.packing import bind
+from src.ops.cpu.way_calls import LibraryWays
 from src.ops.linear import LINEAR, Linear, round_inputs
 from src.ops.matrix import STRIP, Tiling, to_quantized_strips
 from tests.ops.comparison import (
@@ -30,6 +32,25 @@ KINDS = (
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MACHINE = cpu_flags()
 TILES_INT8 = 9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _inputs_are_rounded(
+    libraries: dict[str, KernelLibrary], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """For any number of tokens, though another way may be faster for many."""
+    emulated: dict[str, ctypes.CDLL] = {}
+    if LEVELS[1].needs <= MACHINE:
+        emulated = request.getfixturevalue("emulated_linears")
+    ways = [
+        *(library.ways for library in libraries.values()),
+        *(LibraryWays(library) for library in emulated.values()),
+    ]
+    for each in ways:
+        each.keep_one()
+    yield
+    for each in ways:
+        each.keep_one(False)
 
 
 def build(kind: str, **sizes: Any) -> tuple[Any, ...]:

@@ -99,3 +99,11 @@ def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
         library.quantize(weight, "int4", 64, tiled=False)
     with pytest.raises(ValueError, match="contiguous"):
         library.quantize(weight[:, :64], "int8", 32, tiled=False)
+
+
+def test_sums_of_large_groups_are_exact(libraries: dict[str, KernelLibrary]) -> None:
+    """Float32 has no room for them, and what is left after a subtraction would show it."""
+    weight = 1 - torch.rand(400, 2048, generator=torch.Generator().manual_seed(5)) / 16
+    weight[:, ::1024] = 0
+    for group in (256, 1024):
+        assert_same(libraries, weight, "int4", group, in_strips=False)

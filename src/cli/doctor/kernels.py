@@ -60,7 +60,8 @@ def compiler() -> Iterator[Finding]:
 
 def cpu_kernels() -> Iterator[Finding]:
     """The kernels by instruction level. Builds them if the cache has none, as a start would."""
-    from src.ops.cpu.build import ensure_built
+    from src.ops.cpu import ways
+    from src.ops.cpu.build import ensure_built, kernel_library
     from src.ops.cpu.cache_root import cache_root
     from src.ops.cpu.level_check import KILLED, PASSED
     from src.ops.installation import level_states
@@ -85,6 +86,9 @@ def cpu_kernels() -> Iterator[Finding]:
         yield Finding("kernels", "slow", text, f"install a newer compiler, then {_BUILD}")
     else:
         yield Finding("kernels", "good", text)
+    library = kernel_library()
+    if library is not None and (lines := ways.told(library.ways)):
+        yield Finding("quantized", "good", f"measured to be the fastest here: {'; '.join(lines)}")
 
 
 def _told(states: list[LevelState]) -> str:

@@ -6,7 +6,8 @@
 // int4, of eight inputs, the first four in the low nibbles. Weights are made unsigned by an offset, whose
 // effect is subtracted by means of the tokens' sums (rounded_inputs.h).
 //
-// With AMX many tokens are multiplied by tiles, to the same bits (integer_tiles.h).
+// With AMX many tokens are multiplied by tiles: of bytes, to the same bits (integer_tiles.h), or of bfloat16
+// (pair_tiles.h). Which way is taken is measured (ways.h).
 //
 // A unit's products are summed as integers, exactly, in any order. Units are added as floats, in order.
 // So a token's result does not depend on the other tokens.
@@ -14,6 +15,8 @@
 #include "integer_panels.h"
 #include "integer_slices.h"
 #include "integer_tiles.h"
+#include "pair_tiles.h"
+#include "ways.h"
 
 namespace {
 
@@ -213,7 +216,12 @@ void run_strips(const LinearArgs& a) {
   const double bytes = double(a.outputs * a.inputs) * 4.0 / Slices::kInputs;
 #if defined(__AVX512VNNI__)
 #if defined(SLIPSTREAM_BYTE_TILES)
-  if (a.tokens >= kFewestByteTileTokens<Slices> && tiles_permitted()) {
+  constexpr bool kIsBFloat16 = std::is_same_v<T, bf16>;
+  const Way way = ways().of(format_of<Slices>(unit, a.offsets != nullptr), a.tokens, !kIsBFloat16);
+  if constexpr (kIsBFloat16 && Slices::kInGroups) {
+    if (way == kSpreadTiles && fits_pair_tiles(a)) return run_spread_tiles<Slices>(a);
+  }
+  if (way != kFours && tiles_permitted()) {
     const auto tokens = round_inputs<int8_t, T>(a, unit, Slices::kOffset, true);
     const IntegerTiles<Slices, T> tiles(a, tokens);
     return over_strips(a, bytes, a.inputs / 2, kByteTileSpeed,

@@ -19,9 +19,6 @@
 namespace {
 
 constexpr Speed kByteTileSpeed = {15e3, 600e3};
-// Fewer tokens are faster by products of four bytes. Where scales are of rows, those have less to do.
-template <class Slices>
-constexpr int64_t kFewestByteTileTokens = Slices::kInGroups ? 16 : 48;
 
 template <class Slices, class T>
 class IntegerTiles {

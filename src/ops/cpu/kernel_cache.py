@@ -4,12 +4,14 @@ Each instruction set level is a library of its own. (If two levels were in one f
 could merge their inline functions and put AVX-512 instructions into the portable level.) After the
 build, the fastest level that the CPU supports is compared with the portable one in a separate
 process. A level that fails or crashes there is never used, and the next slower one is tried. A
-manifest, written last, names the level that passed.
+manifest, written last, names the level that passed, and which ways of multiplying were the fastest
+here (`ways`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -19,8 +21,9 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from src.ops.cpu import ways
 from src.ops.cpu.compilers import BuildError, compilers, was_killed
 from src.ops.cpu.cpp_compiler import cpp_compiler
 from src.ops.cpu.kernel_library import KernelLibrary, UnusableLibraryError
@@ -29,6 +32,7 @@ from src.ops.cpu.levels import LEVELS, Level, cpu_flags
 from src.ops.cpu.objects import Objects, niced
 from src.ops.cpu.prebuilt import Prebuilt
 from src.ops.cpu.scratch import locked, scratch_in
+from src.ops.cpu.timed_calls import timed_calls
 from src.ops.cpu.units import (
     FLAGS,
     LINK_FLAGS,
@@ -41,6 +45,9 @@ from src.ops.cpu.units import (
 
 _log = logging.getLogger(__name__)
 
+_NOT_MEASURED: Final = (
+    "which kernels multiply quantized weights fastest was not measured (%s); a fixed table serves"
+)
 _COMPILE_TIMEOUT = 300.0  # seconds, of a unit
 _KEPT_BUILDS: Final = 16
 _KEPT_SECONDS: Final = 7 * 24 * 3600.0
@@ -104,13 +111,10 @@ class KernelCache:
             if (loaded := self.load()) is not None:
                 return loaded
             with scratch_in(directory) as scratch:
-                level, file = self._build_into(directory, scratch)
-            self._forget_old_builds()
-            try:
                 # Not by the manifest: it is not written if a check was killed.
-                return level, KernelLibrary(file)
-            except UnusableLibraryError as error:
-                raise BuildError(f"the library just built cannot be loaded: {error}") from error
+                loaded = self._build_into(directory, scratch)
+            self._forget_old_builds()
+            return loaded
 
     def build_all(self, optimization: str | None = None) -> dict[str, Path]:
         """The libraries of all levels by name, slowest first; for tests of every level.
@@ -172,10 +176,15 @@ class KernelCache:
         path = directory / manifest["file"]
         if hashlib.sha256(path.read_bytes()).hexdigest() != manifest["sha256"]:
             raise UnusableLibraryError(f"{path}: changed since it was built")
-        return str(manifest["level"]), KernelLibrary(path)
+        library = KernelLibrary(path)
+        if manifest["ways"] is None:
+            _log.warning(_NOT_MEASURED, "when these CPU kernels were built")
+        else:
+            ways.apply(library.ways, [ways.Choice(**choice) for choice in manifest["ways"]])
+        return str(manifest["level"]), library
 
-    def _build_into(self, directory: Path, scratch: Path) -> tuple[str, Path]:
-        """Check levels from the fastest on; returns the first that passes, and its file."""
+    def _build_into(self, directory: Path, scratch: Path) -> tuple[str, KernelLibrary]:
+        """Check levels from the fastest on; returns the first that passes, and its library."""
         tried = [self.levels[0], self.levels[-1]]
         outputs, report = self.compile(scratch, tried)
         if "portable" not in outputs:
@@ -195,10 +204,15 @@ class KernelCache:
             if name in ("portable", level.name):
                 os.replace(output, directory / f"{name}.so")
         best = directory / f"{level.name}.so"
+        try:
+            library = KernelLibrary(best)
+        except UnusableLibraryError as error:
+            raise BuildError(f"the library just built cannot be loaded: {error}") from error
+        choices = self._measured(library)
         if KILLED in report.values():
             # A manifest would keep this level from being tried again by the next start.
             _log.warning("CPU kernels serve this process alone, the next builds anew: %s", report)
-            return level.name, best
+            return level.name, library
         manifest = scratch / "manifest.json"
         manifest.write_text(
             json.dumps(
@@ -207,13 +221,39 @@ class KernelCache:
                     "file": best.name,
                     "sha256": hashlib.sha256(best.read_bytes()).hexdigest(),
                     "checks": report,
+                    "ways": choices,
                     "compiler": self.compiler,
                 },
                 indent=1,
             )
         )
         os.replace(manifest, directory / "manifest.json")
-        return level.name, best
+        return level.name, library
+
+    @staticmethod
+    def _measured(library: KernelLibrary) -> list[dict[str, Any]] | None:
+        """Let a library take the ways that are the fastest here, and return them for a manifest.
+
+        None: they could not be measured, so the table in ways.h stays.
+        """
+        begin = time.perf_counter()
+        try:
+            choices = ways.measure(library.ways, timed_calls(library.streamed_linear))
+        except (
+            RuntimeError,
+            ValueError,
+            MemoryError,
+        ) as error:  # a kernel's, or of a want of memory
+            _log.warning(_NOT_MEASURED, error)
+            return None
+        ways.apply(library.ways, choices)
+        if choices:
+            _log.info(
+                "measured in %.1f s which kernels multiply quantized weights fastest: %s",
+                time.perf_counter() - begin,
+                "; ".join(ways.told(library.ways)),
+            )
+        return [dataclasses.asdict(choice) for choice in choices]
 
     def compile(
         self,

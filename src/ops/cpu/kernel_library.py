@@ -22,6 +22,7 @@ from src.ops.cpu import abi
 from src.ops.cpu.calls import CACHE_KINDS, address_of, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.packing import bind
+from src.ops.cpu.way_calls import LibraryWays
 from src.ops.host_memory import lazy_zeros
 from src.ops.matrix import NUMBERS, STRIP, Encoding, Matrix, Tiling, fits_strips
 
@@ -49,7 +50,8 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `lora`. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `lora`. `ways` chooses how quantized
+    weights are multiplied. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
     `bind_moves`.
     """
@@ -79,6 +81,7 @@ class KernelLibrary:
         )
         self.gumbel_argmax = bind(self._library.slipstream_gumbel_argmax, abi.GumbelArgs)
         self.streamed_linear = bind(self._library.slipstream_linear, abi.LinearArgs)
+        self.ways = LibraryWays(self._library)
         self.experts = bind(self._library.slipstream_experts, abi.ExpertsArgs)
         self.lora = bind(self._library.slipstream_lora, abi.LoraArgs)
         self.causal_convolution = bind(self._library.slipstream_convolution, abi.ConvolutionArgs)

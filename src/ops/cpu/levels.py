@@ -57,9 +57,10 @@ LEVELS = (
         pairs_in_strips=True,
         multiplies_bytes=True,
     ),
-    # Tiles multiply bfloat16 for any number of tokens, and bytes for many.
+    # Tiles multiply bfloat16 for any number of tokens, and quantized weights for many.
     Level(
         *("amx", 6, _TILES, (*_PRODUCTS_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
+        pairs_in_strips=True,
         multiplies_bytes=True,
     ),
 )

@@ -19,6 +19,7 @@
 #include "dot_linear.h"
 #include "integer_linear.h"
 #include "pair_strips.h"
+#include "pair_tiles.h"
 #include "parallel.h"
 #include "weights.h"
 #include "widened_inputs.h"
@@ -258,6 +259,12 @@ Status run_rounded(const LinearArgs& a) {
 template <class T>
 Status run_pairs_of_strips(const LinearArgs& a) {
   if (!std::is_same_v<T, bf16> || a.inputs % 2 || a.outputs % kStripOutputs) return kBadShape;
+#if defined(SLIPSTREAM_TILES)
+  if (fits_pair_tiles(a)) {
+    run_pair_tiles(a);
+    return kOk;
+  }
+#endif
   run_pair_strips(a);
   return kOk;
 }
@@ -317,6 +324,27 @@ SLIPSTREAM_EXPORT int slipstream_lay_out(const LayOutArgs* args) {
     return kOutOfMemory;
   }
 }
+
+// The ways that a format has here, as bits; -1 if there is no such format.
+SLIPSTREAM_EXPORT int64_t slipstream_ways(int64_t format) {
+  if (format < 0 || format >= kFormats) return -1;
+  int64_t bits = 0;
+  for (int64_t way = 0; way < kWays; ++way) bits |= int64_t(has_way(format, way)) << way;
+  return bits;
+}
+
+// Chooses the way of a format and a class of numbers of tokens; `keeps_bits`: where results must not depend
+// on the number of tokens. Returns whether there is such a way.
+SLIPSTREAM_EXPORT int slipstream_choose_way(int64_t format, int64_t rows_class, int keeps_bits, int64_t way) {
+  return ways().choose(format, rows_class, keeps_bits != 0, way);
+}
+
+SLIPSTREAM_EXPORT int64_t slipstream_way_of(int64_t format, int64_t tokens, int keeps_bits) {
+  return ways().of(format, tokens, keeps_bits != 0);
+}
+
+// From now on a token's result does not depend on the number of tokens in any format.
+SLIPSTREAM_EXPORT void slipstream_keep_one_way(int keep) { ways().one_way = keep != 0; }
 
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   const LinearArgs& a = *args;

@@ -12,11 +12,11 @@ namespace {
 // GCC's tile load intrinsics do not declare that they read memory; this keeps earlier stores before them.
 inline void tile_loads_follow() { asm volatile("" : : : "memory"); }
 
-// The tile registers of this thread. Sums (0 to 3) are 16 rows of 64 bytes. Left-hand operands (4 and 5) are
-// 16 rows of `depth` bytes, right-hand ones (6 and 7) a quarter as many rows of 64: all are alike for 64.
+// The tile registers of this thread. Sums (0 to 3) are `left_rows` rows of 64 bytes. Left-hand operands (4 and 5)
+// are as many rows of `depth` bytes, right-hand ones (6 and 7) a quarter of `depth` rows of 64 bytes.
 class TileRegisters {
  public:
-  explicit TileRegisters(bool used, int depth = 64) : used(used) {
+  explicit TileRegisters(bool used, int depth = 64, int left_rows = 16) : used(used) {
     if (!used) return;
     struct alignas(64) Configuration {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -24,6 +24,7 @@ class TileRegisters {
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } configuration;
     configuration.row_bytes[4] = configuration.row_bytes[5] = uint16_t(depth);
+    for (int i = 0; i < 6; ++i) configuration.rows[i] = uint8_t(left_rows);
     configuration.rows[6] = configuration.rows[7] = uint8_t(depth / 4);
     tile_loads_follow();
     _tile_loadconfig(&configuration);

@@ -81,6 +81,93 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/cpu/pair_tiles.h",
+        ("tests/ops/test_linear_amx.py::test_strips_of_bfloat16_are_tiles_as_they_lie",),
+        (
+            "two tiles of tokens meet the first half of a strip twice",
+            "multiply_two(group, right + 128, sums[0]",
+            "multiply_two(group, right, sums[0]",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/pair_tiles.h",
+        ("tests/ops/test_linear_amx.py::test_many_tokens_meet_the_weights_as_bfloat16",),
+        (
+            "strips are spread out without their offsets",
+            "shifts[v] -= offsets[v];",
+            "shifts[v] -= vf{};",
+        ),
+        (
+            "scales are taken for 32 inputs where groups are of 48",
+            "unit(std::gcd(args.group, int64_t(kDepth)))",
+            "unit(std::min<int64_t>(args.group, kDepth))",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/ways.py",
+        ("tests/ops/test_ways.py::test_the_fastest_way_is_chosen_where_it_gains",),
+        (
+            "a way with other bits is chosen where bits must stay",
+            "for way in ways if way < 2}",
+            "for way in ways if way < 3}",
+        ),
+        ("any gain is one", "_GAIN: Final = 0.95", "_GAIN: Final = 1.0"),
+    ),
+    *mutations_of(
+        "src/ops/cpu/kernel_cache.py",
+        ("tests/ops/test_build.py::test_without_a_measurement_a_fixed_table_serves",),
+        (
+            "a build without a measurement keeps an empty choice, and later starts say nothing",
+            "log.warning(_NOT_MEASURED, error)\n            return None",
+            "log.warning(_NOT_MEASURED, error)\n            return []",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/kernel_cache.py",
+        ("tests/ops/test_ways.py::test_a_build_keeps_its_choice",),
+        (
+            "a choice that was kept is not taken",
+            'ways.apply(library.ways, [ways.Choice(**choice) for choice in manifest["ways"]])',
+            "pass",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/ways.h",
+        ("tests/ops/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
+        (
+            "offsets make no format of their own",
+            "return has_offsets ? format + kWithOffsets - 1 : format;",
+            "return format + 0 * int64_t(has_offsets);",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/startup.py",
+        ("tests/engine/test_rounded_inputs.py::test_a_deterministic_engine_keeps_one_way",),
+        (
+            "a deterministic engine lets kernels choose their way by the number of tokens",
+            "library.ways.keep_one()",
+            "library.ways.keep_one(False)",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/integer_linear.h",
+        ("tests/ops/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
+        (
+            "bfloat16 tokens take the way of others",
+            "a.offsets != nullptr), a.tokens, !kIsBFloat16)",
+            "a.offsets != nullptr), a.tokens, true)",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/rounding.py",
+        ("tests/ops/test_quantize.py::test_sums_of_large_groups_are_exact",),
+        (
+            "sums of large groups are of float32",
+            "_MOST_IN_FLOAT32 = 2**24 // (15 * 15 * _PARTS)",
+            "_MOST_IN_FLOAT32 = 2**24",
+        ),
+    ),
+    *mutations_of(
         "src/ops/cached_rows.py",
         ("tests/ops/test_cached_rows.py::test_a_reference_divides_by_tensors_as_kernels_do",),
         (
