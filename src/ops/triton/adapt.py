@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from src.ops.triton.launching import launcher
 from src.ops.adapt import Adapt
 
 _TOKENS = 16  # the fewest that a tensor core multiplies
@@ -57,6 +58,9 @@ def _project(
         )
 
 
+_launch_project = launcher(_project)
+
+
 @triton.jit(do_not_specialize=["slots", "tokens"])
 def _expand(
     base, up, ranks, starts, slots, inner, out,
@@ -93,6 +97,9 @@ def _expand(
         tl.store(out + place, result.to(out.dtype.element_ty), mask=within)
 
 
+_launch_expand = launcher(_expand)
+
+
 @Adapt.taking_flat
 def adapt(call: Adapt) -> Tensor:
     """Launch the kernels."""
@@ -106,11 +113,13 @@ def adapt(call: Adapt) -> Tensor:
     padded = max(16, triton.next_power_of_2(room))
     inner = torch.empty(tokens, parts * room, dtype=torch.float32, device=base.device)
     tiles = triton.cdiv(tokens, _TOKENS)
-    _project[(tiles, count, parts)](
+    _launch_project(
+        (tiles, count, parts),
         *(x, down, ranks, slots, inner, tokens, inputs, x.stride(0)),
         parts=parts, room=room, padded=padded, block_t=_TOKENS, block_k=_INPUTS,
     )  # fmt: skip
-    _expand[(tiles, count + 1, triton.cdiv(outputs, _OUTPUTS))](
+    _launch_expand(
+        (tiles, count + 1, triton.cdiv(outputs, _OUTPUTS)),
         *(base, up, ranks, starts, slots, inner, out, tokens, outputs),
         parts=parts, room=room, padded=padded, block_t=_TOKENS, block_n=_OUTPUTS,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, PAIRS_OF_A_CROWD, sort_by_expert
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
+from src.ops.triton.launching import launcher
 from src.ops.triton.linear import step_of
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
@@ -271,6 +272,9 @@ def _gate_up_kernel(
     tl.store(to, result, mask=is_pair[:, None] & is_output[None, :])
 
 
+_launch_gate_up = launcher(_gate_up_kernel)
+
+
 @triton.jit
 def _down_kernel(
     activated,  # [pairs, inputs], sorted
@@ -330,6 +334,9 @@ def _down_kernel(
     tl.store(to, sums.to(results.dtype.element_ty), mask=held)
 
 
+_launch_down = launcher(_down_kernel)
+
+
 @triton.jit
 def _combine_kernel(
     results,  # [tokens, chosen, outputs], undefined where there is no expert
@@ -355,6 +362,9 @@ def _combine_kernel(
                 sums += result.to(tl.float32)
     to = out + token * outputs + n
     tl.store(to, sums.to(out.dtype.element_ty), mask=n < outputs)
+
+
+_launch_combine = launcher(_combine_kernel)
 
 
 class _Held(NamedTuple):
@@ -451,18 +461,21 @@ def run(
     }
     element = hidden.element_size()
     held = _held(up, element, tile)
-    _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
+    _launch_gate_up(
+        (blocks, triton.cdiv(intermediate, tile.outputs)),
         hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, gate_up_order,
         weights if weighs_inputs else None, order, ends, activated, hidden.stride(0), experts,
         chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha, LIMIT=limit,
         KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     held = _held(last, element, tile)
-    _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
+    _launch_down(
+        (blocks, triton.cdiv(size, tile.outputs)),
         activated, down, down_scales, down_offsets, down_bias, down_order, order, ends, results,
         experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
-    _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
+    _launch_combine(
+        (tokens, triton.cdiv(size, _COMBINED)),
         results, None if weighs_inputs else weights, ids, out, experts, chosen, size,
         BLOCK=_COMBINED, num_warps=4,
     )  # fmt: skip

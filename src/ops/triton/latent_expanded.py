@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.triton.attend import LOG2_E, softmax_state
+from src.ops.triton.launching import launcher
 
 
 class ExpandedTile(NamedTuple):
@@ -74,6 +75,9 @@ def _gather_kernel(
     offsets = tl.arange(0, BLOCK)
     vector = tl.load(cache + where + offsets, mask=offsets < width)
     tl.store(vectors + number.to(tl.int64) * width + offsets, vector, mask=offsets < width)
+
+
+_launch_gather = launcher(_gather_kernel)
 
 
 @triton.jit
@@ -246,6 +250,9 @@ def _attend_kernel(
         tl.store(state_lse + pair, highest + tl.log2(total), mask=exists)
 
 
+_launch_attend = launcher(_attend_kernel)
+
+
 def run(
     query: Tensor,
     cache: Tensor,
@@ -280,12 +287,14 @@ def run(
     # Without keys, kernels are only warmed up.
     for first in range(0, max(1, expanded_keys), most):
         count = min(most, expanded_keys - first)
-        _gather_kernel[(max(1, count),)](
+        _launch_gather(
+            (max(1, count),),
             cache, block_tables, expansion, vectors, block_tables.stride(0), rows, first, count,
             width, BLOCK_SIZE=block_size, BLOCK=triton.next_power_of_2(width),
         )  # fmt: skip
         torch.mm(vectors[:count, :rank], projection, out=made[:count])
-        _attend_kernel[(tokens // tile.tokens + rows, heads)](
+        _launch_attend(
+            (tokens // tile.tokens + rows, heads),
             query, made, vectors, expansion, query_start_loc, seq_lens, state_out, state_lse, out,
             query.stride(0), rows, first, count, scale * LOG2_E,
             HEADS=heads, NOPE=nope, ROPE=rope, RANK=rank, VALUE=value, M=tile.tokens, N=tile.keys,

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
+from src.ops.triton.launching import launcher
 
 
 class Tile(NamedTuple):
@@ -107,6 +108,9 @@ def _linear_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token[:, None] & held)
 
 
+_launch_linear = launcher(_linear_kernel)
+
+
 def run(
     x: Tensor,
     weight: Tensor,
@@ -142,7 +146,8 @@ def run(
     group = matrix.group
     tile = tile_of(tokens)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens))
-    _linear_kernel[grid](
+    _launch_linear(
+        grid,
         x, weight, scales, offsets, bias, out, x.stride(0), tokens, inputs, outputs, group,
         IS_INT4=traits.bits == 4, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
         K=step_of(group, x.element_size()), num_warps=tile.warps, num_stages=tile.stages,

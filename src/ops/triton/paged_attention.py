@@ -22,6 +22,7 @@ from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
 from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
 from src.ops.triton.codes import as_stored, write_codes
+from src.ops.triton.launching import launcher
 from src.ops.triton.tuning import (
     PrefillShape,
     capability_of,
@@ -65,6 +66,9 @@ def _write_cache_kernel(
     tl.store(
         out + token * out_width + offsets, zeros, mask=offsets < tl.where(padding, out_width, 0)
     )
+
+
+_launch_write_cache = launcher(_write_cache_kernel)
 
 
 @triton.jit(do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows"])
@@ -157,6 +161,9 @@ def _prefill_kernel(
     tl.store(out + where[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
+_launch_prefill = launcher(_prefill_kernel)
+
+
 def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> None:
     """Launch the kernels.
 
@@ -219,7 +226,8 @@ def _write_cache(
     """Write keys and values into their slots, and zeros into `out` for padding."""
     tokens, kv_width, out_width = len(key), key[0].numel(), out[0].numel()
     copy = 1024
-    _write_cache_kernel[(tokens, triton.cdiv(max(kv_width, out_width), copy))](
+    _launch_write_cache(
+        (tokens, triton.cdiv(max(kv_width, out_width), copy)),
         key, value, key_cache, value_cache, slot_mapping, out, query_start_loc,
         key.stride(0), value.stride(0), len(query_start_loc) - 1, kv_width, out_width, BLOCK=copy,
     )  # fmt: skip
@@ -244,7 +252,8 @@ def _prefill(
     tokens, heads, head_dim = query.shape
     rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
     group = heads // kv_heads
-    _prefill_kernel[(tokens * group // shape.packed + rows, kv_heads)](
+    _launch_prefill(
+        (tokens * group // shape.packed + rows, kv_heads),
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
         query.stride(0), block_tables.stride(0), kv_heads * key_cache.shape[3], rows, heads,
         spec.scale * LOG2_E, spec.sinks,
