@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.triton.launching import launcher
 from src.ops.adapt import Adapt
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 _TOKENS = 16  # the fewest that a tensor core multiplies
 _INPUTS = 64
@@ -110,16 +110,16 @@ def adapt(call: Adapt) -> Tensor:
     out = torch.empty_like(base)
     if not tokens:
         return out
-    padded = max(16, triton.next_power_of_2(room))
+    padded = max(16, next_power_of_2(room))
     inner = torch.empty(tokens, parts * room, dtype=torch.float32, device=base.device)
-    tiles = triton.cdiv(tokens, _TOKENS)
+    tiles = ceil_div(tokens, _TOKENS)
     _launch_project(
         (tiles, count, parts),
         *(x, down, ranks, slots, inner, tokens, inputs, x.stride(0)),
         parts=parts, room=room, padded=padded, block_t=_TOKENS, block_k=_INPUTS,
     )  # fmt: skip
     _launch_expand(
-        (tiles, count + 1, triton.cdiv(outputs, _OUTPUTS)),
+        (tiles, count + 1, ceil_div(outputs, _OUTPUTS)),
         *(base, up, ranks, starts, slots, inner, out, tokens, outputs),
         parts=parts, room=room, padded=padded, block_t=_TOKENS, block_n=_OUTPUTS,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.triton.latent_expanded import row_of
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import ceil_div, launcher
 
 _CHANNELS = 512  # of one program
 
@@ -112,7 +112,7 @@ def run(
 ) -> None:
     """Launch the kernels; arguments as in [`causal_convolution`][src.ops.causal_convolution]."""
     (tokens, channels), rows, taps = x.shape, len(slots), len(weight)
-    blocks = triton.cdiv(channels, _CHANNELS)
+    blocks = ceil_div(channels, _CHANNELS)
     if tokens == 0:
         return
     _launch_convolve(

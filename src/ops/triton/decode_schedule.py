@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.decode_schedule import LEAST_SHARED, DecodeSchedule, key_column, schedule_size
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import launcher, next_power_of_2
 
 _CHUNK = 1024
 """Block table columns that are compared at once."""
@@ -141,7 +141,7 @@ def run(call: DecodeSchedule) -> Tensor:
     if rows == 0:
         return schedule.zero_()
     starts, place, shared, members_of = schedule.split((2 * rows + 1, rows, rows, rows * members))
-    padded = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
+    padded = max(_FEWEST_ROWS, next_power_of_2(rows))
     column = key_column(tile, block_size)
     # With a window or chunks nothing is shared, so no row counts as long enough.
     least_length = 2**31 - 1 if sliding_window or chunk else (column + 1) * block_size

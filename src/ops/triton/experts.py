@@ -22,7 +22,7 @@ from torch import Tensor
 
 from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, PAIRS_OF_A_CROWD, sort_by_expert
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.linear import step_of
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
@@ -455,14 +455,14 @@ def run(
         "RUN": INT4_RUN,
         "M": tile.pairs,
         "N": tile.outputs,
-        "E": triton.next_power_of_2(experts),
+        "E": next_power_of_2(experts),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
     element = hidden.element_size()
     held = _held(up, element, tile)
     _launch_gate_up(
-        (blocks, triton.cdiv(intermediate, tile.outputs)),
+        (blocks, ceil_div(intermediate, tile.outputs)),
         hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, gate_up_order,
         weights if weighs_inputs else None, order, ends, activated, hidden.stride(0), experts,
         chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha, LIMIT=limit,
@@ -470,12 +470,12 @@ def run(
     )  # fmt: skip
     held = _held(last, element, tile)
     _launch_down(
-        (blocks, triton.cdiv(size, tile.outputs)),
+        (blocks, ceil_div(size, tile.outputs)),
         activated, down, down_scales, down_offsets, down_bias, down_order, order, ends, results,
         experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     _launch_combine(
-        (tokens, triton.cdiv(size, _COMBINED)),
+        (tokens, ceil_div(size, _COMBINED)),
         results, None if weighs_inputs else weights, ids, out, experts, chosen, size,
         BLOCK=_COMBINED, num_warps=4,
     )  # fmt: skip

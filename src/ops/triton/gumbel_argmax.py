@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.gumbel_argmax import GumbelArgmax
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 GROUPS = 1024
 """Philox counters per program; each gives four tokens."""
@@ -112,7 +112,7 @@ def run(call: GumbelArgmax) -> Tensor:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
         return tokens
-    chunks = triton.cdiv(vocab_size, 4 * GROUPS)
+    chunks = ceil_div(vocab_size, 4 * GROUPS)
     scores = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
     candidates = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
     _launch_chunk(
@@ -126,7 +126,7 @@ def run(call: GumbelArgmax) -> Tensor:
         candidates,
         tokens,
         chunks,
-        BLOCK=triton.next_power_of_2(chunks),
+        BLOCK=next_power_of_2(chunks),
         num_warps=1,
     )
     return tokens

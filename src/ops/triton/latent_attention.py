@@ -22,7 +22,7 @@ from torch import Tensor
 from src.ops.latent_attention import LatentAttention
 from src.ops.triton import latent_expanded
 from src.ops.triton.attend import LOG2_E
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.tuning import multiprocessors
 
 
@@ -308,7 +308,7 @@ def run(call: LatentAttention) -> None:
     width, value, rows = cache.shape[2], out.shape[2], len(block_tables)
     if tokens == 0:
         return
-    grid = (tokens, triton.cdiv(max(width, heads * value), _COPIED))
+    grid = (tokens, ceil_div(max(width, heads * value), _COPIED))
     _launch_write(
         grid,
         latent, cache, call.slot_mapping, out, query_start_loc, latent.stride(0), rows, width,
@@ -353,7 +353,7 @@ def _absorb(
     if splits > 1:
         partial_out = query.new_empty((splits, tokens, heads, rank), dtype=torch.float32)
     partial_lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
-    padded = max(16, triton.next_power_of_2(rank))
+    padded = max(16, next_power_of_2(rank))
     marks, has_plan = plan
     _launch_attend(
         (tiles, splits),
@@ -361,7 +361,7 @@ def _absorb(
         partial_lse, query.stride(0), block_tables.stride(0), rows, has_plan, tokens,
         scale * LOG2_E, HEADS=heads,
         NOPE=nope, ROPE=query_dim - nope, RANK=rank, BLOCK_SIZE=block_size,
-        M=tile.packed, N=tile.keys, R=padded, P=max(16, triton.next_power_of_2(query_dim - nope)),
+        M=tile.packed, N=tile.keys, R=padded, P=max(16, next_power_of_2(query_dim - nope)),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
@@ -393,7 +393,7 @@ def _project(
     inputs = weight.shape[1] if is_transposed else weight.shape[2]
     if is_transposed:
         w_output, w_input = w_input, w_output
-    grid = (triton.cdiv(tokens, _PROJECTED), heads, triton.cdiv(outputs, 64))
+    grid = (ceil_div(tokens, _PROJECTED), heads, ceil_div(outputs, 64))
     _launch_project(
         grid,
         x, weight, to, query_start_loc, plan[0], len(query_start_loc) - 1, plan[1], x.stride(0),

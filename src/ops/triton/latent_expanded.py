@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.triton.attend import LOG2_E, softmax_state
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import launcher, next_power_of_2
 
 
 class ExpandedTile(NamedTuple):
@@ -280,7 +280,7 @@ def run(
     state_lse = query.new_empty((tokens, heads), dtype=torch.float32)
     tile = TILES[query.element_size()]
     padded = {
-        name: max(16, triton.next_power_of_2(size))
+        name: max(16, next_power_of_2(size))
         for name, size in (("D", nope), ("P", rope), ("V", value))
     }
     projection = up.flatten(0, 1).T
@@ -290,7 +290,7 @@ def run(
         _launch_gather(
             (max(1, count),),
             cache, block_tables, expansion, vectors, block_tables.stride(0), rows, first, count,
-            width, BLOCK_SIZE=block_size, BLOCK=triton.next_power_of_2(width),
+            width, BLOCK_SIZE=block_size, BLOCK=next_power_of_2(width),
         )  # fmt: skip
         torch.mm(vectors[:count, :rank], projection, out=made[:count])
         _launch_attend(

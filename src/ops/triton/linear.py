@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import ceil_div, launcher
 
 
 class Tile(NamedTuple):
@@ -145,7 +145,7 @@ def run(
         return out
     group = matrix.group
     tile = tile_of(tokens)
-    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens))
+    grid = (ceil_div(outputs, tile.outputs), ceil_div(tokens, tile.tokens))
     _launch_linear(
         grid,
         x, weight, scales, offsets, bias, out, x.stride(0), tokens, inputs, outputs, group,

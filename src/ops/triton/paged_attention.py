@@ -22,7 +22,7 @@ from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
 from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
 from src.ops.triton.codes import as_stored, write_codes
-from src.ops.triton.launching import launcher
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.tuning import (
     PrefillShape,
     capability_of,
@@ -187,7 +187,7 @@ def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) 
         _write_cache(key, value, key_cache, value_cache, call.slot_mapping, out, query_start_loc)
     if block_tables.shape[0] == 0 or max_seq_len == 0:
         return
-    group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    group, padded = heads // kv_heads, max(16, next_power_of_2(head_dim))
     device = capability_of(query.device), padded, computed_size(key_cache)
     rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
     if call.deterministic:
@@ -227,7 +227,7 @@ def _write_cache(
     tokens, kv_width, out_width = len(key), key[0].numel(), out[0].numel()
     copy = 1024
     _launch_write_cache(
-        (tokens, triton.cdiv(max(kv_width, out_width), copy)),
+        (tokens, ceil_div(max(kv_width, out_width), copy)),
         key, value, key_cache, value_cache, slot_mapping, out, query_start_loc,
         key.stride(0), value.stride(0), len(query_start_loc) - 1, kv_width, out_width, BLOCK=copy,
     )  # fmt: skip
