@@ -250,12 +250,12 @@ def _prefill(
 ) -> None:
     """Attend for rows with `fewest` query tokens or more."""
     tokens, heads, head_dim = query.shape
-    rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
+    rows, (_, block_size, kv_heads, row) = block_tables.shape[0], key_cache.shape
     group = heads // kv_heads
     _launch_prefill(
         (tokens * group // shape.packed + rows, kv_heads),
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
-        query.stride(0), block_tables.stride(0), kv_heads * key_cache.shape[3], rows, heads,
+        query.stride(0), block_tables.stride(0), kv_heads * row, rows, heads,
         spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, CAP=(spec.cap or 0.0) * LOG2_E,
