@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 from src import AsyncEngine, SamplingParams
 from src.core.settings import CHECKOUT
@@ -126,9 +127,19 @@ async def test_no_step_waits_and_nothing_is_refused(
             # And have it captured, where that comes after it.
             await asyncio.to_thread(Probe(engine).parts.compilation.join)
         seen = watch_on_cuda(monkeypatch)
+        bound: list[str] = []
+        run = JITFunction.run
+
+        def bind(kernel: Any, *args: Any, **named: Any) -> Any:
+            bound.append(kernel.__name__)
+            return run(kernel, *args, **named)
+
+        monkeypatch.setattr(JITFunction, "run", bind)
         await ask(engine, source)
         stats = stats_of(engine)
         assert len(seen) > 30
+        # Kept kernels are launched without Triton's binder.
+        assert not bound
         assert (stats.steps["decode"] > 0) == (graphs != "off")
         assert engine.stats.compiled == (code != "off")
         assert_idle(engine)

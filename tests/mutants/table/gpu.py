@@ -67,4 +67,53 @@ MUTATIONS = (
             "place = count - 1 + kept",
         ),
     ),
+    *mutations_of(
+        "src/ops/triton/launching.py",
+        ("tests/ops/test_launching.py",),
+        (
+            "a kept kernel is launched with tensors of another dtype",
+            'key += [f"_kind_{name}", *([f"_aligned_{name}"] if aligned else ())]',
+            'key += [*([f"_aligned_{name}"] if aligned else ())]',
+        ),
+        (
+            "a kernel for aligned memory is launched with other memory",
+            "& 15 == 0",
+            "& 3 == 0",
+        ),
+        (
+            "a kernel for 32 bits is launched with a larger number",
+            "(-2147483648 <= {name} <= 2147483647) or {name}",
+            "(-2147483648 <= {name} <= 2147483648) or {name}",
+        ),
+        (
+            "a kernel for an integer is launched with a fraction",
+            'key += [f"{name}.__class__", fits if each.do_not_specialize else name]',
+            "key += [fits if each.do_not_specialize else name]",
+        ),
+        (
+            "a kernel of one device is launched on another",
+            'lines, key, passed = [], ["_device"], []',
+            'lines, key, passed = [], ["None"], []',
+        ),
+        (
+            "options of a launch do not count",
+            "f\"_key = ({', '.join(key)}, {options})\",",
+            "f\"_key = ({', '.join(key)},)\",",
+        ),
+        (
+            "memory of the host is launched on the device",
+            "isinstance(made, CompiledKernel) or _ON_HOST in key",
+            "isinstance(made, CompiledKernel)",
+        ),
+        (
+            "a profiler's hooks are not called",
+            "if _found is None or _begins.calls or _ends.calls:",
+            "if _found is None:",
+        ),
+        (
+            "kept kernels are never dropped",
+            "if len(self.variants) >= _MOST_KEPT:",
+            "if len(self.variants) >= 2 * _MOST_KEPT:",
+        ),
+    ),
 )
