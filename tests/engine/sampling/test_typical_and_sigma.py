@@ -17,10 +17,10 @@ from src.engine.sampling.logits import BANNED
 from src.engine.sampling.truncation import (
     OFF,
     Truncation,
-    farthest_by_radix,
+    farthest_by_mass,
     farthest_by_sorting,
-    kth_by_radix,
-    lowest_by_radix,
+    kth_by_mass,
+    lowest_by_mass,
     numbers_of,
     path_of,
     truncate_by_floor,
@@ -176,7 +176,7 @@ def test_sorting_and_radix_agree(seed: int, spread: float, mass: float) -> None:
     weights = (logits - maxima).exp()
     distances = truncation._distances(maxima - logits, weights)
     typical_p = torch.tensor([[mass]], dtype=torch.float64)
-    found = farthest_by_radix(distances, weights, typical_p)
+    found = farthest_by_mass(distances, weights, typical_p)
     assert torch.equal(found, farthest_by_sorting(distances, weights, typical_p))
 
 
@@ -195,7 +195,7 @@ def test_a_row_is_the_same_in_any_batch(n: int) -> None:
 
     def by_radix(values: Tensor, rows: Truncation) -> Tensor:
         changed = values.clone()
-        ways = (kth_by_radix, lowest_by_radix, farthest_by_radix)
+        ways = (kth_by_mass, lowest_by_mass, farthest_by_mass)
         truncation._truncate_long(changed, rows, *ways)
         return changed
 

@@ -14,9 +14,9 @@ from src.engine.execution.memory_profile import compute_largest_step
 from src.engine.sampling import truncation
 from src.engine.sampling.truncation import (
     Truncation,
-    farthest_by_radix,
-    kth_by_radix,
-    lowest_by_radix,
+    farthest_by_mass,
+    kth_by_mass,
+    lowest_by_mass,
 )
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.start import _shortened
@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def truncate_by_radix(logits: Tensor, rows: Truncation) -> None:
-    ways = (kth_by_radix, lowest_by_radix, farthest_by_radix)
+    ways = (kth_by_mass, lowest_by_mass, farthest_by_mass)
     truncation._truncate_long(logits, rows, *ways)
 
 
