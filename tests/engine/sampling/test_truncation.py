@@ -159,7 +159,7 @@ def test_short_and_long_paths_agree(
 
 @settings(max_examples=100, deadline=None)
 @given(logits_strategy, st.integers(1, 3000))
-def test_radix_finds_the_kth_logit(values: list[float], k: int) -> None:
+def test_mass_finds_the_kth_logit(values: list[float], k: int) -> None:
     logits = torch.tensor([values])
     top_k = torch.tensor([[min(k, len(values))]])
     expected = logits.sort(descending=True).values[0, top_k.item() - 1]
@@ -169,7 +169,7 @@ def test_radix_finds_the_kth_logit(values: list[float], k: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(logits_strategy, top_ps.filter(lambda p: p < 1.0))
-def test_radix_and_pruning_find_the_same_weight(values: list[float], p: float) -> None:
+def test_mass_and_pruning_find_the_same_weight(values: list[float], p: float) -> None:
     logits = torch.tensor([values])
     weights = (logits - logits.amax()).exp()
     top_p = torch.tensor([[p]], dtype=torch.float64)
@@ -299,7 +299,7 @@ def test_paths_by_k() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5))
 def test_rows_do_not_disturb_each_other(seed: int, n: int) -> None:
-    """Also the device path, by radix: all rows at once equals each row alone."""
+    """Also the device path, by mass: all rows at once equals each row alone."""
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, 777, generator=random) * 3
     rows = Truncation(

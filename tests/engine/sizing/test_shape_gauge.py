@@ -82,7 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def truncate_by_radix(logits: Tensor, rows: Truncation) -> None:
+def truncate_by_mass(logits: Tensor, rows: Truncation) -> None:
     ways = (kth_by_mass, lowest_by_mass, farthest_by_mass)
     truncation._truncate_long(logits, rows, *ways)
 
@@ -106,7 +106,7 @@ def test_a_step_of_shapes_takes_what_a_step_takes(
 ) -> None:
     """On the host tensors have values, and other functions make some of them."""
     # The host has a way to truncate of its own, a row at a time.
-    monkeypatch.setattr(truncation, "truncate_long", truncate_by_radix)
+    monkeypatch.setattr(truncation, "truncate_long", truncate_by_mass)
     directory = make_checkpoint(tmp_path / "model", architecture, **CASES[architecture])
     outline = outline_model(directory, LoadOptions(max_model_len=128), outlines_tables=True)
     real = load_model(directory, LoadOptions(load_format="dummy", max_model_len=128))

@@ -116,4 +116,56 @@ MUTATIONS = (
             "if len(self.variants) >= 2 * _MOST_KEPT:",
         ),
     ),
+    *mutations_of(
+        "src/ops/mass_threshold.py",
+        ("tests/engine/sampling/test_truncation.py",),
+        (
+            "top_p keeps a token though those before it are enough (by radix)",
+            "((histogram > 0) & (larger < target))",
+            "((histogram > 0) & (larger <= target))",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/triton/mass_threshold.py",
+        _INTERPRETED,
+        (
+            "on a GPU top_p keeps a token though those before it are enough",
+            "tl.sum(parts, 1).to(tl.float64) < target",
+            "tl.sum(parts, 1).to(tl.float64) <= target",
+        ),
+        (
+            "on a GPU negative logits are ranked by their bits",
+            "return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
+            "return bits",
+        ),
+        (
+            "on a GPU masses are rounded to float32",
+            "* _UNITS).to(tl.int64)",
+            "* 16777216.0).to(tl.int64)",
+        ),
+        (
+            "on a GPU the likeliest token's mass is not found",
+            "_KEY_OF_ONE if WITHIN_ONE",
+            "_KEY_OF_ONE - 1 if WITHIN_ONE",
+        ),
+        (
+            "on a GPU values behind a row's last count",
+            "return (at < vocab_size).to(tl.int64)",
+            "return (at >= 0).to(tl.int64)",
+        ),
+        (
+            "on a GPU rows that lie apart are read as if they were together",
+            "values, weights, shares, thresholds, values.stride(0),",
+            "values, weights, shares, thresholds, vocab_size,",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/sampling/truncation.py",
+        ("tests/engine/test_pipeline.py", "-k", "warm"),
+        (
+            "kernels that truncate are compiled while a request waits",
+            "    truncate_long(logits, rows)\n\n\ndef _truncate_long(",
+            "\n\ndef _truncate_long(",
+        ),
+    ),
 )

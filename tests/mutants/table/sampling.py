@@ -87,11 +87,6 @@ MUTATIONS = (
             "np.count_nonzero((before <= target) & (masses > 0))",
         ),
         (
-            "top_p keeps a token though those before it are enough (by radix)",
-            "((histogram > 0) & (larger < target))",
-            "((histogram > 0) & (larger <= target))",
-        ),
-        (
             "ties that top_k kept have no mass",
             "masses.sum(1, keepdim=True) + tied * kth_mass",
             "masses.sum(1, keepdim=True)",
