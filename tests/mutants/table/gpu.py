@@ -124,6 +124,11 @@ MUTATIONS = (
             "((histogram > 0) & (larger < target))",
             "((histogram > 0) & (larger <= target))",
         ),
+        (
+            "negative logits are in the wrong order",
+            "return torch.where(bits < 0, -1 - bits, bits + 2**31)",
+            "return torch.where(bits < 0, bits + 2**31, bits + 2**31)",
+        ),
     ),
     *mutations_of(
         "src/ops/triton/mass_threshold.py",
@@ -161,7 +166,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/sampling/truncation.py",
-        ("tests/engine/test_pipeline.py", "-k", "warm"),
+        ("tests/engine/test_pipeline.py::test_warming_up_writes_nothing_and_draws_for_nobody",),
         (
             "kernels that truncate are compiled while a request waits",
             "    truncate_long(logits, rows)\n\n\ndef _truncate_long(",

@@ -107,11 +107,6 @@ MUTATIONS = (
             "logits.kthvalue(min(logits.shape[1], logits.shape[1] - k + 2), keepdim=True)",
         ),
         (
-            "negative logits are in the wrong order",
-            "return torch.where(bits < 0, -1 - bits, bits + 2**31)",
-            "return torch.where(bits < 0, bits + 2**31, bits + 2**31)",
-        ),
-        (
             "top_p looks at what min_p has dropped",
             "        weights.masked_fill_(dropped, 0.0).nan_to_num_(0.0)\n",
             "        weights.nan_to_num_(0.0)\n",
