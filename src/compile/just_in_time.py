@@ -41,6 +41,9 @@ _OPTIONS: Mapping[str, Any] = {
     "shape_padding": False,
 }
 
+# One candidate for each kernel: of loops, and of reductions.
+_UNTIMED: Mapping[str, Any] = {"triton.autotune_pointwise": False, "deterministic": True}
+
 
 class CompiledFunction:
     """``function`` compiled by Inductor, with dimension 0 of ``token_arguments`` symbolic.
@@ -48,6 +51,12 @@ class CompiledFunction:
     The first call compiles, so it must be a warm-up call. From then on the code serves up to
     ``most_tokens`` tokens, and no call compiles anything. It keeps the weights of its calls alive.
     One thread at a time may call it.
+
+    Parameters
+    ----------
+    times
+        Whether the first call may time a kernel's candidates on the device. What else runs there
+        would disturb that, and the choice is kept for later starts; otherwise a rule chooses.
 
     Raises
     ------
@@ -61,8 +70,14 @@ class CompiledFunction:
     """
 
     def __init__(
-        self, function: Callable[..., Any], token_arguments: Sequence[int], most_tokens: int
+        self,
+        function: Callable[..., Any],
+        token_arguments: Sequence[int],
+        most_tokens: int,
+        *,
+        times: bool = True,
     ) -> None:
+        self._times = times
         self._function = function
         self._token_arguments = tuple(token_arguments)
         self._most_tokens = most_tokens
@@ -102,7 +117,7 @@ class CompiledFunction:
             # Where the compiler chooses by the number of tokens, it assumes the largest: 32-bit
             # indices if they suffice for that, and no row split between programs.
             mark_dynamic(arguments[index], 0, hint_override=most, min=0, max=most)
-        inductor = _Inductor()
+        inductor = _Inductor(times=self._times)
         compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=inductor)
         try:
             # In torch 2.11 the setting is process-wide, so only one thread compiles at a time.
@@ -140,7 +155,8 @@ class CompiledFunction:
 class _Inductor:
     """A backend for one compilation that records for which sizes the code is valid."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, times: bool) -> None:
+        self._times = times
         self._shapes: Any = None
 
     def __call__(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
@@ -148,7 +164,10 @@ class _Inductor:
         assert mode is not None
         assert mode.shape_env is not None
         self._shapes = mode.shape_env
-        return compile_fx(graph, examples, config_patches=dict(_OPTIONS))
+        options = dict(_OPTIONS)
+        if not self._times:
+            options |= _UNTIMED
+        return compile_fx(graph, examples, config_patches=options)
 
     def holds_for(self, most_tokens: int) -> bool:
         """Whether the range of every symbol is unchanged; torch reports no new bound below 2."""

@@ -188,7 +188,9 @@ def _begin_compilation(
     scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
     most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
     if device.type != "cpu":
-        return ProgramCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=most)
+        return ProgramCompilation(
+            None, 1, cache_root(), timeline, awaited=_awaits_code(config), most_tokens=most
+        )
     outline = outline_model(
         path, LoadOptions.of(config, rounds_inputs, AdapterRoom.of(config.lora))
     )

@@ -17,6 +17,7 @@ from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
 from src.ops.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
 from src.ops.lora import LORA, NO_SLOT, lora
+from src.ops.mass_threshold import MASS_THRESHOLD, mass_threshold
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.routing import Routing, route
@@ -26,6 +27,7 @@ OPS: tuple[Op[..., Any], ...] = (
     DECODE_SCHEDULE,
     ROTATE_AND_CACHE,
     GUMBEL_ARGMAX,
+    MASS_THRESHOLD,
     LINEAR,
     EXPERTS,
     LATENT_ATTENTION,
@@ -45,6 +47,7 @@ __all__ = [
     "LINEAR",
     "LINEAR_RECURRENCE",
     "LORA",
+    "MASS_THRESHOLD",
     "NO_SLOT",
     "OPS",
     "PAGED_ATTENTION",
@@ -64,6 +67,7 @@ __all__ = [
     "linear",
     "linear_recurrence",
     "lora",
+    "mass_threshold",
     "paged_attention",
     "rotate_and_cache",
     "route",

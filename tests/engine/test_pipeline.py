@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from src import AsyncEngine, GenerationResult, SamplingParams
 from src.core.errors import ConfigError, EngineDeadError, ModelLoadError
@@ -24,6 +25,7 @@ from src.engine.execution.step_computer import StepComputer
 from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS
 from src.engine.execution.worker import Worker
 from src.engine.loading import Loaded, Loading
+from src.engine.sampling import truncation
 from src.engine.scheduling.scheduler import Scheduler
 from src.text.output import OutputText
 from tests.support.engines import assert_idle, small_config
@@ -432,13 +434,29 @@ def test_a_program_that_ends_while_it_opens_an_engine_leaves_nothing_built(
         assert not thread.is_alive(), thread.name
 
 
-async def test_warming_up_writes_nothing_and_draws_for_nobody(checkpoint: Path) -> None:
+async def test_warming_up_writes_nothing_and_draws_for_nobody(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a GPU's engine does before it is ready, beside requests that must not notice."""
+    thresholds: set[tuple[bool, bool]] = set()
+    mass_threshold = truncation.mass_threshold
+
+    def note(values: torch.Tensor, weights: torch.Tensor | None, shares: torch.Tensor) -> Any:
+        thresholds.add((weights is None, weights is values))
+        return mass_threshold(values, weights, shares)
+
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         before = await engine.generate([5, 6, 7], LONG)
         parts = Probe(engine).parts
         busy = asyncio.create_task(engine.generate([8, 9, 10], LONG))
-        await asyncio.to_thread(parts.worker.code.warm_up, KERNEL_WARM_UP_TOKENS)
+        with monkeypatch.context() as patched:
+            # As on a GPU, where each kind of threshold is another variant of a kernel.
+            patched.setattr(truncation, "kth_by_selection", truncation.kth_by_mass)
+            patched.setattr(truncation, "lowest_by_pruning", truncation.lowest_by_mass)
+            patched.setattr(truncation, "farthest_by_sorting", truncation.farthest_by_mass)
+            patched.setattr(truncation, "mass_threshold", note)
+            await asyncio.to_thread(parts.worker.code.warm_up, KERNEL_WARM_UP_TOKENS)
+        assert thresholds == {(True, False), (False, True), (False, False)}
         during = await busy
         assert (await engine.generate([5, 6, 7], LONG)).token_ids == before.token_ids
         assert (await engine.generate([8, 9, 10], LONG)).token_ids == during.token_ids

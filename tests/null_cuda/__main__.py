@@ -1,4 +1,9 @@
-"""Builds the library, and runs pytest in a process that has it from the beginning."""
+"""Builds the library, and runs pytest in a process that has it from the beginning.
+
+    python -m tests.null_cuda --module benchmarks.mixed_steps --repeats 3
+
+runs another module there, with the arguments that follow its name.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,16 @@ def main() -> int:
             **{name: _first(value, name) for name, value in paths.items()},
             "TRITON_LIBCUDA_PATH": folder,
         }
-        names_files = any(argument.startswith("tests") for argument in sys.argv[1:])
-        files = () if names_files else TESTS
-        command = [sys.executable, "-m", "pytest", *sys.argv[1:], *files]
+        command = [sys.executable, "-m", *_module(sys.argv[1:])]
         return subprocess.run(command, cwd=CHECKOUT, env=variables).returncode
+
+
+def _module(arguments: list[str]) -> list[str]:
+    """What runs: a module that is named, or pytest."""
+    if arguments[:1] == ["--module"]:
+        return arguments[1:]
+    names_files = any(argument.startswith("tests") for argument in arguments)
+    return ["pytest", *arguments, *(() if names_files else TESTS)]
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *about, int device) {
   about->maxGridSize[0] = INT32_MAX;
   about->maxGridSize[1] = about->maxGridSize[2] = UINT16_MAX;
   about->maxThreadsPerMultiProcessor = 2048;
+  /* torch divides by it where it selects the k largest of a large vocabulary. */
+  about->maxBlocksPerMultiProcessor = 32;
   about->major = 9;
   about->multiProcessorCount = MULTIPROCESSORS;
   about->l2CacheSize = 60 << 20;

@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from triton.runtime.jit import JITFunction
 
 from src import AsyncEngine, SamplingParams
+from src.compile.just_in_time import CompiledFunction
 from src.core.settings import CHECKOUT
 from src.engine.execution.compilation import ProgramCompilation
 from src.engine.execution.graphs import GraphStats
@@ -26,6 +30,7 @@ from src.models import Model
 from src.models.loading import loader
 from src.models.loading.filling import fill
 from src.ops.triton import latent_expanded
+from tests.compile.functions import gate_twice
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
@@ -126,9 +131,19 @@ async def test_no_step_waits_and_nothing_is_refused(
             # And have it captured, where that comes after it.
             await asyncio.to_thread(Probe(engine).parts.compilation.join)
         seen = watch_on_cuda(monkeypatch)
+        bound: list[str] = []
+        run = JITFunction.run
+
+        def bind(kernel: Any, *args: Any, **named: Any) -> Any:
+            bound.append(kernel.__name__)
+            return run(kernel, *args, **named)
+
+        monkeypatch.setattr(JITFunction, "run", bind)
         await ask(engine, source)
         stats = stats_of(engine)
         assert len(seen) > 30
+        # Kept kernels are launched without Triton's binder.
+        assert not bound
         assert (stats.steps["decode"] > 0) == (graphs != "off")
         assert engine.stats.compiled == (code != "off")
         assert_idle(engine)
@@ -159,6 +174,47 @@ async def test_prompts_of_latent_attention_are_expanded_without_waiting(
         assert max(expanded) >= 200
         assert stats_of(engine).steps["decode"] > 0
         assert_idle(engine)
+
+
+@pytest.mark.parametrize("times", [False, True])
+def test_candidates_of_a_kernel_are_timed_only_where_nothing_else_runs(
+    monkeypatch: pytest.MonkeyPatch, times: bool
+) -> None:
+    timed: list[int] = []
+    choose = CachingAutotuner.autotune_to_one_config
+
+    def note(self: CachingAutotuner, *args: Any, **named: Any) -> Any:
+        timed.append(len(self.launchers))
+        return choose(self, *args, **named)
+
+    monkeypatch.setattr(CachingAutotuner, "autotune_to_one_config", note)
+    # Kept choices of earlier runs would need no timing.
+    with inductor_config.patch(force_disable_caches=True), torch.inference_mode():
+        compiled = CompiledFunction(gate_twice, (0, 1), 300, times=times)
+        compiled(*(torch.ones(256, width, device="cuda") for width in (144, 72)),
+                 torch.ones(72, device="cuda"))  # fmt: skip
+    assert bool(timed) is times
+
+
+@pytest.mark.parametrize("code", ["background", "wait"])
+async def test_an_engine_times_nothing_while_it_serves(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    times: set[bool] = set()
+    make = CompiledFunction.__init__
+
+    def note(self: CompiledFunction, *args: Any, **named: Any) -> None:
+        times.add(named["times"])
+        make(self, *args, **named)
+
+    monkeypatch.setattr(CompiledFunction, "__init__", note)
+    config = small_config(checkpoint, **(CUDA | {"compile__startup": code}))
+    async with AsyncEngine.open(config) as engine:
+        compilation = Probe(engine).parts.compilation
+        assert compilation is not None
+        await asyncio.to_thread(compilation.join)
+        assert engine.stats.compiled
+    assert times == {code == "wait"}
 
 
 async def test_who_awaits_code_has_it_compiled_before_weights_are_read(
@@ -194,9 +250,9 @@ async def test_a_captured_step_has_ten_kernels_a_layer_and_twenty_one_more(
     launched: dict[int, int] = {}
     capture = DecodeCapture._compute
 
-    def count(self: DecodeCapture, buffer: torch.Tensor) -> Any:
+    def count(self: DecodeCapture, buffer: torch.Tensor, *, adapts: bool = False) -> Any:
         before = counted(LAUNCHES)
-        output = capture(self, buffer)
+        output = capture(self, buffer, adapts=adapts)
         launched[layers] = counted(LAUNCHES) - before
         return output
 

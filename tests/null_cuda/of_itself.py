@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from src.compile.graphs.cuda import CudaCapture
-from tests.null_cuda.build import LAUNCHES, REPLAYS
+from src.engine.devices.cuda import CudaDevice
+from tests.null_cuda.build import LAUNCHES, REFUSALS, REPLAYS
 
 GIB = 2**30
 
@@ -116,3 +118,70 @@ def test_memory_is_given_back_after_an_abandoned_capture(
     backend.release()
     # But for the little that a random number generator has from the first capture on.
     assert torch.cuda.mem_get_info()[0] > before - GIB // 16
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_torch_draws_after_an_abandoned_capture(stream: torch.cuda.Stream, has_ended: bool) -> None:
+    """Its generator is told of captures when they begin, and when they end well."""
+    backend = CudaCapture(torch.device("cuda"))
+    with torch.cuda.stream(stream):
+        backend.begin()
+        torch.empty(16, device="cuda").zero_()
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            torch.cuda.synchronize()
+        if has_ended:
+            with pytest.raises(RuntimeError, match="CUDA error"):
+                backend.end()
+        backend.abandon()
+    torch.randn(4, device="cuda")
+    torch.cuda.get_rng_state()
+
+
+def in_a_thread(call: Callable[[], object]) -> object:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_the_device_cannot_be_waited_for_during_a_capture(stream: torch.cuda.Stream) -> None:
+    backend = CudaCapture(torch.device("cuda"))
+    with torch.cuda.stream(stream):
+        backend.begin()
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            in_a_thread(torch.cuda.synchronize)
+        backend.abandon()
+
+
+@pytest.mark.parametrize("whose", ["another's", "its own"])
+def test_who_asks_for_a_failure_leaves_a_capture_alone(
+    stream: torch.cuda.Stream, whose: str
+) -> None:
+    """In the thread that waits for steps, while the other captures."""
+    device = CudaDevice(torch.device("cuda"))
+    backend = CudaCapture(torch.device("cuda"))
+    capturing = torch.cuda.stream(stream) if whose == "another's" else device.stream()
+    refused = counted(REFUSALS)
+    with capturing:
+        backend.begin()
+        torch.empty(16, device="cuda").zero_()
+        assert in_a_thread(device.failure) is None
+        if whose == "another's":
+            in_a_thread(device.synchronize)
+        backend.end()
+    assert counted(REFUSALS) == refused
+    device.close()
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_lost_device_is_found_lost(monkeypatch: pytest.MonkeyPatch, captures: bool) -> None:
+    device = CudaDevice(torch.device("cuda"))
+    assert device.failure() is None
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    # It fails whatever it is asked.
+    monkeypatch.setattr(torch.cuda.Stream, "synchronize", fail)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
+    assert "illegal memory access" in str(device.failure())
+    device.close()

@@ -118,7 +118,14 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) { return wait_for(stream, "cuda
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return wait_for(stream, "cudaStreamSynchronize");
 }
-cudaError_t cudaDeviceSynchronize(void) { return check_unsafe("cudaDeviceSynchronize"); }
+cudaError_t cudaDeviceSynchronize(void) {
+  /* "It is also invalid to synchronize a broader handle which encompasses an active stream capture,
+     such as a device": also in a thread that does not capture. */
+  for (Stream *stream = streams; stream; stream = stream->next)
+    if (stream->is_capturing && stream->mode != cudaStreamCaptureModeRelaxed)
+      return spoil_capture(stream, cudaErrorStreamCaptureUnsupported, "cudaDeviceSynchronize");
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
   Stream *own = known(stream);

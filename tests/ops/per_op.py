@@ -16,6 +16,7 @@ from src.ops import (
     LINEAR,
     LINEAR_RECURRENCE,
     LORA,
+    MASS_THRESHOLD,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     Op,
@@ -49,7 +50,8 @@ class OpTests:
 
 def _is_the_same(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """The same result, of an op that changes none of its arguments."""
-    assert torch.equal(kernel(*args), op.reference(*args))
+    expected = op.reference(*args)
+    torch.testing.assert_close(kernel(*args), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def _is_close(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -86,6 +88,16 @@ TESTS_OF: dict[Op[..., Any], OpTests] = {
     ),
     GUMBEL_ARGMAX: OpTests(
         checked=({"rows": 3, "vocab_size": 65},),
+        small={"rows": 1, "vocab_size": 10},
+        large={"rows": 1, "vocab_size": 100},
+        matches=_is_the_same,
+    ),
+    MASS_THRESHOLD: OpTests(
+        checked=(
+            {"rows": 3, "vocab_size": 65},
+            {"rows": 2, "vocab_size": 9, "apart": True},
+            {"rows": 2, "vocab_size": 9, "weighs": False},
+        ),
         small={"rows": 1, "vocab_size": 10},
         large={"rows": 1, "vocab_size": 100},
         matches=_is_the_same,

@@ -22,6 +22,7 @@ from src.ops.triton import (
     linear,
     linear_recurrence,
     lora,
+    mass_threshold,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -63,6 +64,9 @@ POINTERS = {
     "ids": "*i64",
     "scales": "*fp32",
     "offsets": "*fp32",
+    "values": "*fp32",
+    "shares": "*fp64",
+    "thresholds": "*fp32",
 }
 ABSENT = ("scales", "offsets", "columns")
 UNNORMED = {"q_norm": None, "k_norm": None}
@@ -276,6 +280,21 @@ def compile_recurrences(dtype: str) -> None:
         assert not re.search(r"st\.local|ld\.local", compiled.asm["ptx"]), (dtype, key_dim, dim)
 
 
+def compile_thresholds() -> None:
+    """Of top-p, of typical-p and of top-k."""
+    for within_one, absent in ((True, {}), (False, {}), (False, {"weights": None})):
+        compile_for_hopper(
+            mass_threshold._threshold_kernel,
+            "fp32",
+            mass_threshold.WARPS,
+            1,
+            WITHIN_ONE=within_one,
+            PIVOTS=mass_threshold.PIVOTS,
+            BLOCK=mass_threshold.BLOCK,
+            **absent,
+        )
+
+
 def main() -> None:
     for dtype in ("bf16", "fp16", "fp32"):
         compile_recurrences(dtype)
@@ -308,6 +327,7 @@ def main() -> None:
     compile_for_hopper(decode_schedule._starts_kernel, "bf16", 4, 1, **schedule)
     compile_for_hopper(gumbel_argmax._chunk_kernel, "fp32", 4, 1, BLOCK=gumbel_argmax.GROUPS)
     compile_for_hopper(gumbel_argmax._merge_kernel, "fp32", 1, 1, BLOCK=64)
+    compile_thresholds()
     for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
         compile_experts(size, dtype)
         compile_linears(size, dtype)

@@ -28,6 +28,7 @@ from src.ops import (
     LINEAR,
     LINEAR_RECURRENCE,
     LORA,
+    MASS_THRESHOLD,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     AttentionSpec,
@@ -46,6 +47,7 @@ from src.ops.triton import (
     linear,
     linear_recurrence,
     lora,
+    mass_threshold,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -227,6 +229,7 @@ def all_else_matches() -> None:
         args = GUMBEL_ARGMAX.build("cpu", **case)
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
+    thresholds_match()
     recurrences_match()
     loras_match()
     linears_match()
@@ -241,6 +244,37 @@ def all_else_matches() -> None:
         assert got == GUMBEL_ARGMAX.reference(logits, words, words, temperatures).tolist()
         assert got[:3] == [-1, -1, -1]
         assert got[3] == expected if expected is not None else got[3] in (0, 2, 3, 4)
+
+
+def thresholds_match() -> None:
+    """To the bit, and a row's alone too; whatever its place, and the numbers of bits per pass."""
+    # A row is read some thirty times, which takes the interpreter long.
+    cases = [case for case in MASS_THRESHOLD.cases if case["rows"] * case["vocab_size"] < 6500]
+    for number, case in enumerate(cases):
+        mass_threshold.PIVOTS, mass_threshold.BLOCK = ((4, 2048), (2, 2048), (8, 512))[number % 3]
+        values, weights, shares = MASS_THRESHOLD.build("cpu", **case)
+        expected = MASS_THRESHOLD.reference(values, weights, shares)
+        got = mass_threshold.run(values, weights, shares)
+        assert torch.equal(bits(got), bits(expected)), (case, expected, got)
+        if number % 4:
+            continue
+        # Rows may lie apart.
+        apart = torch.cat((values, values), 1)[:, : values.shape[1]]
+        own = apart if weights is values else weights
+        alone = mass_threshold.run(apart[-1:], None if own is None else own[-1:], shares[-1:])
+        assert torch.equal(bits(alone), bits(expected[-1:])), case
+    specials = [-torch.inf, -1.0, -0.0, 0.0, 1e-45, 1.0, torch.inf, torch.nan, -torch.nan]
+    values = torch.tensor([specials])
+    for k in range(len(specials) + 1):
+        wanted = torch.tensor([float(k)]).double()
+        expected = MASS_THRESHOLD.reference(values, None, wanted)
+        assert torch.equal(bits(mass_threshold.run(values, None, wanted)), bits(expected)), k
+    mass_threshold.PIVOTS, mass_threshold.BLOCK = 4, 2048
+    for weights in (torch.zeros(2, 40), torch.tensor([[1.0, 0.5, 2.0**-34, 2.0**-35]])):
+        for share in (1e-30, 0.5, 1.0):
+            shares = torch.full((len(weights),), share).double()
+            got = mass_threshold.run(weights, weights, shares)
+            assert torch.equal(bits(got), bits(MASS_THRESHOLD.reference(weights, weights, shares)))
 
 
 def recurrences_match() -> None:

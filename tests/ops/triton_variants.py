@@ -32,8 +32,10 @@ from src.ops.triton import (
     experts,
     gumbel_argmax,
     latent_attention,
+    launching,
     linear_recurrence,
     lora,
+    mass_threshold,
     paged_attention,
     rotate_and_cache,
     tuning,
@@ -152,6 +154,27 @@ def mixed(num_tokens: int, num_experts: int, chosen: int) -> None:
     )
 
 
+def truncated(rows: int, vocab_size: int) -> None:
+    """What rows with top-p, with typical-p and with a large top-k launch."""
+    logits = torch.zeros(rows, vocab_size)
+    weights = torch.ones(rows, vocab_size)
+    # A part of the rows' parameters.
+    shares = torch.ones(rows + 1, dtype=torch.float64)[rows % 2 :][:rows]
+    mass_threshold.run(logits, None, shares)
+    mass_threshold.run(weights, weights, shares)
+    mass_threshold.run(-weights, weights, shares)
+
+
+def check_truncations() -> None:
+    for vocab_size in (32_000, 32_001):
+        seen.clear()
+        truncated(1, vocab_size)
+        assert len(seen) == 3
+        for rows in (1, 2, 3, 16, 255, 256):
+            truncated(rows, vocab_size)
+        assert len(seen) == 3, sorted(seen)
+
+
 def model_of_experts(num_experts: int, chosen: int) -> Model:
     family = family_of("MixtralForCausalLM")
     fields = {
@@ -221,7 +244,9 @@ def rows_of(groups: int, rows: int, longest: int) -> RowState:
 
 def main() -> None:
     JITFunction.run = note
+    launching._current = lambda: (int, int)
     check_sizes()
+    check_truncations()
     # With several KV groups, and with tables of odd sizes, parts of tensors begin anywhere.
     for groups, rows, longest in ((1, ROWS, LONGEST), (2, ROWS, LONGEST), (1, 63, 8130)):
         check_steps(groups, rows_of(groups, rows, longest))

@@ -121,8 +121,8 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(transfer, "host_view", lambda tensor: None)
     monkeypatch.setattr(RowOwners, "apply", watched_apply)
     monkeypatch.setattr(StepComputer, "compute", watched_compute)
-    monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_radix)
-    monkeypatch.setattr(truncation, "lowest_by_pruning", truncation.lowest_by_radix)
+    monkeypatch.setattr(truncation, "kth_by_selection", truncation.kth_by_mass)
+    monkeypatch.setattr(truncation, "lowest_by_pruning", truncation.lowest_by_mass)
     return seen
 
 

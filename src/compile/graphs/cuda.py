@@ -58,6 +58,13 @@ class CudaCapture:
             index = torch.cuda.current_device()
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)
+        # torch's own generator stays in its capturing state until a capture ends well, and whatever
+        # draws from it would fail.
+        with contextlib.suppress(RuntimeError):
+            empty = torch.cuda.CUDAGraph()
+            empty.capture_begin(capture_error_mode="thread_local")
+            torch.empty(1, device=self._device).zero_()
+            empty.capture_end()
 
     def borrowed(self, tensor: Tensor) -> Tensor:
         """See `CaptureBackend`."""

@@ -103,16 +103,30 @@ class CudaDevice:
         return CudaSpan(times, self._waiter)
 
     def synchronize(self) -> None:
-        """See `Device`."""
-        torch.cuda.synchronize(self._device)
+        """See `Device`.
+
+        It does not wait for the whole device: while another engine of this process captures, CUDA
+        refuses that, and the capture fails.
+        """
+        default = torch.cuda.default_stream(self._device)
+        for stream in (self._stream, default, torch.cuda.current_stream(self._device)):
+            stream.synchronize()
 
     def failure(self) -> Exception | None:
         """See `Device`. After a fault in a kernel every later CUDA call fails."""
         try:
-            self.synchronize()
+            if self._is_capturing():
+                # Waiting for the stream would make the capture fail; a lost device fails here too.
+                torch.cuda.mem_get_info(self._device)
+            else:
+                self._stream.synchronize()
         except RuntimeError as error:
             return error
         return None
+
+    def _is_capturing(self) -> bool:
+        with self.stream():
+            return torch.cuda.is_current_stream_capturing()
 
     def close(self) -> None:
         """See `Device`."""

@@ -61,7 +61,10 @@ class Device(Protocol):
         """Begin a step, whose ``times`` the device will fill in."""
 
     def synchronize(self) -> None:
-        """Wait until everything that was launched, on any stream, has run."""
+        """Wait until everything has run that was launched for steps, or outside of them.
+
+        Call it outside of captures; those of other engines in the process may go on.
+        """
 
     def failure(self) -> Exception | None:
         """Why the device cannot be used any more, or ``None`` if it can."""

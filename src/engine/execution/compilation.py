@@ -81,7 +81,8 @@ class ProgramCompilation:
         Records when compilation begins, and when its code is in use or it has failed.
     awaited
         Whether no request is served before compilation ends. Otherwise compilers run at low
-        priority and begin later, see ``HEAD_START``.
+        priority and begin later, see ``HEAD_START``, and none times candidates of a kernel beside
+        served steps.
     most_tokens
         The most tokens of a step, padding included, for just-in-time compilation. Code that is
         compiled ahead of time takes any number.
@@ -103,6 +104,7 @@ class ProgramCompilation:
     ) -> None:
         self._timeline = timeline
         self._most_tokens = most_tokens
+        self._is_awaited = awaited
         self._started = 0.0
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -307,7 +309,8 @@ class ProgramCompilation:
         alike = _alike(model)
         self._forms = _forms(model)
         compiled = [
-            CompiledFunction(run_chain, _token_arguments(calls[0][1]), most) for calls in alike
+            CompiledFunction(run_chain, _token_arguments(calls[0][1]), most, times=self._is_awaited)
+            for calls in alike
         ]
         with torch.inference_mode():
             for function, ((variant, call), *_) in zip(compiled, alike, strict=True):

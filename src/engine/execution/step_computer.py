@@ -47,7 +47,7 @@ from src.engine.execution.inputs import (
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
-from src.engine.sampling import SampleBatch, SampleOutput, Sampler
+from src.engine.sampling import SampleBatch, SampleOutput, Sampler, truncation
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
 from src.engine.sampling.state import SEED, TEMPERATURE
 from src.models import Model
@@ -149,7 +149,7 @@ class StepComputer:
             self._model.logits(variant.functions, hidden)
 
     def warm_up(self, num_tokens: int) -> None:
-        """Run padding and a draw with the code in use, so that Triton compiles its kernels."""
+        """Run padding, a draw and truncations, so that Triton compiles its kernels."""
         if self.code.adapted is not None:
             self._forward(padding_inputs(num_tokens, self._rows, adapts=True), self.code.adapted)
         hidden = self._forward(padding_inputs(num_tokens, self._rows), self.code)
@@ -157,6 +157,7 @@ class StepComputer:
         row = torch.full((1,), self._rows.padding_row, device=self._rows.device)
         self._sampler.state.flush()
         self._sampler.draw(logits, row, torch.zeros_like(row))
+        truncation.warm_up(logits)
 
     def compiled_step(
         self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0

@@ -32,21 +32,12 @@ from torch import Tensor
 
 from src.core.sampling_params import SamplingParams
 from src.engine.sampling.logits import BANNED
+from src.ops.mass_threshold import UNITS_PER_WEIGHT, mass_threshold, to_units
 
 # Up to this k torch.topk selects the k largest values of a row, sorted, and top-p uses only those.
-# Above it, or without top-k, thresholds are found in the whole row: on a GPU by radix selection,
+# Above it, or without top-k, thresholds are found in the whole row: on a GPU by `mass_threshold`,
 # which never waits for the device, on the CPU by faster methods that read the data.
 MAX_SHORT_K = 1024
-
-# Weights are at most 1. 2**18 tokens of 2**34 units add up to 2**52, which float64 holds exactly.
-_UNITS_PER_WEIGHT = 2.0**34
-
-# The key of a distance of 0: keys are in [0, 2**32).
-_NEAREST = 2**32 - 1
-
-# (shift, bits) of the digits of a 32-bit key, from the most significant.
-_DIGITS = ((21, 11), (10, 11), (0, 10))
-
 
 # A top_p or typical_p of 0 keeps the first token, as the smallest positive value does.
 _LEAST_MASS = 1e-30
@@ -204,7 +195,7 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
         kept = (index < rows.top_k) & (largest >= floor)  # [n, K]
         # In float64 the weight of a token does not depend on the tensor's shape.
         exponents = (largest - largest[:, :1]).double() / rows.temperatures.double()
-        masses = _to_units(torch.where(kept, exponents.exp(), 0.0))  # [n, K] int64
+        masses = to_units(torch.where(kept, exponents.exp(), 0.0))  # [n, K] int64
         # Tokens tied with the k-th that are not among the first k count as well.
         tied = (logits >= kth).sum(1, keepdim=True, dtype=torch.int32) - rows.top_k
         kth_mass = masses.gather(1, rows.top_k - 1)
@@ -220,12 +211,29 @@ def truncate_short(logits: Tensor, rows: Truncation) -> None:
 def truncate_long(logits: Tensor, rows: Truncation) -> None:
     """Any combination of all parameters, in place."""
     if logits.device.type != "cpu":
-        _truncate_long(logits, rows, kth_by_radix, lowest_by_radix, farthest_by_radix)
+        _truncate_long(logits, rows, kth_by_mass, lowest_by_mass, farthest_by_mass)
         return
     for index in range(len(logits)):  # a row at a time stays in the cache
         row = slice(index, index + 1)
         part = rows.part(row)
         _truncate_long(logits[row], part, kth_by_selection, lowest_by_pruning, farthest_by_sorting)
+
+
+def warm_up(logits: Tensor) -> None:
+    """Run every kernel that truncates rows of logits [n, V] float32, which are overwritten.
+
+    Off the CPU; there are none on it.
+    """
+    asked = torch.ones(len(logits), 1, dtype=torch.float64, device=logits.device)
+    rows = Truncation(
+        temperatures=asked.float(),
+        min_p_offsets=None,
+        top_k=asked.long(),
+        max_top_k=MAX_SHORT_K + 1,
+        top_p=asked,
+        typical_p=asked,
+    )
+    truncate_long(logits, rows)
 
 
 def _truncate_long(
@@ -268,39 +276,34 @@ def lowest_by_pruning(weights: Tensor, top_p: Tensor) -> Tensor:
     Let D be the mass that may be dropped. All tokens with less than D / V together have less than
     D, so all of them are dropped. Only the others, typically few, are sorted.
     """
-    total = int(_to_units(weights).sum())
+    total = int(to_units(weights).sum())
     target = float(top_p) * float(total)
     row = weights[0].numpy()  # its sort is many times faster than torch's
-    bound = (total - target) / _UNITS_PER_WEIGHT / len(row)
+    bound = (total - target) / UNITS_PER_WEIGHT / len(row)
     candidates = np.sort(row[row >= bound * (1 - 1e-6)])[::-1]  # safe against rounding to float32
-    masses = (candidates * np.float32(_UNITS_PER_WEIGHT)).astype(np.int64)
+    masses = (candidates * np.float32(UNITS_PER_WEIGHT)).astype(np.int64)
     before = np.cumsum(masses) - masses
     # Of equal weights only the first must pass: the mass before it is the strictly larger mass.
     count = int(np.count_nonzero((before < target) & (masses > 0)))
     return weights.new_full((1, 1), float(candidates[count - 1]) if count else 0.0)
 
 
-def kth_by_radix(logits: Tensor, top_k: Tensor) -> Tensor:
+def kth_by_mass(logits: Tensor, top_k: Tensor) -> Tensor:
     """The k-th largest logit of each row [n, V], by ``top_k`` [n, 1] int64; [n, 1]."""
-    keys = _sortable(logits)
-    return _from_sortable(_lowest_kept(keys, torch.ones_like(keys), top_k.double()))
+    return _threshold(logits, None, top_k.double())
 
 
-def lowest_by_radix(weights: Tensor, top_p: Tensor) -> Tensor:
+def lowest_by_mass(weights: Tensor, top_p: Tensor) -> Tensor:
     """The smallest weight of each row [n, V] that top-p keeps, by ``top_p`` [n, 1] float64; [n, 1].
 
-    ``weights`` are float32 in [0, 1].
+    ``weights`` are float32 in [0, 1]. NaN, which drops nothing, where nothing has mass.
     """
-    masses = _to_units(weights)
-    target = top_p * masses.sum(1, keepdim=True).double()
-    # Bits of a non-negative float order like the float itself.
-    lowest = _lowest_kept(weights.view(torch.int32).long(), masses, target)
-    return lowest.to(torch.int32).view(torch.float32)
+    return _threshold(weights, weights, top_p)
 
 
 def farthest_by_sorting(distances: Tensor, weights: Tensor, typical_p: Tensor) -> Tensor:
     """The largest distance [1, 1] that typical-p keeps of one row [1, V]. Only for the CPU."""
-    masses = _to_units(weights)[0].numpy()
+    masses = to_units(weights)[0].numpy()
     heavy = np.flatnonzero(masses)
     distance = distances[0].numpy()[heavy]
     order = np.argsort(distance, kind="stable")
@@ -312,17 +315,16 @@ def farthest_by_sorting(distances: Tensor, weights: Tensor, typical_p: Tensor) -
     return distances.new_full((1, 1), farthest)
 
 
-def farthest_by_radix(distances: Tensor, weights: Tensor, typical_p: Tensor) -> Tensor:
+def farthest_by_mass(distances: Tensor, weights: Tensor, typical_p: Tensor) -> Tensor:
     """The largest distance [n, 1] that typical-p keeps of each row.
 
     ``distances`` and ``weights`` are [n, V] float32, at least 0; ``typical_p`` is [n, 1] float64.
     """
-    masses = _to_units(weights)
-    target = typical_p * masses.sum(1, keepdim=True).double()
-    # Bits of a non-negative float order like the float itself; the nearest has the largest key.
-    nearness = _NEAREST - distances.view(torch.int32).long()
-    farthest = _NEAREST - _lowest_kept(nearness, masses, target)
-    return farthest.to(torch.int32).view(torch.float32)
+    return -_threshold(-distances, weights, typical_p)
+
+
+def _threshold(values: Tensor, weights: Tensor | None, shares: Tensor) -> Tensor:
+    return mass_threshold(values, weights, shares.flatten().contiguous())[:, None]
 
 
 def _distances(surprises: Tensor, weights: Tensor) -> Tensor:
@@ -335,9 +337,9 @@ def _distances(surprises: Tensor, weights: Tensor) -> Tensor:
     weights
         [n, V] float32: relative to the likeliest token's, 0 where dropped.
     """
-    masses = _to_units(weights)
+    masses = to_units(weights)
     # A weight times its surprise is at most 1/e.
-    parts = _to_units((weights * surprises).nan_to_num_(0.0))
+    parts = to_units((weights * surprises).nan_to_num_(0.0))
     mean = parts.sum(1, keepdim=True).double() / masses.sum(1, keepdim=True).double()
     distances = (surprises.double() - mean).abs_().float()
     return distances.masked_fill_(masses == 0, torch.inf).nan_to_num_(torch.inf, torch.inf)
@@ -378,53 +380,3 @@ def _sum_in_order(values: Tensor) -> Tensor:
         folded[:, : width - half] += values[:, half:]
         values = folded
     return values
-
-
-def _to_units(weights: Tensor) -> Tensor:
-    """int64 masses of weights in [0, 1]."""
-    return (weights * _UNITS_PER_WEIGHT).long()
-
-
-def _lowest_kept(keys: Tensor, masses: Tensor, target: Tensor) -> Tensor:
-    """The smallest key with mass for which all larger keys together have less mass than ``target``.
-
-    A radix selection by mass: three histograms, from the most significant digit of the keys on,
-    each within the bucket that the previous one has chosen.
-
-    Parameters
-    ----------
-    keys
-        [n, V] int64 in [0, 2**32).
-    masses
-        [n, V] int64, at least 0.
-    target
-        [n, 1] float64. If nothing has mass, the result is 0.
-
-    Returns
-    -------
-    [n, 1] int64
-    """
-    above = torch.zeros_like(target, dtype=torch.int64)  # mass of keys over the chosen bucket
-    prefix = torch.zeros_like(above)  # digits chosen so far
-    for shift, bits in _DIGITS:
-        digits = keys >> shift  # [n, V], the chosen digits and this one
-        in_bucket = torch.where(digits >> bits == prefix, masses, 0) if shift < 21 else masses
-        histogram = torch.zeros(len(keys), 1 << bits, dtype=torch.int64, device=keys.device)
-        histogram.scatter_add_(1, digits & ((1 << bits) - 1), in_bucket)
-        up_to = histogram.cumsum(1)
-        larger = above + up_to[:, -1:] - up_to  # mass of keys over each bucket
-        digit = ((histogram > 0) & (larger < target)).byte().argmax(1, keepdim=True)
-        above = larger.gather(1, digit)
-        prefix = (prefix << bits) | digit
-    return prefix
-
-
-def _sortable(values: Tensor) -> Tensor:
-    """float32 to int64 keys in [0, 2**32) of the same order."""
-    bits = values.view(torch.int32).long()
-    return torch.where(bits < 0, -1 - bits, bits + 2**31)
-
-
-def _from_sortable(keys: Tensor) -> Tensor:
-    bits = torch.where(keys < 2**31, -1 - keys, keys - 2**31)
-    return bits.to(torch.int32).view(torch.float32)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.triton.latent_expanded import row_of
+from src.ops.triton.launching import ceil_div, launcher
 
 _CHANNELS = 512  # of one program
 
@@ -62,6 +63,9 @@ def _convolve_kernel(
         tl.store(to, result.to(out.dtype.element_ty), mask=inside)
 
 
+_launch_convolve = launcher(_convolve_kernel)
+
+
 @triton.jit(do_not_specialize=["slots", "query_start_loc"])
 def _keep_kernel(
     x,
@@ -94,6 +98,9 @@ def _keep_kernel(
             tl.store(state + kept * channels, value, mask=inside)
 
 
+_launch_keep = launcher(_keep_kernel)
+
+
 def run(
     x: Tensor,
     weight: Tensor,
@@ -105,15 +112,17 @@ def run(
 ) -> None:
     """Launch the kernels; arguments as in [`causal_convolution`][src.ops.causal_convolution]."""
     (tokens, channels), rows, taps = x.shape, len(slots), len(weight)
-    blocks = triton.cdiv(channels, _CHANNELS)
+    blocks = ceil_div(channels, _CHANNELS)
     if tokens == 0:
         return
-    _convolve_kernel[(tokens, blocks)](
+    _launch_convolve(
+        (tokens, blocks),
         x, weight, bias, states, slots, query_start_loc, out, x.stride(0), states.stride(0), rows,
         channels, TAPS=taps, BLOCK=_CHANNELS, num_warps=4,
     )  # fmt: skip
     if rows and taps > 1:
-        _keep_kernel[(rows, blocks)](
+        _launch_keep(
+            (rows, blocks),
             x, states, slots, query_start_loc, x.stride(0), states.stride(0), channels,
             TAPS=taps, BLOCK=_CHANNELS, num_warps=4,
         )  # fmt: skip

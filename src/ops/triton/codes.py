@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.cached_rows import is_coded
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 CODES = MappingProxyType({torch.int8: 1, torch.float8_e4m3fn: 2})
 
@@ -121,6 +122,9 @@ def _write_codes_kernel(
             _store_rows(value_cache, rows, x, exists, mask, SORT, HEAD_DIM, D)
 
 
+_launch_write_codes = launcher(_write_codes_kernel)
+
+
 @triton.jit
 def _store_rows(
     cache, rows, x, exists, mask, SORT: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr
@@ -142,9 +146,10 @@ def write_codes(
 ) -> None:
     """Write keys and values [tokens, kv_heads, head_dim] into their slots, as codes."""
     tokens, kv_heads, head_dim = key.shape
-    padded = triton.next_power_of_2(head_dim)
-    heads = min(triton.next_power_of_2(kv_heads), max(1, 1024 // padded))
-    _write_codes_kernel[(tokens, 2 * triton.cdiv(kv_heads, heads))](
+    padded = next_power_of_2(head_dim)
+    heads = min(next_power_of_2(kv_heads), max(1, 1024 // padded))
+    _launch_write_codes(
+        (tokens, 2 * ceil_div(kv_heads, heads)),
         key, value, key_cache, value_cache, slot_mapping, key.stride(0), value.stride(0), kv_heads,
         SORT=sort, HEAD_DIM=head_dim, HEADS=heads, D=padded,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.decode_schedule import LEAST_SHARED, DecodeSchedule, key_column, schedule_size
+from src.ops.triton.launching import launcher, next_power_of_2
 
 _CHUNK = 1024
 """Block table columns that are compared at once."""
@@ -88,6 +89,9 @@ def _pack_kernel(
     tl.store(shared + row, tl.where((count > 1) & (tiles >= LEAST), tiles, 0))
 
 
+_launch_pack = launcher(_pack_kernel)
+
+
 @triton.jit(do_not_specialize=["seq_lens", "shared", "rows"])
 def _starts_kernel(
     query_start_loc,
@@ -122,6 +126,9 @@ def _starts_kernel(
     tl.store(starts + 2 * rows, tl.sum(leading + own, 0))
 
 
+_launch_starts = launcher(_starts_kernel)
+
+
 @DecodeSchedule.taking_flat
 def run(call: DecodeSchedule) -> Tensor:
     """Launch the kernels."""
@@ -134,16 +141,18 @@ def run(call: DecodeSchedule) -> Tensor:
     if rows == 0:
         return schedule.zero_()
     starts, place, shared, members_of = schedule.split((2 * rows + 1, rows, rows, rows * members))
-    padded = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
+    padded = max(_FEWEST_ROWS, next_power_of_2(rows))
     column = key_column(tile, block_size)
     # With a window or chunks nothing is shared, so no row counts as long enough.
     least_length = 2**31 - 1 if sliding_window or chunk else (column + 1) * block_size
-    _pack_kernel[(rows,)](
+    _launch_pack(
+        (rows,),
         block_tables, query_start_loc, seq_lens, place, shared, members_of,
         block_tables.stride(0), rows, column, least_length, block_size, tile,
         LEAST=LEAST_SHARED, MEMBERS=members, ROWS=padded, CHUNK=_CHUNK,
     )  # fmt: skip
-    _starts_kernel[(1,)](
+    _launch_starts(
+        (1,),
         query_start_loc, seq_lens, starts, place, shared, rows, tile, sliding_window, chunk,
         MEMBERS=members, ROWS=padded,
     )  # fmt: skip

@@ -29,6 +29,7 @@ from src.ops.experts import (
     sort_by_expert,
 )
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.linear import step_of
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
@@ -278,6 +279,9 @@ def _gate_up_kernel(
     tl.store(to, result, mask=is_pair[:, None] & is_output[None, :])
 
 
+_launch_gate_up = launcher(_gate_up_kernel)
+
+
 @triton.jit
 def _down_kernel(
     activated,  # [pairs, inputs], sorted
@@ -337,6 +341,9 @@ def _down_kernel(
     tl.store(to, sums.to(results.dtype.element_ty), mask=held)
 
 
+_launch_down = launcher(_down_kernel)
+
+
 @triton.jit
 def _combine_kernel(
     results,  # [tokens, chosen, outputs], undefined where there is no expert
@@ -362,6 +369,9 @@ def _combine_kernel(
                 sums += result.to(tl.float32)
     to = out + token * outputs + n
     tl.store(to, sums.to(out.dtype.element_ty), mask=n < outputs)
+
+
+_launch_combine = launcher(_combine_kernel)
 
 
 class _Held(NamedTuple):
@@ -430,25 +440,28 @@ def run(call: Experts) -> Tensor:
         "RUN": INT4_RUN,
         "M": tile.pairs,
         "N": tile.outputs,
-        "E": triton.next_power_of_2(experts),
+        "E": next_power_of_2(experts),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
     element = hidden.element_size()
     held = _held(up, element, tile)
     activation, alpha, limit = gating_arguments(call.activation)
-    _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
+    _launch_gate_up(
+        (blocks, ceil_div(intermediate, tile.outputs)),
         hidden, up.values, up.scales, up.offsets, call.gate_up_bias, up.order,
         call.weights if call.weighs_inputs else None, order, ends, activated, hidden.stride(0),
         experts, chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha,
         LIMIT=limit, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     held = _held(last, element, tile)
-    _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
+    _launch_down(
+        (blocks, ceil_div(size, tile.outputs)),
         activated, last.values, last.scales, last.offsets, call.down_bias, last.order, order, ends,
         results, experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
-    _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
+    _launch_combine(
+        (tokens, ceil_div(size, _COMBINED)),
         results, None if call.weighs_inputs else call.weights, ids, out, experts, chosen, size,
         BLOCK=_COMBINED, num_warps=4,
     )  # fmt: skip

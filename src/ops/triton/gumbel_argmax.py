@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.gumbel_argmax import GumbelArgmax
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 GROUPS = 1024
 """Philox counters per program; each gives four tokens."""
@@ -83,6 +84,9 @@ def _chunk_kernel(
     tl.store(chunk_tokens + at, tl.min(tl.where(best == top, token, 2147483647), 0).to(tl.int64))
 
 
+_launch_chunk = launcher(_chunk_kernel)
+
+
 @triton.jit
 def _merge_kernel(chunk_scores, chunk_tokens, tokens, chunks, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -96,6 +100,9 @@ def _merge_kernel(chunk_scores, chunk_tokens, tokens, chunks, BLOCK: tl.constexp
     tl.store(tokens + row, tl.where(is_sound, best, NO_TOKEN))
 
 
+_launch_merge = launcher(_merge_kernel)
+
+
 @GumbelArgmax.taking_flat
 def run(call: GumbelArgmax) -> Tensor:
     """Launch the kernels."""
@@ -105,14 +112,21 @@ def run(call: GumbelArgmax) -> Tensor:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
         return tokens
-    chunks = triton.cdiv(vocab_size, 4 * GROUPS)
+    chunks = ceil_div(vocab_size, 4 * GROUPS)
     scores = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
     candidates = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
-    _chunk_kernel[(rows, chunks)](
+    _launch_chunk(
+        (rows, chunks),
         logits, seeds, positions, temperatures, scores, candidates, logits.stride(0), vocab_size,
         BLOCK=GROUPS, num_warps=4,
     )  # fmt: skip
-    _merge_kernel[(rows,)](
-        scores, candidates, tokens, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
+    _launch_merge(
+        (rows,),
+        scores,
+        candidates,
+        tokens,
+        chunks,
+        BLOCK=next_power_of_2(chunks),
+        num_warps=1,
     )
     return tokens

@@ -22,6 +22,7 @@ from torch import Tensor
 from src.ops.latent_attention import LatentAttention
 from src.ops.triton import latent_expanded
 from src.ops.triton.attend import LOG2_E
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.tuning import multiprocessors
 
 
@@ -65,6 +66,9 @@ def _write_kernel(
     tl.store(
         out + token * out_width + offsets, zeros, mask=offsets < tl.where(padding, out_width, 0)
     )
+
+
+_launch_write = launcher(_write_kernel)
 
 
 @triton.jit(do_not_specialize=["rows", "has_plan"])
@@ -121,6 +125,9 @@ def _project_kernel(
         acc.to(to.dtype.element_ty),
         mask=exists[:, None] & (output < OUTPUTS)[None, :],
     )
+
+
+_launch_project = launcher(_project_kernel)
 
 
 @triton.jit
@@ -245,6 +252,9 @@ def _attend_kernel(
     )
 
 
+_launch_attend = launcher(_attend_kernel)
+
+
 @triton.jit(do_not_specialize=["rows", "has_plan", "num_tokens", "splits"])
 def _merge_kernel(
     partial_out,
@@ -286,6 +296,9 @@ def _merge_kernel(
     tl.store(merged + pair * RANK + r, result, mask=r < RANK)
 
 
+_launch_merge = launcher(_merge_kernel)
+
+
 @LatentAttention.taking_flat
 def run(call: LatentAttention) -> None:
     """Launch the kernels."""
@@ -295,8 +308,9 @@ def run(call: LatentAttention) -> None:
     width, value, rows = cache.shape[2], out.shape[2], len(block_tables)
     if tokens == 0:
         return
-    grid = (tokens, triton.cdiv(max(width, heads * value), _COPIED))
-    _write_kernel[grid](
+    grid = (tokens, ceil_div(max(width, heads * value), _COPIED))
+    _launch_write(
+        grid,
         latent, cache, call.slot_mapping, out, query_start_loc, latent.stride(0), rows, width,
         heads * value, BLOCK=_COPIED,
     )  # fmt: skip
@@ -339,18 +353,20 @@ def _absorb(
     if splits > 1:
         partial_out = query.new_empty((splits, tokens, heads, rank), dtype=torch.float32)
     partial_lse = query.new_empty((splits, tokens, heads), dtype=torch.float32)
-    padded = max(16, triton.next_power_of_2(rank))
+    padded = max(16, next_power_of_2(rank))
     marks, has_plan = plan
-    _attend_kernel[(tiles, splits)](
+    _launch_attend(
+        (tiles, splits),
         absorbed, query, cache, block_tables, query_start_loc, seq_lens, marks, partial_out,
         partial_lse, query.stride(0), block_tables.stride(0), rows, has_plan, tokens,
         scale * LOG2_E, HEADS=heads,
         NOPE=nope, ROPE=query_dim - nope, RANK=rank, BLOCK_SIZE=block_size,
-        M=tile.packed, N=tile.keys, R=padded, P=max(16, triton.next_power_of_2(query_dim - nope)),
+        M=tile.packed, N=tile.keys, R=padded, P=max(16, next_power_of_2(query_dim - nope)),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
-        _merge_kernel[(tokens, heads)](
+        _launch_merge(
+            (tokens, heads),
             partial_out, partial_lse, absorbed, query_start_loc, marks, rows, has_plan, tokens,
             heads, splits, RANK=rank, R=padded, num_warps=1,
         )  # fmt: skip
@@ -377,8 +393,9 @@ def _project(
     inputs = weight.shape[1] if is_transposed else weight.shape[2]
     if is_transposed:
         w_output, w_input = w_input, w_output
-    grid = (triton.cdiv(tokens, _PROJECTED), heads, triton.cdiv(outputs, 64))
-    _project_kernel[grid](
+    grid = (ceil_div(tokens, _PROJECTED), heads, ceil_div(outputs, 64))
+    _launch_project(
+        grid,
         x, weight, to, query_start_loc, plan[0], len(query_start_loc) - 1, plan[1], x.stride(0),
         x.stride(1), weight.stride(0), w_output, w_input, to.stride(0), to.stride(1),
         INPUTS=inputs, OUTPUTS=outputs, M=_PROJECTED, N=64, K=32, num_warps=4, num_stages=3,

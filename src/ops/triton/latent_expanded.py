@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.triton.attend import LOG2_E, softmax_state
+from src.ops.triton.launching import launcher, next_power_of_2
 
 
 class ExpandedTile(NamedTuple):
@@ -76,6 +77,9 @@ def _gather_kernel(
     offsets = tl.arange(0, BLOCK)
     vector = tl.load(cache + where + offsets, mask=offsets < width)
     tl.store(vectors + number.to(tl.int64) * width + offsets, vector, mask=offsets < width)
+
+
+_launch_gather = launcher(_gather_kernel)
 
 
 @triton.jit
@@ -248,6 +252,9 @@ def _attend_kernel(
         tl.store(state_lse + pair, highest + tl.log2(total), mask=exists)
 
 
+_launch_attend = launcher(_attend_kernel)
+
+
 def run(
     query: Tensor,
     cache: Tensor,
@@ -275,19 +282,21 @@ def run(
     state_lse = query.new_empty((tokens, heads), dtype=torch.float32)
     tile = TILES[query.element_size()]
     padded = {
-        name: max(16, triton.next_power_of_2(size))
+        name: max(16, next_power_of_2(size))
         for name, size in (("D", nope), ("P", rope), ("V", value))
     }
     projection = up.flatten(0, 1).T
     # Without keys, kernels are only warmed up.
     for first in range(0, max(1, expanded_keys), most):
         count = min(most, expanded_keys - first)
-        _gather_kernel[(max(1, count),)](
+        _launch_gather(
+            (max(1, count),),
             cache, block_tables, expansion, vectors, block_tables.stride(0), rows, first, count,
-            width, BLOCK_SIZE=block_size, BLOCK=triton.next_power_of_2(width),
+            width, BLOCK_SIZE=block_size, BLOCK=next_power_of_2(width),
         )  # fmt: skip
         torch.mm(vectors[:count, :rank], projection, out=made[:count])
-        _attend_kernel[(tokens // tile.tokens + rows, heads)](
+        _launch_attend(
+            (tokens // tile.tokens + rows, heads),
             query, made, vectors, expansion, query_start_loc, seq_lens, state_out, state_lse, out,
             query.stride(0), rows, first, count, scale * LOG2_E,
             HEADS=heads, NOPE=nope, ROPE=rope, RANK=rank, VALUE=value, M=tile.tokens, N=tile.keys,

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from src.ops.linear import Linear
 from src.ops.matrix import INT4_RUN, Tiling
+from src.ops.triton.launching import ceil_div, launcher
 
 
 class Tile(NamedTuple):
@@ -108,6 +109,9 @@ def _linear_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token[:, None] & held)
 
 
+_launch_linear = launcher(_linear_kernel)
+
+
 @Linear.taking_flat
 def run(call: Linear) -> Tensor:
     """Launch the kernel of [`linear`][src.ops.linear.Linear].
@@ -136,8 +140,9 @@ def run(call: Linear) -> Tensor:
         return out
     group = matrix.group
     tile = tile_of(tokens)
-    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens))
-    _linear_kernel[grid](
+    grid = (ceil_div(outputs, tile.outputs), ceil_div(tokens, tile.tokens))
+    _launch_linear(
+        grid,
         x, matrix.values, matrix.scales, matrix.offsets, bias, out, x.stride(0), tokens, inputs,
         outputs, group, IS_INT4=traits.bits == 4, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
         K=step_of(group, x.element_size()), num_warps=tile.warps, num_stages=tile.stages,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.linear_recurrence import NORM_EPS
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 _COLUMNS = 32  # of a state, in one program
 _PADDING = 16  # tokens of padding that are cleared at a time
@@ -123,6 +124,9 @@ def _recurrence_kernel(
             tl.store(state_at, state, mask=mask)
 
 
+_launch_recurrence = launcher(_recurrence_kernel)
+
+
 def run(
     query: Tensor,
     key: Tensor,
@@ -143,7 +147,8 @@ def run(
     if tokens == 0:
         return
     rows = len(slots)
-    _recurrence_kernel[(rows + 1, heads, triton.cdiv(dim, _COLUMNS))](
+    _launch_recurrence(
+        (rows + 1, heads, ceil_div(dim, _COLUMNS)),
         query, key, value, decay, factor, skip, states, slots, query_start_loc, out,
         query.stride(0), key.stride(0), value.stride(0), states.stride(0), rows, tokens, heads,
         heads // key_heads, DELTA=delta, NORMALIZES=normalizes, **constants(key_dim, dim),
@@ -157,7 +162,7 @@ def constants(key_dim: int, dim: int) -> dict[str, float]:
         "ROOT": key_dim**-0.5,
         "KEY_DIM": key_dim,
         "DIM": dim,
-        "N": triton.next_power_of_2(key_dim),
+        "N": next_power_of_2(key_dim),
         "P": _COLUMNS,
         "PADDING": _PADDING,
     }

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from src.ops.lora import Lora
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 _TOKENS = 16  # the fewest that a tensor core multiplies
 _INPUTS = 64
@@ -57,6 +58,9 @@ def _project(
         )
 
 
+_launch_project = launcher(_project)
+
+
 @triton.jit(do_not_specialize=["slots", "tokens"])
 def _expand(
     base, up, ranks, starts, slots, inner, out,
@@ -93,6 +97,9 @@ def _expand(
         tl.store(out + place, result.to(out.dtype.element_ty), mask=within)
 
 
+_launch_expand = launcher(_expand)
+
+
 @Lora.taking_flat
 def lora(call: Lora) -> Tensor:
     """Launch the kernels."""
@@ -103,14 +110,16 @@ def lora(call: Lora) -> Tensor:
     out = torch.empty_like(base)
     if not tokens:
         return out
-    padded = max(16, triton.next_power_of_2(room))
+    padded = max(16, next_power_of_2(room))
     inner = torch.empty(tokens, parts * room, dtype=torch.float32, device=base.device)
-    tiles = triton.cdiv(tokens, _TOKENS)
-    _project[(tiles, count, parts)](
+    tiles = ceil_div(tokens, _TOKENS)
+    _launch_project(
+        (tiles, count, parts),
         *(x, down, ranks, slots, inner, tokens, inputs, x.stride(0)),
         parts=parts, room=room, padded=padded, block_t=_TOKENS, block_k=_INPUTS,
     )  # fmt: skip
-    _expand[(tiles, count + 1, triton.cdiv(outputs, _OUTPUTS))](
+    _launch_expand(
+        (tiles, count + 1, ceil_div(outputs, _OUTPUTS)),
         *(base, up, ranks, starts, slots, inner, out, tokens, outputs),
         parts=parts, room=room, padded=padded, block_t=_TOKENS, block_n=_OUTPUTS,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from src.ops.decode_schedule import decode_schedule
 from src.ops.triton import paged_decode
 from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
 from src.ops.triton.codes import as_stored, write_codes
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.tuning import (
     PrefillShape,
     capability_of,
@@ -65,6 +66,9 @@ def _write_cache_kernel(
     tl.store(
         out + token * out_width + offsets, zeros, mask=offsets < tl.where(padding, out_width, 0)
     )
+
+
+_launch_write_cache = launcher(_write_cache_kernel)
 
 
 @triton.jit(do_not_specialize=["block_tables", "seq_lens", "table_stride", "rows"])
@@ -157,6 +161,9 @@ def _prefill_kernel(
     tl.store(out + where[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
+_launch_prefill = launcher(_prefill_kernel)
+
+
 def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) -> None:
     """Launch the kernels.
 
@@ -180,7 +187,7 @@ def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) 
         _write_cache(key, value, key_cache, value_cache, call.slot_mapping, out, query_start_loc)
     if block_tables.shape[0] == 0 or max_seq_len == 0:
         return
-    group, padded = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    group, padded = heads // kv_heads, max(16, next_power_of_2(head_dim))
     device = capability_of(query.device), padded, computed_size(key_cache)
     rows = (query, key_cache, value_cache, block_tables, query_start_loc, seq_lens)
     if call.deterministic:
@@ -219,7 +226,8 @@ def _write_cache(
     """Write keys and values into their slots, and zeros into `out` for padding."""
     tokens, kv_width, out_width = len(key), key[0].numel(), out[0].numel()
     copy = 1024
-    _write_cache_kernel[(tokens, triton.cdiv(max(kv_width, out_width), copy))](
+    _launch_write_cache(
+        (tokens, ceil_div(max(kv_width, out_width), copy)),
         key, value, key_cache, value_cache, slot_mapping, out, query_start_loc,
         key.stride(0), value.stride(0), len(query_start_loc) - 1, kv_width, out_width, BLOCK=copy,
     )  # fmt: skip
@@ -242,11 +250,12 @@ def _prefill(
 ) -> None:
     """Attend for rows with `fewest` query tokens or more."""
     tokens, heads, head_dim = query.shape
-    rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
+    rows, (_, block_size, kv_heads, row) = block_tables.shape[0], key_cache.shape
     group = heads // kv_heads
-    _prefill_kernel[(tokens * group // shape.packed + rows, kv_heads)](
+    _launch_prefill(
+        (tokens * group // shape.packed + rows, kv_heads),
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, out,
-        query.stride(0), block_tables.stride(0), kv_heads * key_cache.shape[3], rows, heads,
+        query.stride(0), block_tables.stride(0), kv_heads * row, rows, heads,
         spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, CAP=(spec.cap or 0.0) * LOG2_E,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
 from src.ops.triton.attend import LOG2_E, attend, first_visible, softmax_state, with_sink
+from src.ops.triton.launching import launcher
 from src.ops.triton.tuning import DecodeShape, multiprocessors, packed_rows
 
 _MERGED = 16
@@ -172,6 +173,9 @@ def _decode_kernel(
             segment = _segment_of(schedule, segments, unit - kv_head * tiles)
 
 
+_launch_decode = launcher(_decode_kernel)
+
+
 @triton.jit
 def _take_pieces(
     acc,
@@ -268,6 +272,9 @@ def _merge_kernel(
     tl.store(out + (token * heads + head) * HEAD_DIM + d, result, mask=d < HEAD_DIM)
 
 
+_launch_merge = launcher(_merge_kernel)
+
+
 def run(
     query: Tensor,
     key_cache: Tensor,
@@ -292,13 +299,14 @@ def run(
         shape: Size of the programs.
     """
     heads, head_dim = query.shape[1:]
-    rows, (block_size, kv_heads) = len(block_tables), key_cache.shape[1:3]
+    rows, (_, block_size, kv_heads, row) = block_tables.shape[0], key_cache.shape
     group = heads // kv_heads
     packed = packed_rows(group)
     programs = multiprocessors(query.device) * shape.programs
     places = 2 * rows * heads + programs * packed
-    partial_out = query.new_empty((places, padded), dtype=torch.float32)
-    partial_lse = query.new_empty((places,), dtype=torch.float32)
+    # One allocation for both: the results of all places, then their sums.
+    partial = query.new_empty(places * (padded + 1), dtype=torch.float32)
+    partial_lse = partial[places * padded :]
     shared = {
         "GROUP": group,
         "MEMBERS": packed // group,
@@ -306,15 +314,17 @@ def run(
         "M": packed,
         "D": padded,
     }
-    _decode_kernel[(programs,)](
+    _launch_decode(
+        (programs,),
         query, key_cache, value_cache, block_tables, query_start_loc, seq_lens, schedule,
-        partial_out, partial_lse, out, query.stride(0), block_tables.stride(0),
-        kv_heads * key_cache.shape[3], rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
+        partial, partial_lse, out, query.stride(0), block_tables.stride(0),
+        kv_heads * row, rows, kv_heads, spec.scale * LOG2_E, spec.sinks, **shared,
         BLOCK_SIZE=block_size, WINDOW=spec.window or 0, CHUNK=spec.chunk or 0,
         CAP=(spec.cap or 0.0) * LOG2_E, SORT=sort, N=shape.tile, num_warps=shape.warps,
         num_stages=shape.stages,
     )  # fmt: skip
-    _merge_kernel[(rows, heads)](
-        partial_out, partial_lse, query_start_loc, schedule, out, rows, heads, programs,
+    _launch_merge(
+        (rows, heads),
+        partial, partial_lse, query_start_loc, schedule, out, rows, heads, programs,
         spec.sinks, **shared, PIECES=_MERGED, num_warps=1,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from src.ops.rotate_and_cache import RotateAndCache
 from src.ops.triton.codes import as_stored, codes_of, factors_of, store_factors
+from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 
 TILE = 1024
 """Elements of the heads that one program handles; at least one head."""
@@ -169,13 +170,16 @@ def _rotate_and_cache_kernel(
                 tl.store(value_cache + at + HALF, tl.load(value + at + HALF, mask=mask), mask=mask)
 
 
+_launch_rotate_and_cache = launcher(_rotate_and_cache_kernel)
+
+
 def constants(head_dim: int, heads: int) -> dict[str, int]:
     """The kernel's constants, for up to `heads` heads of queries or of keys."""
-    padded = triton.next_power_of_2(head_dim // 2)
+    padded = next_power_of_2(head_dim // 2)
     most = max(1, TILE // (2 * padded))
     return {
         "HALF": head_dim // 2,
-        "HEADS": min(most, triton.next_power_of_2(heads)),
+        "HEADS": min(most, next_power_of_2(heads)),
         "PADDED": padded,
     }
 
@@ -190,8 +194,9 @@ def run(call: RotateAndCache) -> None:
         return
     fixed = constants(head_dim, max(heads, kv_heads))
     (key_cache, sort), (value_cache, _) = as_stored(call.key_cache), as_stored(call.value_cache)
-    tiles = triton.cdiv(heads, fixed["HEADS"]) + 2 * triton.cdiv(kv_heads, fixed["HEADS"])
-    _rotate_and_cache_kernel[(tokens, tiles)](
+    tiles = ceil_div(heads, fixed["HEADS"]) + 2 * ceil_div(kv_heads, fixed["HEADS"])
+    _launch_rotate_and_cache(
+        (tokens, tiles),
         query, key, value, call.q_norm, call.k_norm, call.rope_table, call.positions,
         call.slot_mapping, key_cache, value_cache, out, query.stride(0), key.stride(0),
         value.stride(0), heads, kv_heads, call.eps,

@@ -16,13 +16,13 @@ from src.engine.sampling import truncation
 from src.engine.sampling.truncation import (
     MAX_SHORT_K,
     Truncation,
-    farthest_by_radix,
+    farthest_by_mass,
     farthest_by_sorting,
     is_short,
-    kth_by_radix,
+    kth_by_mass,
     kth_by_selection,
+    lowest_by_mass,
     lowest_by_pruning,
-    lowest_by_radix,
     truncate_by_floor,
     truncate_long,
     truncate_short,
@@ -46,7 +46,7 @@ NASTY = [
     1e4,
 ]
 
-BY_RADIX = (kth_by_radix, lowest_by_radix, farthest_by_radix)
+BY_MASS = (kth_by_mass, lowest_by_mass, farthest_by_mass)
 
 Truncate = Callable[[Tensor, Truncation], None]
 
@@ -159,21 +159,21 @@ def test_short_and_long_paths_agree(
 
 @settings(max_examples=100, deadline=None)
 @given(logits_strategy, st.integers(1, 3000))
-def test_radix_finds_the_kth_logit(values: list[float], k: int) -> None:
+def test_mass_finds_the_kth_logit(values: list[float], k: int) -> None:
     logits = torch.tensor([values])
     top_k = torch.tensor([[min(k, len(values))]])
     expected = logits.sort(descending=True).values[0, top_k.item() - 1]
-    assert kth_by_radix(logits, top_k).item() == expected
+    assert kth_by_mass(logits, top_k).item() == expected
     assert kth_by_selection(logits, top_k).item() == expected
 
 
 @settings(max_examples=100, deadline=None)
 @given(logits_strategy, top_ps.filter(lambda p: p < 1.0))
-def test_radix_and_pruning_find_the_same_weight(values: list[float], p: float) -> None:
+def test_mass_and_pruning_find_the_same_weight(values: list[float], p: float) -> None:
     logits = torch.tensor([values])
     weights = (logits - logits.amax()).exp()
     top_p = torch.tensor([[p]], dtype=torch.float64)
-    assert lowest_by_radix(weights, top_p).item() == lowest_by_pruning(weights, top_p).item()
+    assert lowest_by_mass(weights, top_p).item() == lowest_by_pruning(weights, top_p).item()
 
 
 @pytest.mark.parametrize("k", [1, 7, 40])
@@ -252,7 +252,7 @@ ENOUGH = [(0.25, 1), (0.5, 1), (0.5 + 1e-9, 2), (0.75, 2), (0.75 + 1e-9, 3), (0.
 def test_a_mass_that_is_exactly_top_p_is_enough(p: float, count: int) -> None:
     weights = torch.tensor([HALVES])
     top_p = torch.tensor([[p]], dtype=torch.float64)
-    for lowest in (lowest_by_radix, lowest_by_pruning):
+    for lowest in (lowest_by_mass, lowest_by_pruning):
         assert lowest(weights, top_p).item() == HALVES[count - 1]
     # Of doubles the exponentials are these to less than a unit of mass, where the quotient is a
     # convergent of the logarithm of 2: what is cut off makes them exact.
@@ -270,7 +270,7 @@ def test_a_mass_that_is_exactly_top_p_is_enough_in_the_whole_row() -> None:
     for p, count in ENOUGH:
         for ways in (
             (kth_by_selection, lowest_by_pruning, farthest_by_sorting),
-            BY_RADIX,
+            BY_MASS,
         ):
             logits = torch.tensor([values])
             truncation._truncate_long(logits, rows_of(1.0, 0, p, 0.0), *ways)
@@ -299,7 +299,7 @@ def test_paths_by_k() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5))
 def test_rows_do_not_disturb_each_other(seed: int, n: int) -> None:
-    """Also the device path, by radix: all rows at once equals each row alone."""
+    """Also the device path, by mass: all rows at once equals each row alone."""
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, 777, generator=random) * 3
     rows = Truncation(
@@ -315,7 +315,7 @@ def test_rows_do_not_disturb_each_other(seed: int, n: int) -> None:
 
     def run(logits: Tensor, rows: Truncation) -> Tensor:
         logits = logits.clone()
-        truncation._truncate_long(logits, rows, *BY_RADIX)
+        truncation._truncate_long(logits, rows, *BY_MASS)
         return logits
 
     together = run(logits, rows)

@@ -17,10 +17,10 @@ from src.engine.sampling.logits import BANNED
 from src.engine.sampling.truncation import (
     OFF,
     Truncation,
-    farthest_by_radix,
+    farthest_by_mass,
     farthest_by_sorting,
-    kth_by_radix,
-    lowest_by_radix,
+    kth_by_mass,
+    lowest_by_mass,
     numbers_of,
     path_of,
     truncate_by_floor,
@@ -170,13 +170,13 @@ def test_paths() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seeds, spreads, st.floats(1e-6, 0.9999))
-def test_sorting_and_radix_agree(seed: int, spread: float, mass: float) -> None:
+def test_sorting_and_mass_agree(seed: int, spread: float, mass: float) -> None:
     logits = smooth(seed, spread)
     maxima = logits.amax(1, keepdim=True)
     weights = (logits - maxima).exp()
     distances = truncation._distances(maxima - logits, weights)
     typical_p = torch.tensor([[mass]], dtype=torch.float64)
-    found = farthest_by_radix(distances, weights, typical_p)
+    found = farthest_by_mass(distances, weights, typical_p)
     assert torch.equal(found, farthest_by_sorting(distances, weights, typical_p))
 
 
@@ -193,16 +193,16 @@ def test_a_row_is_the_same_in_any_batch(n: int) -> None:
         for index in range(n)
     ]
 
-    def by_radix(values: Tensor, rows: Truncation) -> Tensor:
+    def by_mass(values: Tensor, rows: Truncation) -> Tensor:
         changed = values.clone()
-        ways = (kth_by_radix, lowest_by_radix, farthest_by_radix)
+        ways = (kth_by_mass, lowest_by_mass, farthest_by_mass)
         truncation._truncate_long(changed, rows, *ways)
         return changed
 
-    together = by_radix(logits, rows_of(*asked))
+    together = by_mass(logits, rows_of(*asked))
     for index, params in enumerate(asked):
         row = logits[index : index + 1]
-        assert torch.equal(together[index], by_radix(row, rows_of(params))[0])
+        assert torch.equal(together[index], by_mass(row, rows_of(params))[0])
         on_cpu = row.clone()
         truncate_long(on_cpu, rows_of(params))
         assert torch.equal(together[index], on_cpu[0])

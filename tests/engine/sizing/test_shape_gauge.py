@@ -14,9 +14,9 @@ from src.engine.execution.memory_profile import compute_largest_step
 from src.engine.sampling import truncation
 from src.engine.sampling.truncation import (
     Truncation,
-    farthest_by_radix,
-    kth_by_radix,
-    lowest_by_radix,
+    farthest_by_mass,
+    kth_by_mass,
+    lowest_by_mass,
 )
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.start import _shortened
@@ -82,8 +82,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def truncate_by_radix(logits: Tensor, rows: Truncation) -> None:
-    ways = (kth_by_radix, lowest_by_radix, farthest_by_radix)
+def truncate_by_mass(logits: Tensor, rows: Truncation) -> None:
+    ways = (kth_by_mass, lowest_by_mass, farthest_by_mass)
     truncation._truncate_long(logits, rows, *ways)
 
 
@@ -106,7 +106,7 @@ def test_a_step_of_shapes_takes_what_a_step_takes(
 ) -> None:
     """On the host tensors have values, and other functions make some of them."""
     # The host has a way to truncate of its own, a row at a time.
-    monkeypatch.setattr(truncation, "truncate_long", truncate_by_radix)
+    monkeypatch.setattr(truncation, "truncate_long", truncate_by_mass)
     directory = make_checkpoint(tmp_path / "model", architecture, **CASES[architecture])
     outline = outline_model(directory, LoadOptions(max_model_len=128), outlines_tables=True)
     real = load_model(directory, LoadOptions(load_format="dummy", max_model_len=128))

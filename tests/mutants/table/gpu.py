@@ -67,4 +67,110 @@ MUTATIONS = (
             "place = count - 1 + kept",
         ),
     ),
+    *mutations_of(
+        "src/ops/triton/launching.py",
+        ("tests/ops/test_launching.py",),
+        (
+            "a kept kernel is launched with tensors of another dtype",
+            'key += [f"_kind_{name}", *([f"_aligned_{name}"] if aligned else ())]',
+            'key += [*([f"_aligned_{name}"] if aligned else ())]',
+        ),
+        (
+            "a kernel for aligned memory is launched with other memory",
+            "& 15 == 0",
+            "& 3 == 0",
+        ),
+        (
+            "a kernel for 32 bits is launched with a larger number",
+            "(-2147483648 <= {name} <= 2147483647) or {name}",
+            "(-2147483648 <= {name} <= 2147483648) or {name}",
+        ),
+        (
+            "a kernel for an integer is launched with a fraction",
+            'key += [f"{name}.__class__", fits if each.do_not_specialize else name]',
+            "key += [fits if each.do_not_specialize else name]",
+        ),
+        (
+            "a kernel of one device is launched on another",
+            'lines, key, passed = [], ["_device"], []',
+            'lines, key, passed = [], ["None"], []',
+        ),
+        (
+            "options of a launch do not count",
+            "f\"_key = ({', '.join(key)}, {options})\",",
+            "f\"_key = ({', '.join(key)},)\",",
+        ),
+        (
+            "memory of the host is launched on the device",
+            "isinstance(made, CompiledKernel) or _ON_HOST in key",
+            "isinstance(made, CompiledKernel)",
+        ),
+        (
+            "a profiler's hooks are not called",
+            "if _found is None or _begins.calls or _ends.calls:",
+            "if _found is None:",
+        ),
+        (
+            "kept kernels are never dropped",
+            "if len(self.variants) >= _MOST_KEPT:",
+            "if len(self.variants) >= 2 * _MOST_KEPT:",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/mass_threshold.py",
+        ("tests/engine/sampling/test_truncation.py",),
+        (
+            "top_p keeps a token though those before it are enough (by radix)",
+            "((histogram > 0) & (larger < target))",
+            "((histogram > 0) & (larger <= target))",
+        ),
+        (
+            "negative logits are in the wrong order",
+            "return torch.where(bits < 0, -1 - bits, bits + 2**31)",
+            "return torch.where(bits < 0, bits + 2**31, bits + 2**31)",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/triton/mass_threshold.py",
+        _INTERPRETED,
+        (
+            "on a GPU top_p keeps a token though those before it are enough",
+            "tl.sum(parts, 1).to(tl.float64) < target",
+            "tl.sum(parts, 1).to(tl.float64) <= target",
+        ),
+        (
+            "on a GPU negative logits are ranked by their bits",
+            "return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
+            "return bits",
+        ),
+        (
+            "on a GPU masses are rounded to float32",
+            "* _UNITS).to(tl.int64)",
+            "* 16777216.0).to(tl.int64)",
+        ),
+        (
+            "on a GPU the likeliest token's mass is not found",
+            "_KEY_OF_ONE if WITHIN_ONE",
+            "_KEY_OF_ONE - 1 if WITHIN_ONE",
+        ),
+        (
+            "on a GPU values behind a row's last count",
+            "return (at < vocab_size).to(tl.int64)",
+            "return (at >= 0).to(tl.int64)",
+        ),
+        (
+            "on a GPU rows that lie apart are read as if they were together",
+            "values, weights, shares, thresholds, values.stride(0),",
+            "values, weights, shares, thresholds, vocab_size,",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/sampling/truncation.py",
+        ("tests/engine/test_pipeline.py::test_warming_up_writes_nothing_and_draws_for_nobody",),
+        (
+            "kernels that truncate are compiled while a request waits",
+            "    truncate_long(logits, rows)\n\n\ndef _truncate_long(",
+            "\n\ndef _truncate_long(",
+        ),
+    ),
 )

@@ -87,11 +87,6 @@ MUTATIONS = (
             "np.count_nonzero((before <= target) & (masses > 0))",
         ),
         (
-            "top_p keeps a token though those before it are enough (by radix)",
-            "((histogram > 0) & (larger < target))",
-            "((histogram > 0) & (larger <= target))",
-        ),
-        (
             "ties that top_k kept have no mass",
             "masses.sum(1, keepdim=True) + tied * kth_mass",
             "masses.sum(1, keepdim=True)",
@@ -110,11 +105,6 @@ MUTATIONS = (
             "top_k keeps one too few",
             "logits.kthvalue(logits.shape[1] - k + 1, keepdim=True)",
             "logits.kthvalue(min(logits.shape[1], logits.shape[1] - k + 2), keepdim=True)",
-        ),
-        (
-            "negative logits are in the wrong order",
-            "return torch.where(bits < 0, -1 - bits, bits + 2**31)",
-            "return torch.where(bits < 0, bits + 2**31, bits + 2**31)",
         ),
         (
             "top_p looks at what min_p has dropped",
