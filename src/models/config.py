@@ -131,6 +131,25 @@ class RecurrenceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolutionConfig:
+    """A gated convolution over a few tokens in attention's place (LFM2).
+
+    Attributes
+    ----------
+    taps
+        Tokens that the convolution sees, the token itself included.
+    bias
+        Whether both projections and the convolution have biases.
+    """
+
+    taps: int
+    bias: bool = False
+    in_name: str = "conv.in_proj"
+    convolution_name: str = "conv.conv"
+    output_name: str = "conv.out_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionConfig:
     """Latent attention of one layer: one vector per token is cached, whatever the number of heads.
 
@@ -267,7 +286,9 @@ class ExpertsConfig:
 
 
 # What may be in attention's place.
-MixingConfig: TypeAlias = AttentionConfig | LatentAttentionConfig | RecurrenceConfig
+MixingConfig: TypeAlias = (
+    AttentionConfig | LatentAttentionConfig | RecurrenceConfig | ShortConvolutionConfig
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

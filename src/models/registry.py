@@ -29,6 +29,8 @@ from src.models.families.gpt_oss import GptOss
 from src.models.families.granite import Granite
 from src.models.families.granite_hybrid import GraniteHybrid
 from src.models.families.granite_moe import GraniteMoe
+from src.models.families.lfm2 import Lfm2
+from src.models.families.lfm2_moe import Lfm2Moe
 from src.models.families.llama import Llama
 from src.models.families.llama4 import Llama4
 from src.models.families.mistral import Mistral
@@ -62,6 +64,8 @@ FAMILIES: tuple[type[Family], ...] = (
     Granite,
     GraniteMoe,
     GptOss,
+    Lfm2,
+    Lfm2Moe,
     Llama,
     Llama4,
     Mistral,

@@ -1,0 +1,101 @@
+"""The segments around a gated short convolution, and the static arguments of its mixer.
+
+LFM2 (Liquid AI, 2025). A projection makes three vectors of each token's input. The product of two
+is convolved along the sequence, channel by channel; the third is a factor of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from src.models.layer_kv import KVTensor, LayerKVSpec
+from src.models.layers.attention import add
+from src.models.layers.linear import linear
+from src.models.layers.norms import NormSpec, rms_norm
+from src.models.weights.methods import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class ShortInSpec:
+    """The static part of `short_in`: the norm of the residual stream; None: not normalized."""
+
+    norm: NormSpec | None
+
+
+class ShortInWeights(NamedTuple):
+    """Weights of `short_in`, in the model's dtype unless quantized."""
+
+    norm: Tensor | None  # [H]
+    weight: Weight  # [3 H, H], rows: factor of inputs, factor of outputs, inputs
+    bias: Tensor | None  # [3 H]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortOutSpec:
+    """The static part of `short_out`: a factor of what is added to the residual stream."""
+
+    multiplier: float
+
+
+class ShortOutWeights(NamedTuple):
+    """Weights of `short_out`."""
+
+    output_weight: Weight  # [H, H]
+    output_bias: Tensor | None  # [H]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortMixerSpec:
+    """Static arguments of the mixer of one layer.
+
+    Attributes
+    ----------
+    channels
+        Elements of a token that are convolved, each by itself.
+    taps
+        Tokens that the convolution sees, the token itself included.
+    deterministic
+        Whether a token's result must be the same bits in every batch; it always is.
+    """
+
+    channels: int
+    taps: int
+    dtype: torch.dtype
+    deterministic: bool
+
+    def kv(self) -> LayerKVSpec:
+        """See `layer_kv.MixerSpec`."""
+        inputs = KVTensor("inputs", (self.taps - 1, self.channels), self.dtype)
+        return LayerKVSpec("inputs of convolutions", (inputs,), per="sequence")
+
+
+class ShortMixerWeights(NamedTuple):
+    """Weights of the mixer."""
+
+    weight: Tensor  # [K, C], of the convolution
+    bias: Tensor | None  # [C]
+
+
+def short_in(spec: ShortInSpec, weights: ShortInWeights, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what is convolved and the factor of the result, both [T, H], from [T, H]."""
+    normed = residual
+    if spec.norm is not None and weights.norm is not None:
+        normed = rms_norm(residual, weights.norm, spec.norm)
+    before, behind, given = linear(normed, weights.weight, weights.bias).chunk(3, dim=-1)
+    return before * given, behind
+
+
+def short_out(
+    spec: ShortOutSpec,
+    weights: ShortOutWeights,
+    convolved: Tensor,
+    factor: Tensor,
+    residual: Tensor,
+) -> Tensor:
+    """Add the projected product of [T, H] and its factor [T, H] to the residual stream [T, H]."""
+    added = linear(factor * convolved, weights.output_weight, weights.output_bias)
+    return add(residual, added, None, None, spec.multiplier)
