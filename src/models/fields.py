@@ -35,6 +35,7 @@ _MOST = {
     # What kernels can hold.
     "linear_conv_kernel_dim": MAX_TAPS,
     "mamba_d_conv": MAX_TAPS,
+    "conv_L_cache": MAX_TAPS,
 }
 # What is computed with these numbers is in float32. JSON's may be larger than any float.
 _MOST_FLOAT32 = 3.4e38

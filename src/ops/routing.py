@@ -18,7 +18,8 @@ from src.ops.elementwise import by_token
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
-_TOO_SMALL_TO_SHOW: Final = 1e-20  # Changes no sum of softmax scores; a sum of sigmoids may be 0.
+TOO_SMALL_TO_SHOW: Final = 1e-20
+"""Changes no sum of softmax scores; a sum of sigmoids may be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Routing:
             or `softmax_of_chosen`, over the k largest logits (gpt-oss).
         renormalise: Divide a token's weights by their sum (Mixtral: always; Qwen3-MoE:
             `norm_topk_prob`).
+        added: What is added to that sum.
         scale: Factor of all weights, applied last (`routed_scaling_factor`).
         groups: Number of groups of consecutive experts (`n_group`).
         chosen_groups: Number of groups from which experts may be chosen (`topk_group`).
@@ -41,6 +43,7 @@ class Routing:
     chosen: int
     scoring: Scoring = "softmax"
     renormalise: bool = True
+    added: float = TOO_SMALL_TO_SHOW
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
@@ -82,7 +85,7 @@ def route(
     if routing.scoring == "softmax_of_chosen":
         weights = weights.softmax(dim=-1)
     elif routing.renormalise:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + _TOO_SMALL_TO_SHOW)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + routing.added)
     return (weights if routing.scale == 1.0 else weights * routing.scale), ids
 
 

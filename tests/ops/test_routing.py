@@ -8,12 +8,14 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     GptOssConfig,
+    Lfm2MoeConfig,
     MixtralConfig,
     Qwen3MoeConfig,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -94,6 +96,27 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
         chosen_groups=chosen_groups,
     )
     same_choice(route(logits, routing, router.e_score_correction_bias), weights, ids)
+
+
+@pytest.mark.parametrize("is_biased", [True, False])
+def test_lfm2_moe(is_biased: bool) -> None:
+    config = Lfm2MoeConfig(
+        hidden_size=HIDDEN,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        routed_scaling_factor=2.5,
+        use_expert_bias=is_biased,
+    )
+    router = randomised(Lfm2MoeTopKRouter(config))
+    # So that a token's scores are next to nothing, as is what is added to their sum.
+    with torch.no_grad():
+        router.weight.copy_(-router.weight.abs())
+    bias = torch.randn(EXPERTS, generator=torch.Generator().manual_seed(5))
+    logits, weights, ids = router(2.0 * hidden_states().abs(), bias)
+    assert bool((weights.sum(-1) < 2.4).any())
+    assert bool((weights.sum(-1) > 2.48).any())
+    routing = Routing(chosen=CHOSEN, scoring="sigmoid", added=1e-6, scale=2.5)
+    same_choice(route(logits, routing, bias if is_biased else None), weights, ids)
 
 
 @pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])

@@ -189,6 +189,8 @@ _ROPES_OF: dict[str, tuple[str, ...]] = {
     "granite": ("default",),
     "granite_moe": ("default",),
     "granite_moehybrid": ("default",),
+    "lfm2": ("default", "yarn"),
+    "lfm2_moe": ("default",),
     "olmo3": ("default", "yarn"),
     "qwen2_moe": ("default",),
     "qwen3next": ("default", "yarn"),

@@ -4,42 +4,45 @@ from __future__ import annotations
 
 from src.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from src.models.families.family import Family, experts
-from src.models.families.lfm2 import dense_mlp, lfm2_decoder, mixing_parts
+from src.models.families.lfm2 import (
+    DEFAULTS,
+    LAYER_TYPES,
+    dense_mlp,
+    lfm2_decoder,
+    mixing_parts,
+)
 from src.models.fields import Fields
 
 
 class Lfm2Moe(Family):
-    """Short convolutions beside attention; experts chosen by sigmoids and a bias.
-
-    The reference adds 1e-6 to the sum by which it divides the weights of the chosen experts. Here
-    they sum up to 1.
-    """
+    """Short convolutions beside attention; experts chosen by sigmoids and a bias."""
 
     architectures = ("Lfm2MoeForCausalLM",)
     model_type = "lfm2_moe"
     defaults = {  # noqa: RUF012
-        "max_position_embeddings": 128_000,
-        "rope_theta": 1_000_000.0,
-        "norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "conv_bias": False,
-        "conv_L_cache": 3,
+        **DEFAULTS,
         "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1792,
         "use_expert_bias": True,
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.0,
-        "hidden_act": "silu",
     }
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
         """The first `num_dense_layers` have an MLP."""
-        mixing, dense = mixing_parts(fields), fields.count("num_dense_layers")
+        layers, dense = fields.integer("num_hidden_layers"), fields.count("num_dense_layers")
+        kinds = fields.strings("layer_types", layers, LAYER_TYPES)
+        if kinds is None:
+            raise fields.error("layer_types", f"a list of {layers} entries")
+        parts = mixing_parts(fields, kinds)
         mlps: list[MLPConfig | ExpertsConfig] = [
             dense_mlp(fields.integer("intermediate_size")) if layer < dense else _experts(fields)
-            for layer in range(len(mixing))
+            for layer in range(layers)
         ]
-        return lfm2_decoder(fields, mixing, mlps)
+        return lfm2_decoder(fields, parts, mlps)
 
 
 def _experts(fields: Fields) -> ExpertsConfig:
@@ -48,6 +51,7 @@ def _experts(fields: Fields) -> ExpertsConfig:
         fields,
         intermediate_size=fields.integer("moe_intermediate_size"),
         renormalize=fields.boolean("norm_topk_prob"),
+        added_to_sum=1e-6,
         scoring="sigmoid",
         scale=fields.number("routed_scaling_factor"),
         router_name="feed_forward.gate",

@@ -16,18 +16,24 @@ from src.models.layer_kv import KVTensor, LayerKVSpec
 from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.norms import NormSpec, rms_norm
-from src.models.weights.methods import Weight
+from src.models.weights.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True)
-class ShortInSpec:
-    """The static part of `short_in`: the norm of the residual stream; None: not normalized."""
+class ShortConvolutionInSpec:
+    """The static part of `short_convolution_in`.
+
+    Attributes
+    ----------
+    norm
+        Norm of the residual stream; None: not normalized.
+    """
 
     norm: NormSpec | None
 
 
-class ShortInWeights(NamedTuple):
-    """Weights of `short_in`, in the model's dtype unless quantized."""
+class ShortConvolutionInWeights(NamedTuple):
+    """Weights of `short_convolution_in`, in the model's dtype unless quantized."""
 
     norm: Tensor | None  # [H]
     weight: Weight  # [3 H, H], rows: factor of inputs, factor of outputs, inputs
@@ -35,21 +41,27 @@ class ShortInWeights(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ShortOutSpec:
-    """The static part of `short_out`: a factor of what is added to the residual stream."""
+class ShortConvolutionOutSpec:
+    """The static part of `short_convolution_out`.
+
+    Attributes
+    ----------
+    multiplier
+        Factor of what is added to the residual stream.
+    """
 
     multiplier: float
 
 
-class ShortOutWeights(NamedTuple):
-    """Weights of `short_out`."""
+class ShortConvolutionOutWeights(NamedTuple):
+    """Weights of `short_convolution_out`."""
 
     output_weight: Weight  # [H, H]
     output_bias: Tensor | None  # [H]
 
 
 @dataclass(frozen=True, slots=True)
-class ShortMixerSpec:
+class ShortConvolutionMixerSpec:
     """Static arguments of the mixer of one layer.
 
     Attributes
@@ -73,25 +85,28 @@ class ShortMixerSpec:
         return LayerKVSpec("inputs of convolutions", (inputs,), per="sequence")
 
 
-class ShortMixerWeights(NamedTuple):
+class ShortConvolutionMixerWeights(NamedTuple):
     """Weights of the mixer."""
 
     weight: Tensor  # [K, C], of the convolution
     bias: Tensor | None  # [C]
 
 
-def short_in(spec: ShortInSpec, weights: ShortInWeights, residual: Tensor) -> tuple[Tensor, Tensor]:
+def short_convolution_in(
+    spec: ShortConvolutionInSpec, weights: ShortConvolutionInWeights, residual: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute what is convolved and the factor of the result, both [T, H], from [T, H]."""
     normed = residual
     if spec.norm is not None and weights.norm is not None:
         normed = rms_norm(residual, weights.norm, spec.norm)
     before, behind, given = linear(normed, weights.weight, weights.bias).chunk(3, dim=-1)
-    return before * given, behind
+    # What another call reads is contiguous. `contiguous()` asks whether there is one token.
+    return before * given, behind.clone(memory_format=torch.contiguous_format)
 
 
-def short_out(
-    spec: ShortOutSpec,
-    weights: ShortOutWeights,
+def short_convolution_out(
+    spec: ShortConvolutionOutSpec,
+    weights: ShortConvolutionOutWeights,
     convolved: Tensor,
     factor: Tensor,
     residual: Tensor,

@@ -33,6 +33,7 @@ def write_experts(
                 chosen=config.num_chosen,
                 scoring=config.scoring,
                 renormalise=config.renormalize,
+                added=config.added_to_sum,
                 scale=config.scale,
                 groups=config.groups,
                 chosen_groups=config.chosen_groups,

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from src.models.builder import Name
 from src.models.config import ShortConvolutionConfig
 from src.models.layers.short_convolution import (
-    ShortInSpec,
-    ShortInWeights,
-    ShortMixerSpec,
-    ShortMixerWeights,
-    ShortOutSpec,
-    ShortOutWeights,
-    short_in,
-    short_out,
+    ShortConvolutionInSpec,
+    ShortConvolutionInWeights,
+    ShortConvolutionMixerSpec,
+    ShortConvolutionMixerWeights,
+    ShortConvolutionOutSpec,
+    ShortConvolutionOutWeights,
+    short_convolution_in,
+    short_convolution_out,
 )
 from src.models.parts.layer import RESIDUAL, LayerWriter
 from src.models.weights.parameters import Placement
@@ -34,9 +34,9 @@ def write_short_convolution(
         return layer.vector(name, size, f"{tensor}.bias" if config.bias else None)
 
     builder.segment(
-        short_in,
-        ShortInSpec(norm=layer.norm_spec(norm)),
-        ShortInWeights(
+        short_convolution_in,
+        ShortConvolutionInSpec(norm=layer.norm_spec(norm)),
+        ShortConvolutionInWeights(
             norm=layer.block_norm("input_norm", norm),
             weight=layer.matrix(
                 "in_weight", (3 * hidden, hidden), (Placement(f"{stored}{config.in_name}.weight"),)
@@ -50,13 +50,13 @@ def write_short_convolution(
     taps = Placement(f"{stored}{config.convolution_name}.weight", transform=Taps())
     builder.mixer(
         "short_convolution",
-        ShortMixerSpec(
+        ShortConvolutionMixerSpec(
             channels=hidden,
             taps=config.taps,
             dtype=builder.dtype,
             deterministic=builder.deterministic,
         ),
-        ShortMixerWeights(
+        ShortConvolutionMixerWeights(
             weight=builder.parameter(
                 layer.own + "taps", (config.taps, hidden), "vector", (taps,), fill=1.0 / config.taps
             ),
@@ -67,9 +67,9 @@ def write_short_convolution(
     )
     output = Placement(f"{stored}{config.output_name}.weight")
     builder.segment(
-        short_out,
-        ShortOutSpec(multiplier=layer.model.residual_multiplier),
-        ShortOutWeights(
+        short_convolution_out,
+        ShortConvolutionOutSpec(multiplier=layer.model.residual_multiplier),
+        ShortConvolutionOutWeights(
             output_weight=layer.matrix("output_weight", (hidden, hidden), (output,)),
             output_bias=bias("output_bias", hidden, config.output_name),
         ),

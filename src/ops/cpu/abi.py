@@ -296,6 +296,7 @@ class ConvolutionArgs(Record):
     channels: int = int64()
     taps: int = int64()
     num_slots: int = int64()
+    silu: int = int64("whether SiLU follows")
     dtype: int = int64()
     threads: int = int64()
 

@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 277493637
+#define SLIPSTREAM_ABI 1887411032
 
 // Modifiers of a layer's scores, in the order in which they are applied.
 struct AttentionSpec {
@@ -380,10 +380,11 @@ struct ConvolutionArgs {
   int64_t channels;
   int64_t taps;
   int64_t num_slots;
+  int64_t silu;  // whether SiLU follows
   int64_t dtype;
   int64_t threads;
 };
-static_assert(sizeof(ConvolutionArgs) == 128, "as in Python");
+static_assert(sizeof(ConvolutionArgs) == 136, "as in Python");
 static_assert(offsetof(ConvolutionArgs, x) == 0 && sizeof(ConvolutionArgs::x) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, weight) == 8 && sizeof(ConvolutionArgs::weight) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, bias) == 16 && sizeof(ConvolutionArgs::bias) == 8, "as in Python");
@@ -398,8 +399,9 @@ static_assert(offsetof(ConvolutionArgs, rows) == 80 && sizeof(ConvolutionArgs::r
 static_assert(offsetof(ConvolutionArgs, channels) == 88 && sizeof(ConvolutionArgs::channels) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, taps) == 96 && sizeof(ConvolutionArgs::taps) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, num_slots) == 104 && sizeof(ConvolutionArgs::num_slots) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, dtype) == 112 && sizeof(ConvolutionArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, threads) == 120 && sizeof(ConvolutionArgs::threads) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, silu) == 112 && sizeof(ConvolutionArgs::silu) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, dtype) == 120 && sizeof(ConvolutionArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, threads) == 128 && sizeof(ConvolutionArgs::threads) == 8, "as in Python");
 
 // A linear recurrence. Strides are in elements, rows as in ConvolutionArgs.
 struct RecurrenceArgs {

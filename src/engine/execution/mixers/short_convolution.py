@@ -13,7 +13,10 @@ from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
-from src.models.layers.short_convolution import ShortMixerSpec, ShortMixerWeights
+from src.models.layers.short_convolution import (
+    ShortConvolutionMixerSpec,
+    ShortConvolutionMixerWeights,
+)
 from src.ops import causal_convolution
 from src.ops.cpu.abi import ConvolutionArgs
 from src.ops.cpu.calls import address_of
@@ -27,9 +30,6 @@ class ShortConvolution(LayerMixer[None]):
     Input is channels [T, C]; each row's last inputs are in the slot of its number.
     """
 
-    # The reference, which serves on CUDA, asks for the lengths of rows.
-    is_captured = False
-
     def __init__(
         self,
         mixer: Mixer,
@@ -38,14 +38,14 @@ class ShortConvolution(LayerMixer[None]):
         backend: Backend | None,
         owner: GroupAttention | None = None,
     ) -> None:
-        self._weights: ShortMixerWeights = weights
+        self._weights: ShortConvolutionMixerWeights = weights
         (self._inputs,) = kv_cache.layers[mixer.layer].values()
 
     @classmethod
     def lower(cls, mixer: Mixer, weights: Any, kv_cache: KVCache) -> StepMixer | None:
         """See `LayerMixer`."""
-        spec: ShortMixerSpec = mixer.spec
-        own: ShortMixerWeights = weights
+        spec: ShortConvolutionMixerSpec = mixer.spec
+        own: ShortConvolutionMixerWeights = weights
         (inputs,) = kv_cache.layers[mixer.layer].values()
         assert own.weight.is_contiguous()
         record = constants(
@@ -57,7 +57,7 @@ class ShortConvolution(LayerMixer[None]):
             channels=spec.channels,
             taps=spec.taps,
             num_slots=len(inputs),
-            plain=True,
+            silu=False,
         )
         return StepMixer(
             function="short_convolution", record=record, holds=(own, inputs), width=spec.channels
@@ -80,7 +80,7 @@ class ShortConvolution(LayerMixer[None]):
             inputs.rows_b,
             inputs.query_start_loc,
             out,
-            plain=True,
+            silu=False,
         )
 
     def mix_sampled(
