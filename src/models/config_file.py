@@ -14,8 +14,10 @@ from src.models.gguf.files import listed
 def read_config_file(path: Path) -> dict[str, Any]:
     """The object in `config.json` of a directory, or the same of a GGUF file's metadata.
 
-    Raises:
-        ModelLoadError: the file is missing or damaged, or of an architecture that is not served.
+    Raises
+    ------
+    ModelLoadError
+        The file is missing or damaged, or of an architecture that is not served.
     """
     if is_gguf(path):
         # Imported here because few checkpoints need it.
@@ -48,8 +50,10 @@ def name_of_config(path: Path) -> str:
 def names_of_fields(path: Path) -> dict[str, str]:
     """What fields of `config.json` are called in a GGUF file, for errors; nothing elsewhere.
 
-    Raises:
-        ModelLoadError: see `read_config_file`.
+    Raises
+    ------
+    ModelLoadError
+        See `read_config_file`.
     """
     if not is_gguf(path):
         return {}

@@ -44,18 +44,25 @@ def resolve_model(
     model, and so is a repository.
     `owner/name:Q4_K_M` is the GGUF file of a repository whose name has that precision in it.
 
-    Args:
-        model: a local directory, a GGUF file, or a hub id such as `owner/name`.
-        revision: branch, tag or commit of a hub id; pin a commit for reproducible serving. Only
-            safetensors, GGUF and JSON files and the tokenizer are fetched, never code or pickles.
-        weights: whether to fetch weights; dummy weights need none. GGUF files are only looked for
-            in the cache then.
-        cache_dir: the hub's cache; None: its default.
+    Parameters
+    ----------
+    model
+        a local directory, a GGUF file, or a hub id such as `owner/name`.
+    revision
+        Branch, tag or commit of a hub id; pin a commit for reproducible serving. Only safetensors,
+        GGUF and JSON files and the tokenizer are fetched, never code or pickles.
+    weights
+        Whether to fetch weights; dummy weights need none. GGUF files are only looked for in the
+        cache then.
+    cache_dir
+        The hub's cache; None: its default.
 
-    Raises:
-        ModelLoadError: there is no such directory or repository, access is refused, the hub cannot
-            be reached and the cache does not have it, it has only pickle checkpoints, or several
-            GGUF models. The message says what was found.
+    Raises
+    ------
+    ModelLoadError
+        There is no such directory or repository, access is refused, the hub cannot be reached and
+        the cache does not have it, it has only pickle checkpoints, or several GGUF models. The
+        message says what was found.
     """
     local = Path(model).expanduser()
     if local.exists() and revision is not None:

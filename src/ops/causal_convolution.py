@@ -25,17 +25,26 @@ class CausalConvolution(Record):
     Sums are in float32 and rounded once, behind the activation if there is one.
 
     Attributes
-        x: [T, C] float32, bfloat16 or float16, last dimension contiguous.
-        weight: [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the
-            token itself.
-        bias: [C] of x's dtype, contiguous, or None.
-        states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
-            oldest first. A slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one. Rows without tokens,
-            as captured steps are padded with, may name any, and the same.
-        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
-        out: [T, C] of x's dtype, written, contiguous; padding becomes 0.
-        silu: Whether SiLU follows; without it the sums are the result.
+    ----------
+    x
+        [T, C] float32, bfloat16 or float16, last dimension contiguous.
+    weight
+        [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the token
+        itself.
+    bias
+        [C] of x's dtype, contiguous, or None.
+    states
+        [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the oldest first.
+        A slot's states are contiguous.
+    slots
+        [B] int64, contiguous: the slot of each row, each another one. Rows without tokens, as
+        captured steps are padded with, may name any, and the same.
+    query_start_loc
+        [B + 1] int32: first token of each row. Tokens behind the last are padding.
+    out
+        [T, C] of x's dtype, written, contiguous; padding becomes 0.
+    silu
+        Whether SiLU follows; without it the sums are the result.
     """
 
     x: Tensor = tensor("tokens channels", rows=True)
@@ -49,7 +58,7 @@ class CausalConvolution(Record):
 
 
 def reference(call: CausalConvolution) -> None:
-    """See [`CausalConvolution`][src.ops.causal_convolution.CausalConvolution]."""
+    """See `CausalConvolution`."""
     x, weight, bias, states, slots, query_start_loc, out, silu = call
     bounds, taps = query_start_loc.tolist(), len(weight)
     out[bounds[-1] :] = 0

@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def plain_piece(index: int, text: str) -> bytes:
-    """The JSON of a :class:`CompletionChoice` that has text and nothing else."""
+    """The JSON of a `CompletionChoice` that has text and nothing else."""
     return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}' % (
         index,
         _encode(text),

@@ -32,7 +32,7 @@ class _Apart:
 
 
 def apart(pieces: Iterable[bytes]) -> Any:
-    """A part of a value whose JSON is these pieces; only :func:`in_pieces` can spell it."""
+    """A part of a value whose JSON is these pieces; only `in_pieces` can spell it."""
     return _Apart(pieces)
 
 

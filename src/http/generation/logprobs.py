@@ -194,7 +194,7 @@ def chat_entries(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> list[C
 
 
 def chat_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
-    """The JSON of a :class:`ChatLogprobs`, in pieces."""
+    """The JSON of a `ChatLogprobs`, in pieces."""
     entries = sliced(logprobs, functools.partial(chat_entries, names))
     return in_pieces(ChatLogprobs(apart(entries)))
 

@@ -108,7 +108,7 @@ async def check_structure(
     Raises
     ------
     InvalidRequestError
-        There are more, of whatever, or they are nested deeper than :data:`MAX_DEPTH`; or a number
+        There are more, of whatever, or they are nested deeper than `MAX_DEPTH`; or a number
         in a long text has more than 400 digits in a row.
     """
     check = functools.partial(_check_exactly, texts, max_nodes, max_values, what, param)
@@ -127,7 +127,7 @@ async def check_fields(body: bytes) -> None:
     Raises
     ------
     InvalidRequestError
-        There are more than :data:`MAX_FIELDS`.
+        There are more than `MAX_FIELDS`.
     """
     if len(body) > PIECE_BYTES:
         await beside_the_loop(len(body), _check_fields, body)

@@ -90,7 +90,7 @@ class Call:
     async def admitted_engine(self) -> AsyncEngine:
         """The engine, ready, and bound to finish this request though it be told to drain meanwhile.
 
-        Raises what :meth:`Server.ready_engine` raises.
+        Raises what `Server.ready_engine` raises.
         """
         engine = await self.server.ready_engine()
         self.admission = engine.admit()

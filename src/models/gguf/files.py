@@ -18,15 +18,21 @@ def find_gguf(directory: Path, wanted: str | None = None, *, source: str = "") -
 
     Projectors, importance matrices and drafts that lie beside a model are left out.
 
-    Args:
-        directory: without ``wanted`` only the files in it count, else those below it too.
-        wanted: a name of precision that the file's name contains (``Q4_K_M``, in any case), or the
-            name of a file.
-        source: what errors call the directory.
+    Parameters
+    ----------
+    directory
+        Without ``wanted`` only the files in it count, else those below it too.
+    wanted
+        a name of precision that the file's name contains (``Q4_K_M``, in any case), or the name of
+        a file.
+    source
+        What errors call the directory.
 
-    Raises:
-        ModelLoadError: there are several, there is none with the name that is wanted, or there are
-            only files that are no models. The message lists what was found.
+    Raises
+    ------
+    ModelLoadError
+        There are several, there is none with the name that is wanted, or there are only files that
+        are no models. The message lists what was found.
     """
     source = source or str(directory)
     pattern = f"*{SUFFIX}"
