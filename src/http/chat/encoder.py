@@ -20,7 +20,7 @@ from src.http.generation.generation import (
     stop_reason,
     usage_body,
 )
-from src.http.generation.json_chunks import apart, in_pieces, listed
+from src.http.generation.json_chunks import apart, json_chunks, listed
 from src.http.generation.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.protocol.chat import (
@@ -114,7 +114,7 @@ class ChatEncoder:
         if self._shows_prompt_logprobs:
             pieces = prompt_pieces(self._names, result.prompt_logprobs or ())
             answer.prompt_logprobs = apart(pieces)
-        return in_pieces(answer)
+        return json_chunks(answer)
 
     def _usage(self, usage: Usage) -> bytes:
         counts = self._reasoning
@@ -142,7 +142,7 @@ class ChatEncoder:
         )
         if completion.logprobs is not None:
             choice.logprobs = apart(chat_pieces(self._names, completion.logprobs))
-        yield from in_pieces(choice)
+        yield from json_chunks(choice)
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """One event, if the delta says anything, and one with the role before the first."""

@@ -32,12 +32,12 @@ class _Apart:
 
 
 def apart(pieces: Iterable[bytes]) -> Any:
-    """A part of a value whose JSON is these pieces; only `in_pieces` can spell it."""
+    """A part of a value whose JSON is these pieces; only `json_chunks` can encode it."""
     return _Apart(pieces)
 
 
-def in_pieces(value: object) -> Iterator[bytes]:
-    """The JSON of a value, in pieces."""
+def json_chunks(value: object) -> Iterator[bytes]:
+    """The JSON of a value, as chunks of bytes."""
     try:
         # Most have no part that is spelt by itself, and this takes a tenth of the time.
         return iter([_encode(value)])

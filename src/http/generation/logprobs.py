@@ -11,7 +11,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.outputs import TokenLogprobs
-from src.http.generation.json_chunks import SLICE, apart, in_pieces, listed, sliced
+from src.http.generation.json_chunks import SLICE, apart, json_chunks, listed, sliced
 from src.http.protocol.logprobs import (
     ChatLogprob,
     ChatLogprobs,
@@ -174,7 +174,7 @@ def legacy_pieces(parts: Sequence[LegacyColumns]) -> Iterator[bytes]:
         name: apart(listed([[piece] for part in parts for piece in part.pieces[name]]))
         for name in LegacyColumns.NAMES
     }
-    return in_pieces(lists)
+    return json_chunks(lists)
 
 
 def chat_entries(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> list[ChatLogprob]:
@@ -196,7 +196,7 @@ def chat_entries(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> list[C
 def chat_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
     """The JSON of a `ChatLogprobs`, in pieces."""
     entries = sliced(logprobs, functools.partial(chat_entries, names))
-    return in_pieces(ChatLogprobs(apart(entries)))
+    return json_chunks(ChatLogprobs(apart(entries)))
 
 
 def prompt_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs | None]) -> Iterator[bytes]:

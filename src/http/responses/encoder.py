@@ -20,7 +20,7 @@ from src.http.generation.content_blocks import (
     ContentBlockReader,
 )
 from src.http.generation.generation import is_cut_short
-from src.http.generation.json_chunks import apart, in_pieces, listed
+from src.http.generation.json_chunks import apart, json_chunks, listed
 from src.http.generation.logprobs import TokenNames, chat_entries, check_number
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.generation.sampling import num_logprobs
@@ -285,7 +285,7 @@ class ResponseEncoder:
         numbered = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         yield b"event: " + kind.encode() + b"\ndata: "
-        yield from in_pieces(numbered)
+        yield from json_chunks(numbered)
         yield b"\n\n"
 
 
