@@ -8,7 +8,7 @@ from typing import Any
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.models.fields import read_json
-from src.models.gguf.files import listed
+from src.models.gguf.files import some_of
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _found_in(directory: Path) -> str:
         return "adapter_config.json, so it is an adapter: see lora.adapters"
     if "params.json" in names and any(name.startswith("consolidated") for name in names):
         return "params.json and consolidated.*: weights in the form of their makers, not converted"
-    return listed(names)
+    return some_of(names)
 
 
 def name_of_config(path: Path) -> str:

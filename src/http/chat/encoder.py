@@ -20,7 +20,7 @@ from src.http.generation.generation import (
     stop_reason,
     usage_body,
 )
-from src.http.generation.json_chunks import apart, json_chunks, listed
+from src.http.generation.json_chunks import apart, json_array, json_chunks
 from src.http.generation.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.protocol.chat import (
@@ -105,7 +105,7 @@ class ChatEncoder:
             created=self._created,
             model=self._model,
             system_fingerprint=self._fingerprint,
-            choices=apart(listed(map(self._choice, result.completions))),
+            choices=apart(json_array(map(self._choice, result.completions))),
             # Told when the choices have been: what is reasoning in them is counted on the way.
             usage=apart(self._usage(usage) for _ in range(1)),
         )

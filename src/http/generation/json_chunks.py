@@ -60,7 +60,7 @@ def _around_parts(value: object) -> Iterator[bytes]:
         yield piece
 
 
-def listed(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+def json_array(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """The JSON of a list, from that of its items."""
     yield b"["
     for index, pieces in enumerate(items):
@@ -74,7 +74,7 @@ def sliced(
     values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[object]]
 ) -> Iterator[bytes]:
     """The JSON of a list, of which ``spell`` makes a few items at a time."""
-    return listed(
+    return json_array(
         [_encode(spell(values[begin : begin + SLICE]))[1:-1]]
         for begin in range(0, len(values), SLICE)
     )

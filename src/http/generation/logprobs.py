@@ -11,7 +11,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.outputs import TokenLogprobs
-from src.http.generation.json_chunks import SLICE, apart, json_chunks, listed, sliced
+from src.http.generation.json_chunks import SLICE, apart, json_array, json_chunks, sliced
 from src.http.protocol.logprobs import (
     ChatLogprob,
     ChatLogprobs,
@@ -171,7 +171,7 @@ class LegacyColumns:
 def legacy_pieces(parts: Sequence[LegacyColumns]) -> Iterator[bytes]:
     """The JSON, in pieces, of what is in all parts, one after the other."""
     lists = {
-        name: apart(listed([[piece] for part in parts for piece in part.pieces[name]]))
+        name: apart(json_array([[piece] for part in parts for piece in part.pieces[name]]))
         for name in LegacyColumns.NAMES
     }
     return json_chunks(lists)

@@ -20,7 +20,7 @@ from src.http.generation.content_blocks import (
     ContentBlockReader,
 )
 from src.http.generation.generation import is_cut_short
-from src.http.generation.json_chunks import apart, json_chunks, listed
+from src.http.generation.json_chunks import apart, json_array, json_chunks
 from src.http.generation.logprobs import TokenNames, chat_entries, check_number
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.generation.sampling import num_logprobs
@@ -313,7 +313,7 @@ def _part(entries: list[Any]) -> bytes:
 def _listed(parts: Iterable[bytes]) -> Any:
     """The list of these parts, which is spelt again and again."""
     lists = [[part] for part in parts]
-    return apart(list(listed(lists))) if lists else []
+    return apart(list(json_array(lists))) if lists else []
 
 
 def _brief(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:
