@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-# Positions with log-probabilities that are spelt at once: at most a millisecond or two.
+# Positions with log-probabilities that are encoded at once: at most a millisecond or two.
 SLICE: Final = 16
 # Seconds after which others get their turn.
 _TURN: Final = 0.002
 
-# Takes the place of what is spelt by itself; no JSON has such a byte.
+# Takes the place of what is encoded by itself; no JSON has such a byte.
 _HOLE: Final = b"\0"
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -39,7 +39,7 @@ def apart(pieces: Iterable[bytes]) -> Any:
 def json_chunks(value: object) -> Iterator[bytes]:
     """The JSON of a value, as chunks of bytes."""
     try:
-        # Most have no part that is spelt by itself, and this takes a tenth of the time.
+        # Most have no part that is encoded by itself, and this takes a tenth of the time.
         return iter([_encode(value)])
     except TypeError:
         return _around_parts(value)

@@ -45,9 +45,9 @@ def check_number(count: int, most: int, param: str) -> None:
 
 
 class TokenNames:
-    r"""How tokens are spelt in an answer: as their text, or as ``token_id:<id>``.
+    r"""How tokens are written in an answer: as their text, or as ``token_id:<id>``.
 
-    A token that is no whole text, such as a part of a character, is spelt by its bytes, as OpenAI
+    A token that is no whole text, such as a part of a character, is written by its bytes, as OpenAI
     does: ``\xe2\x82``, behind ``prefix``. So no two of them have one name.
     """
 

@@ -1,4 +1,4 @@
-"""How a response is spelt: its items as they come, and the whole."""
+"""How a response is encoded: its items as they come, and the whole."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def _part(entries: list[Any]) -> bytes:
 
 
 def _listed(parts: Iterable[bytes]) -> Any:
-    """The list of these parts, which is spelt again and again."""
+    """The list of these parts, which is encoded again and again."""
     lists = [[part] for part in parts]
     return apart(list(json_array(lists))) if lists else []
 

@@ -29,7 +29,7 @@ MAX_FIELDS: Final = 1024
 
 _NO_STRUCTURE: Final = bytes(sorted(set(range(256)) - set(b"{}[]:,")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
-# A float spelt out has 309 before its point. To read an integer, or to spell it, takes the square
+# A float written out has 309 before its point. To read an integer, or to write it, takes the square
 # of its digits, of which there may be thousands.
 _MAX_DIGITS: Final = 400
 _TOO_LONG: Final = b"0" * (_MAX_DIGITS + 1)

@@ -82,7 +82,7 @@ class Call:
         self._send = send
         # For the next events of a stream, whenever it is ready: most of them go no other way.
         self.direct: DirectWriter | None = None
-        # How errors are spelt; an endpoint may put another one here once it streams.
+        # How errors are encoded; an endpoint may put another one here once it streams.
         self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
         self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
