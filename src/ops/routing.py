@@ -32,7 +32,7 @@ class Routing:
     scoring
         `softmax` over all experts (Mixtral, Qwen3-MoE), `sigmoid` of each (DeepSeek V3), or
         `softmax_of_chosen`, over the k largest logits (gpt-oss).
-    renormalise
+    renormalize
         Divide a token's weights by their sum (Mixtral: always; Qwen3-MoE: `norm_topk_prob`).
     added
         What is added to that sum.
@@ -48,7 +48,7 @@ class Routing:
 
     chosen: int
     scoring: Scoring = "softmax"
-    renormalise: bool = True
+    renormalize: bool = True
     added: float = TOO_SMALL_TO_SHOW
     scale: float = 1.0
     groups: int = 1
@@ -98,7 +98,7 @@ def route(
     weights = scores.gather(1, ids)
     if routing.scoring == "softmax_of_chosen":
         weights = weights.softmax(dim=-1)
-    elif routing.renormalise:
+    elif routing.renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + routing.added)
     return (weights if routing.scale == 1.0 else weights * routing.scale), ids
 

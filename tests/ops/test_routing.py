@@ -53,16 +53,16 @@ def test_mixtral() -> None:
     same_choice(route(logits, Routing(chosen=CHOSEN)), weights, ids)
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_qwen3_moe(renormalise: bool) -> None:
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_qwen3_moe(renormalize: bool) -> None:
     config = Qwen3MoeConfig(
         hidden_size=HIDDEN,
         num_experts=EXPERTS,
         num_experts_per_tok=CHOSEN,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=renormalize,
     )
     logits, weights, ids = randomised(Qwen3MoeTopKRouter(config))(hidden_states())
-    same_choice(route(logits, Routing(chosen=CHOSEN, renormalise=renormalise)), weights, ids)
+    same_choice(route(logits, Routing(chosen=CHOSEN, renormalize=renormalize)), weights, ids)
 
 
 def test_gpt_oss() -> None:
@@ -72,9 +72,9 @@ def test_gpt_oss() -> None:
     same_choice(route(logits, routing), weights, ids)
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize(("groups", "chosen_groups"), [(1, 1), (4, 2)])
-def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None:
+def test_deepseek_v3(groups: int, chosen_groups: int, renormalize: bool) -> None:
     config = DeepseekV3Config(
         hidden_size=HIDDEN,
         moe_intermediate_size=8,
@@ -82,7 +82,7 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
         num_experts_per_tok=CHOSEN,
         n_group=groups,
         topk_group=chosen_groups,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=renormalize,
         routed_scaling_factor=2.5,
     )
     router = randomised(DeepseekV3TopkRouter(config))
@@ -90,7 +90,7 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
     routing = Routing(
         chosen=CHOSEN,
         scoring="sigmoid",
-        renormalise=renormalise,
+        renormalize=renormalize,
         scale=2.5,
         groups=groups,
         chosen_groups=chosen_groups,
@@ -134,7 +134,7 @@ def test_deepseek_v2(method: str) -> None:
     )
     logits, weights, ids = randomised(DeepseekV2TopkRouter(config))(hidden_states())
     groups = {} if method == "greedy" else {"groups": 8, "chosen_groups": 3, "ranked_by": 1}
-    routing = Routing(chosen=CHOSEN, renormalise=False, scale=1.5, **groups)
+    routing = Routing(chosen=CHOSEN, renormalize=False, scale=1.5, **groups)
     same_choice(route(logits, routing), weights, ids)
 
 
@@ -143,7 +143,7 @@ def test_sigmoids_that_are_equal_choose_by_their_logits(is_biased: bool) -> None
     """In float32 a sigmoid is 1 from 17 on, and 0 below -104; Llama 4 chooses by logits."""
     random = torch.Generator().manual_seed(5)
     places = torch.stack([torch.randperm(EXPERTS, generator=random) for _ in range(TOKENS)])
-    routing = Routing(chosen=CHOSEN, scoring="sigmoid", renormalise=False)
+    routing = Routing(chosen=CHOSEN, scoring="sigmoid", renormalize=False)
     for logits in (20.0 + places, -120.0 - places):
         weights, ids = route(logits, routing)
         expected = logits.topk(CHOSEN, dim=-1)
