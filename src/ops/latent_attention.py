@@ -240,6 +240,15 @@ _SHAPES: list[Case] = [
     # Planned for a GPU: rows that are expanded before, between and behind others; only such a row.
     {"rows": ((90, 200), (1, 300), (2, 2), (40, 40), (0, 3)), "expands": True, "padding": 2},
     {"rows": ((200, 330),), "heads": 3, "value": 24, "expands": True, "strided": True},
+    # Sizes that are no powers of 2 in every part, in a chunk beside rows that decode.
+    {
+        "rows": ((1, 33), (1, 45), (36, 56), (10, 10)),
+        "nope": 24,
+        "rope": 16,
+        "rank": 48,
+        "value": 24,
+        "expands": True,
+    },
 ]
 # Whole vectors of bfloat16, with as many heads as lanes of 4, 8 and 16 query rows hold, and more.
 _VECTORS: list[Case] = [

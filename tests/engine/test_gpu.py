@@ -191,7 +191,7 @@ def watch_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return calls
 
 
-@pytest.mark.parametrize("architecture", ["phi", "gpt2", "phimoe", "starcoder2"])
+@pytest.mark.parametrize("architecture", ["phi", "gpt2", "olmoe", "starcoder2"])
 async def test_models_of_transformers_are_compiled_and_captured(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +199,7 @@ async def test_models_of_transformers_are_compiled_and_captured(
     make_tiny(tmp_path, architecture)
     prompts = random_prompts(12, longest=40)
     # In other dtypes torch reads the offsets of experts on the host, which no capture allows.
-    dtype = torch.bfloat16 if architecture == "phimoe" else torch.float32
+    dtype = torch.bfloat16 if architecture == "olmoe" else torch.float32
     params = GREEDY.__replace__(logprobs=3) if dtype == torch.bfloat16 else GREEDY
     config = small_config(
         tmp_path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from src.models.loading import loader
 from src.models.loading.filling import fill
 from src.models.loading.options import LoadHooks, LoadOptions
 from src.ops.cpu.cache_root import cache_root
+from tests.models.test_quantized_checkpoints import GPTQ
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.probe import Probe
+from tests.support.quantized import gptq, write_quantized
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,8 +32,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
-def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCompilation]) -> None:
-    """All is compiled before a weight has its value."""
+def compile_before_reading(
+    monkeypatch: pytest.MonkeyPatch, made: list[ProgramCompilation], functions: int = 4
+) -> None:
+    """All is compiled, to so many functions, before a weight has its value."""
 
     def load(path: Path, options: LoadOptions, hooks: LoadHooks) -> Model:
         return load_model(path, options, replace(hooks, when_allocated=made[0].begin_just_in_time))
@@ -37,7 +43,7 @@ def compile_before_reading(monkeypatch: pytest.MonkeyPatch, made: list[ProgramCo
     def fill_late(*given: Any) -> None:
         compiled = made[0]._just_in_time
         assert compiled is not None
-        assert len(set(compiled.result()[0][0])) == 4
+        assert len(set(compiled.result()[0][0])) == functions
         fill(*given)
 
     implementation = Implementation("native", is_program=True, load=load)
@@ -96,3 +102,38 @@ async def test_tokens_are_those_of_transformers_and_no_step_compiles(
         assert result.token_ids == greedy(reference, prompts[0], 24)
         assert counters["stats"]["unique_graphs"] == attempts
         assert_idle(engine)
+
+
+@pytest.mark.parametrize("differ", [False, True])
+async def test_weights_whose_values_decide_how_they_are_held(
+    differ: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Queries, keys and values of different orders are decoded when these are known."""
+    seeds = itertools.count() if differ else itertools.repeat(0)
+    pack = gptq(shuffled=True, seed=lambda: next(seeds))
+    plain = make_checkpoint(tmp_path / "plain", tokenizer=True, num_hidden_layers=2)
+    directory = write_quantized(plain, tmp_path / "packed", GPTQ | {"desc_act": True}, pack)
+    made: list[ProgramCompilation] = []
+
+    def begin(_config: Any, _path: Any, _device: Any, timeline: Any, *_: Any, **__: Any) -> Any:
+        made.append(
+            ProgramCompilation(None, 1, cache_root(), timeline, awaited=True, most_tokens=24)
+        )
+        return made[0]
+
+    monkeypatch.setattr(startup, "_begin_compilation", begin)
+    compile_before_reading(monkeypatch, made)
+    config = small_config(
+        directory,
+        compile__enforce_eager=False,
+        compile__startup="wait",
+        scheduler__max_num_batched_tokens=24,
+    )
+    oracle, prompts = load_reference(plain), random_prompts(4, longest=40)
+    with caplog.at_level("INFO", "src.engine"):
+        async with AsyncEngine.open(config) as engine:
+            assert engine.stats.compiled
+            results = await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
+    assert caplog.text.count("compiling once more") == differ
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == greedy(oracle, prompt, 24)

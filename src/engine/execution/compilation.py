@@ -110,6 +110,8 @@ class ProgramCompilation:
         # The compiled functions, one per variant of the program and call of it, and the seconds
         # that it took.
         self._just_in_time: Future[tuple[list[list[CompiledFunction]], float]] | None = None
+        # See `_forms`: what these functions are compiled for.
+        self._forms: list[Any] = []
         # Per variant of the program, and call of it: the index of its job.
         self._jobs_of_calls: list[list[int]] = []
         self._num_threads = num_threads
@@ -284,6 +286,11 @@ class ProgramCompilation:
         regions, self._just_in_time = self._just_in_time, None
         assert regions is not None
         compiled, seconds = regions.result()
+        if not self._closed.is_set() and _forms(model) != self._forms:
+            # Their values may decide: matrices whose columns have different orders are decoded, and
+            # offsets that are all zero are dropped.
+            logger.info("weights are not held as it was compiled for: compiling once more")
+            compiled, seconds = self._compiled(model), time.monotonic() - self._started
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
         worker.code.swap_in(Code.of_variants([Code(functions) for functions in compiled]), seconds)
@@ -298,6 +305,7 @@ class ProgramCompilation:
             torch.set_num_threads(self._num_threads)
         most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
         alike = _alike(model)
+        self._forms = _forms(model)
         compiled = [
             CompiledFunction(run_chain, _token_arguments(calls[0][1]), most) for calls in alike
         ]
@@ -317,11 +325,19 @@ def _alike(model: Model) -> list[list[tuple[Variant, Call]]]:
     groups: dict[Any, list[tuple[Variant, Call]]] = {}
     for variant in model.variants:
         for call in variant.program.calls:
-            weights = variant.bound[call.slot]
-            same = repeats(tuple(flatten(weights, is_tensor)))
-            key = (call.chain, without_data(weights), same)
-            groups.setdefault(key, []).append((variant, call))
+            groups.setdefault(_form(variant, call), []).append((variant, call))
     return list(groups.values())
+
+
+def _form(variant: Variant, call: Call) -> Any:
+    """What code depends on in a call: its chain, and the shapes and encodings of its weights."""
+    weights = variant.bound[call.slot]
+    return call.chain, without_data(weights), repeats(tuple(flatten(weights, is_tensor)))
+
+
+def _forms(model: Model) -> list[Any]:
+    """The form of each call, which a weight's value may change while weights are read."""
+    return [_form(variant, call) for variant in model.variants for call in variant.program.calls]
 
 
 def _numbers(alike: list[list[tuple[Variant, Call]]]) -> list[list[int]]:

@@ -301,8 +301,11 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
 def allocate_unset(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate what is written whole, or replaced, before anything reads it.
 
-    `allocate` would touch the pages of what is too small for large ones.
+    `allocate` would touch the pages of what is too small for large ones. Indices are 0: compilers
+    call a model's code before its weights are read, and a GPU ends a process that reads beyond.
     """
+    if dtype in (torch.int32, torch.int64):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
     if math.prod(shape) * dtype.itemsize < LARGE_PAGE:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     return allocate(shape, dtype, device)

@@ -131,8 +131,9 @@ async def test_a_replay_takes_no_memory(
     async with AsyncEngine.open(small_config(checkpoint, **CUDA)) as engine:
         await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
         monkeypatch.setattr(graph_class, "run", measured)
-        # Other prompts: the cached ones would leave nothing to compute.
-        prompts = random_prompts(8, longest=40, seed=3)
+        # Other prompts, since cached ones would leave nothing to compute; and more than rows, so
+        # that some are computed beside rows that decode, in steps that are small enough.
+        prompts = random_prompts(16, longest=40, seed=3)
         await asyncio.gather(*(engine.generate(prompt, GREEDY) for prompt in prompts))
     assert grown
     # Attention between pieces has its own temporaries, from what the allocator keeps.
