@@ -69,9 +69,10 @@ _decode: Final = msgspec.json.Decoder(list[_Said]).decode
 
 
 def said(messages: Sequence[ChatMessage]) -> bytes:
-    """Messages as they are kept: as objects they would take several times the memory that counts.
+    """Encode messages for the store.
 
-    The garbage collector would look at each of them, over and over.
+    As objects they would take several times the memory that is counted, and the garbage collector
+    would look at each of them again and again.
     """
     return _encode(messages)
 

@@ -77,7 +77,7 @@ def of_shape(tensor: Tensor, rows: int) -> Tensor:
 
 
 def require_finite(scales: Tensor) -> Tensor:
-    """The same scales of a matrix. Zero is one, of a group of zeros, and so is a negative number.
+    """Return the scales. Zero and negative scales are valid.
 
     Raises
     ------
