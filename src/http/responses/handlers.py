@@ -272,7 +272,7 @@ class _Work:
         try:
             async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
-                call.spelling = encoder
+                call.error_format = encoder
                 await call.write(b"".join(encoder.opening()))
                 await forward(call, 0, submission, encoder)
                 ending = encoder.ending(submission.usage)
