@@ -399,6 +399,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"block_multiple_of": 2**25}, "of which a width from 1 to 16777216 follows"),
     ("lfm2", {"block_ff_dim": 1, "block_ffn_dim_multiplier": None}, "block_ff_dim must be one of"),
     ("lfm2", {"conv_L_cache": 17}, "conv_L_cache must be at most 16"),
+    ("lfm2", {"conv_L_cache": 1}, "conv_L_cache must be at least 2"),
     ("lfm2", {"hidden_act": "gelu"}, "hidden_act must be silu"),
     ("lfm2_moe", {"layer_types": ...}, "layer_types must be a list of 3 entries"),
     ("lfm2_moe", {"hidden_act": "gelu"}, "hidden_act must be silu"),

@@ -81,9 +81,10 @@ def mixing_parts(fields: Fields, kinds: Sequence[str]) -> list[MixingConfig]:
         q_norm_name="self_attn.q_layernorm",
         k_norm_name="self_attn.k_layernorm",
     )
-    convolves = ShortConvolutionConfig(
-        taps=fields.integer("conv_L_cache"), bias=fields.boolean("conv_bias")
-    )
+    taps = fields.integer("conv_L_cache")
+    if taps < 2 and "conv" in kinds:
+        raise fields.error("conv_L_cache", "at least 2: with 1 there is nothing to keep")
+    convolves = ShortConvolutionConfig(taps=taps, bias=fields.boolean("conv_bias"))
     return [convolves if kind == "conv" else attends for kind in kinds]
 
 
