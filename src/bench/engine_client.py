@@ -80,7 +80,7 @@ def engine_facts(engine: AsyncEngine, kernels: str) -> dict[str, Any]:
 
 
 class EngineClient:
-    """Streams one answer per call of :meth:`ask`.
+    """Streams one answer per call of `ask`.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def key_headers() -> dict[str, str]:
 
 
 class OpenAIClient:
-    """Streams one answer per call of :meth:`ask`; open it with :meth:`open`."""
+    """Streams one answer per call of `ask`; open it with `open`."""
 
     def __init__(self, endpoint: Endpoint, connections: Connections) -> None:
         self._endpoint = endpoint

@@ -52,8 +52,8 @@ def free_port() -> int:
 def left_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP leave the block as an exception, so that servers in it are ended.
 
-    The exception is :class:`SystemExit` with the code that a shell reports. Outside of the main
-    thread, and for signals that have a handler already, nothing changes.
+    The exception is `SystemExit` with the code that a shell reports. Outside of the main thread,
+    and for signals that have a handler already, nothing changes.
     """
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:

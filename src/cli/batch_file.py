@@ -86,7 +86,7 @@ def check_requests(path: Path) -> set[str]:
     Raises
     ------
     ConfigError
-        As for :func:`read_requests`, or an id occurs twice.
+        As for `read_requests`, or an id occurs twice.
     """
     names: set[str] = set()
     for request in read_requests(path):

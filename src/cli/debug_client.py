@@ -100,7 +100,7 @@ class DebugClient:
         Raises
         ------
         ServerError
-            As for :meth:`get`, or the answer has another form.
+            As for `get`, or the answer has another form.
         """
         try:
             return msgspec.json.decode(self.get(path), type=kind)

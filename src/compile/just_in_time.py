@@ -32,10 +32,10 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from src.compile.ahead import CompilationError
 from src.compile.job import flatten, is_tensor, repeats, without_data
-from src.compile.separate_sums import SeparateSums
+from src.compile.unfuse_addmm import UnfuseAddmm
 
 _OPTIONS: Mapping[str, Any] = {
-    "post_grad_custom_post_pass": SeparateSums(),
+    "post_grad_custom_post_pass": UnfuseAddmm(),
     # It would time padded products for the largest number of tokens; then every step would copy
     # a matrix of odd size.
     "shape_padding": False,

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from src.compile.artifacts import Artifact
-from src.compile.job import Job, flatten, is_meta, is_tensor, resolve
+from src.compile.job import Job, TensorMeta, flatten, is_meta, is_tensor, resolve, without_data
 from src.ops.cpu.compiled import Bound, Caller, CompiledCode
 
 
@@ -43,7 +43,14 @@ class LoadedFunction:
         self._bound: dict[tuple[int, ...], tuple[Bound, list[Any]]] = {}
 
     def bind(self, *arguments: Any) -> Bound:
-        """Bind the weights among arguments of a call; the token arguments are ignored."""
+        """Bind the weights among arguments of a call; the token arguments are ignored.
+
+        Raises
+        ------
+        ValueError
+            An argument is none that the code was compiled for: a tensor has another shape, layout
+            or dtype, or a constant of the code, such as the encoding of a matrix, another value.
+        """
         fixed = [arguments[position] for position in self._fixed]
         key = tuple(map(id, fixed))
         if key not in self._bound:
@@ -54,9 +61,8 @@ class LoadedFunction:
                 if position in self._job.token_arguments:
                     inputs.append(None)
                     continue
-                tensors = list(flatten(argument, is_tensor))
-                _check(tensors, list(flatten(meta, is_meta)))
-                inputs += tensors
+                _require_same(without_data((argument,))[0], meta, f"argument {position}")
+                inputs += flatten(argument, is_tensor)
             bound = self._caller.bind(self._code, inputs)
             self._bound[key] = bound, fixed
         return self._bound[key][0]
@@ -72,9 +78,20 @@ class LoadedFunction:
         return tuple(results) if self._result is tuple else self._result(*results)
 
 
-def _check(tensors: list[Tensor], metas: list[Any]) -> None:
-    for tensor, meta in zip(tensors, metas, strict=True):
-        if (tuple(tensor.shape), tensor.stride(), tensor.dtype) != meta:
-            raise ValueError(
-                f"compiled for {meta}, got {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
-            )
+def _require_same(given: Any, compiled_for: Any, place: str) -> None:
+    """Refuse what differs, by the name of its place; tensors are given as their metadata."""
+    # As in the key of a job: equal values of other types are other constants.
+    if repr(given) == repr(compiled_for):
+        return
+    if type(given) is type(compiled_for) and isinstance(given, tuple) and not is_meta(given):
+        fields = getattr(given, "_fields", range(len(given)))
+        if len(given) == len(compiled_for):
+            for field, one, other in zip(fields, given, compiled_for, strict=True):
+                _require_same(one, other, f"{place}.{field}")
+    raise ValueError(f"{place}: compiled for {_shown(compiled_for)}, got {_shown(given)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, TensorMeta):
+        return f"{value.dtype} {value.shape} with strides {value.stride}"
+    return f"{type(value).__name__} {value}"

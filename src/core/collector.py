@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 
 def freeze_collector() -> None:
-    """Make the collector ignore all objects that exist now, until :func:`thaw_collector`.
+    """Make the collector ignore all objects that exist now, until `thaw_collector`.
 
     For a process that only runs the engine, because garbage that exists now is never freed. It is
     not collected first: there is hardly any after a load, and collecting takes as long as one

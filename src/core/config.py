@@ -34,7 +34,7 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 class Secret:
     """A text that never appears in logs, error messages or dumps.
 
-    JSON encoders refuse it. Only :meth:`reveal` returns it.
+    JSON encoders refuse it. Only `reveal` returns it.
     """
 
     __slots__ = ("_text",)

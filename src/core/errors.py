@@ -63,7 +63,7 @@ class EngineDeadError(SlipstreamError):
 class EventLoopError(SlipstreamError, RuntimeError):
     """An engine is used on another event loop than its own: a fault of the program that does so.
 
-    Also a :class:`RuntimeError`, as asyncio raises for its own objects.
+    Also a `RuntimeError`, as asyncio raises for its own objects.
     """
 
 

@@ -172,8 +172,10 @@ def is_first(path: Path) -> bool:
 def files_of(path: Path) -> list[Path]:
     """The files that a model consists of, the first one first, by the name of any of them.
 
-    Raises:
-        ModelLoadError: the name announces too many, or none.
+    Raises
+    ------
+    ModelLoadError
+        The name announces too many, or none.
     """
     split = _SPLIT.fullmatch(path.name)
     if split is None:
@@ -215,9 +217,11 @@ def open_gguf(path: Path) -> GGUFFile:
 
     Of split files any may be given. The last opened file is remembered until it changes.
 
-    Raises:
-        ModelLoadError: a file is missing, truncated, damaged, too large in some way, or has
-            tensors of a type that is not read; the message says which and where.
+    Raises
+    ------
+    ModelLoadError
+        a file is missing, truncated, damaged, too large in some way, or has tensors of a type that
+        is not read; the message says which and where.
     """
     try:
         status = path.stat()
@@ -270,8 +274,10 @@ class _Parser:
     def first_values(self, most: int) -> dict[str, Any]:
         """At most so many of the first values that are no lists.
 
-        Raises:
-            ModelLoadError: see `open_gguf`.
+        Raises
+        ------
+        ModelLoadError
+            See `open_gguf`.
         """
         _, pairs = self._counts()
         values: dict[str, Any] = {}
@@ -286,8 +292,10 @@ class _Parser:
     def file(self) -> GGUFFile:
         """The parsed file.
 
-        Raises:
-            ModelLoadError: see `open_gguf`.
+        Raises
+        ------
+        ModelLoadError
+            See `open_gguf`.
         """
         tensors, pairs = self._counts()
         metadata: dict[str, Any] = {}

@@ -87,7 +87,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole completion; the fields are :class:`Delta`'s."""
+    """One whole completion; the fields are `Delta`'s."""
 
     index: int
     text: str

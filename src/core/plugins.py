@@ -27,14 +27,14 @@ GROUPS: Final = (
 
 @dataclass(frozen=True)
 class Plugin:
-    """An installed package with entries in one of :data:`GROUPS`.
+    """An installed package with entries in one of `GROUPS`.
 
     Attributes
     ----------
     name
         As its metadata has it.
     entries
-        In the order of :data:`GROUPS`, then by name.
+        In the order of `GROUPS`, then by name.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """The numbers that shape a draw, each once: its bounds, where its default comes from, who shows it.
 
 The protocols' fields, their bounds in the OpenAPI document, a trace's attributes, the form of the
-page, the options of `bench serve` and the defaults of a checkpoint are all read from this table.
-A new parameter is an entry here, a field of :class:`~src.core.sampling_params.SamplingParams`, and
-what it does (`src/engine/sampling/truncation.py`).
+page, the options of `bench serve` and the defaults of a checkpoint are all read from this table. A
+new parameter is an entry here, a field of `SamplingParams`, and what it does
+(`src/engine/sampling/truncation.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads settings from a TOML file, then the environment, then the command line.
 
-Later sources win. Every key of :class:`~src.core.config.Config` may be set as ``section.key`` in
-the file and as ``SLIPSTREAM_SECTION__KEY`` in the environment. An unknown key is an error that
-names the nearest known key, because a silently ignored setting is found much later.
+Later sources win. Every key of `Config` may be set as ``section.key`` in the file and as
+``SLIPSTREAM_SECTION__KEY`` in the environment. An unknown key is an error that names the nearest
+known key, because a silently ignored setting is found much later.
 """
 
 from __future__ import annotations

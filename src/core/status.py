@@ -143,9 +143,9 @@ class ModelInfo:
     """The model as its clients see it.
 
     ``default_sampling`` has the checkpoint's own sampling parameters, by the names of
-    :class:`~src.core.sampling_params.SamplingParams`. ``default_max_tokens`` is the checkpoint's
-    default number of output tokens; ``None`` is as many as fit. ``implementation`` is ``native`` or
-    ``transformers``. ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own.
+    `SamplingParams`. ``default_max_tokens`` is the checkpoint's default number of output tokens;
+    ``None`` is as many as fit. ``implementation`` is ``native`` or ``transformers``.
+    ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own.
     """
 
     name: str

@@ -20,7 +20,7 @@ from src.core.sampling_params import SamplingParams
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The data of a request that the device half needs until the request has ended.
 
-    Its tokens come with :class:`~src.core.plan.RowInstall`, each time that it gets a row.
+    Its tokens come with `RowInstall`, each time that it gets a row.
 
     Attributes
     ----------

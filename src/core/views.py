@@ -16,9 +16,9 @@ from src.core.steps import StepRecord
 class RequestTrack(msgspec.Struct, frozen=True, kw_only=True):
     """A completion in the timeline: its record and its request's sizes.
 
-    Most fields are those of :class:`~src.core.records.RequestRecord`. ``index`` is its index among
-    the request's completions. ``prompt_tokens`` is the length of its prompt, ``max_tokens`` the
-    limit of its output.
+    Most fields are those of `RequestRecord`. ``index`` is its index among the request's
+    completions. ``prompt_tokens`` is the length of its prompt, ``max_tokens`` the limit of its
+    output.
     """
 
     key: int
@@ -142,7 +142,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstallView(msgspec.Struct, frozen=True):
-    """A request that takes a row: a :class:`~src.core.plan.RowInstall` without its tokens."""
+    """A request that takes a row: a `RowInstall` without its tokens."""
 
     row: int
     generation: int
@@ -153,7 +153,7 @@ class InstallView(msgspec.Struct, frozen=True):
 
 
 class PlanView(msgspec.Struct, frozen=True):
-    """A :class:`~src.core.plan.StepPlan` without the tokens that it installs."""
+    """A `StepPlan` without the tokens that it installs."""
 
     step_id: int
     installs: list[InstallView]

@@ -15,8 +15,10 @@ class Group:
     segment. Only groups of one rank can compute so far. Layers call the collectives anyway, so
     that sharding will not change them.
 
-    Raises:
-        ValueError: the rank is not in the group.
+    Raises
+    ------
+    ValueError
+        The rank is not in the group.
     """
 
     rank: int = 0
@@ -29,8 +31,10 @@ class Group:
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of `tensor` over the ranks; with one rank, `tensor` itself.
 
-        Raises:
-            NotImplementedError: there are several ranks, which is not supported yet.
+        Raises
+        ------
+        NotImplementedError
+            There are several ranks, which is not supported yet.
         """
         if self.size > 1:
             raise NotImplementedError(f"a group of {self.size} ranks cannot compute yet")
@@ -39,8 +43,10 @@ class Group:
     def shard(self, size: int) -> int:
         """This rank's share of a dimension of `size` that is split evenly over the ranks.
 
-        Raises:
-            ValueError: ``size`` is not a multiple of the number of ranks.
+        Raises
+        ------
+        ValueError
+            ``size`` is not a multiple of the number of ranks.
         """
         if size % self.size:
             raise ValueError(f"a dimension of {size} cannot be divided among {self.size} ranks")

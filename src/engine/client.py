@@ -81,9 +81,9 @@ class AsyncEngine:
             async for delta in engine.stream([{"role": "user", "content": "Hello!"}]):
                 print(delta.text, end="")
 
-    The constructor starts nothing. :meth:`start` begins to load in the background, and
-    :meth:`wait_ready` waits for it. :meth:`open` does both and closes at the end. All methods are
-    for one event loop, the first that called any: others get :class:`EventLoopError`.
+    The constructor starts nothing. `start` begins to load in the background, and `wait_ready` waits
+    for it. `open` does both and closes at the end. All methods are for one event loop, the first
+    that called any: others get `EventLoopError`.
     """
 
     def __init__(self, config: Config | None = None) -> None:
@@ -342,12 +342,12 @@ class AsyncEngine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; raises :class:`NotReadyError` before the engine is ready."""
+        """The model's tokenizer; raises `NotReadyError` before the engine is ready."""
         return self._loaded.tokenizer
 
     @property
     def model_info(self) -> ModelInfo:
-        """The model as clients see it; raises :class:`NotReadyError` before it is ready."""
+        """The model as clients see it; raises `NotReadyError` before it is ready."""
         return self._loaded.info
 
     @property
@@ -363,20 +363,20 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Figures of this moment; raises :class:`NotReadyError` before the engine is ready."""
+        """Figures of this moment; raises `NotReadyError` before the engine is ready."""
         parts = self._loaded
         return stats_of(parts.scheduler, self.timeline, compiled=parts.worker.code.compiled)
 
     @property
     def adapters(self) -> Adapters:
-        """What option ``lora`` may name; raises :class:`NotReadyError` before it is ready."""
+        """What option ``lora`` may name; raises `NotReadyError` before it is ready."""
         self._own_loop.check()
         return self._loaded.adapters
 
     # Requests
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse parameters as :meth:`generate` would, without a prompt. Works while draining too.
+        """Refuse parameters as `generate` would, without a prompt. Works while draining too.
 
         Raises
         ------
@@ -387,7 +387,7 @@ class AsyncEngine:
         parts.builder.check(params, RequestOptions())
 
     async def tokenize(self, prompt: Prompt, *, chat: ChatOptions | None = None) -> list[int]:
-        """Token ids of a prompt as :meth:`generate` would use them. Works while draining too."""
+        """Token ids of a prompt as `generate` would use them. Works while draining too."""
         parts, _ = self._check_admits(drains=True)
         return await parts.builder.tokenize(prompt, chat)
 
@@ -406,7 +406,7 @@ class AsyncEngine:
         params
             ``None``: the checkpoint's own defaults.
         options
-            See :class:`~src.engine.requests.prompts.RequestOptions`.
+            See `RequestOptions`.
 
         Raises
         ------
@@ -415,7 +415,7 @@ class AsyncEngine:
         QueueFullError, NotReadyError, ShuttingDownError
             It cannot be queued now; ``retry_after`` says in how many seconds to try again.
         RequestAbortedError
-            :meth:`abort` was called for it.
+            `abort` was called for it.
         EngineDeadError
             The engine failed.
         """
@@ -431,11 +431,11 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Delta]:
-        """The output for one prompt as deltas; arguments and errors are those of :meth:`generate`.
+        """The output for one prompt as deltas; arguments and errors are those of `generate`.
 
         There is one delta per completion and step; deltas coalesce while the reader is slow.
         Closing the generator aborts the request. If a cancelled reader may leave the generator
-        suspended, use :meth:`submit` instead, which always aborts.
+        suspended, use `submit` instead, which always aborts.
         """
         async with self.submit(prompt, params, **options) as submission:
             async for delta in submission:
@@ -452,8 +452,8 @@ class AsyncEngine:
     ) -> AsyncIterator[Submission]:
         """Queue a request and yield its stream; leaving the block aborts it if unfinished.
 
-        Arguments and errors are those of :meth:`generate`. With an ``admission`` from :meth:`admit`
-        the request is queued even while the engine drains; its caller releases the admission.
+        Arguments and errors are those of `generate`. With an ``admission`` from `admit` the request
+        is queued even while the engine drains; its caller releases the admission.
         """
         with Observed(self.telemetry, prompt, options) as observed, contextlib.ExitStack() as used:
             try:

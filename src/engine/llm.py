@@ -37,9 +37,9 @@ class LLM:
             for result in llm.generate(["Once upon a time", "One day"], SamplingParams(n=2)):
                 print(result.text)
 
-    ``config`` is what :meth:`AsyncEngine.open` takes. The constructor returns when the model is
-    ready. An unclosed LLM is released when nothing refers to it any more, or when the process ends.
-    Several threads may use the same LLM.
+    ``config`` is what `AsyncEngine.open` takes. The constructor returns when the model is ready. An
+    unclosed LLM is released when nothing refers to it any more, or when the process ends. Several
+    threads may use the same LLM.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class LLM:
         lora: str | None = None,
         progress: bool | None = None,
     ) -> list[GenerationResult]:
-        """Answer one conversation or many; otherwise as :meth:`generate`."""
+        """Answer one conversation or many; otherwise as `generate`."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         options = ChatOptions(tools=tools)
         return self._thread.call(self._run, many, params, options, lora, progress)

@@ -18,7 +18,7 @@ class OwnLoop:
         self._loop = loop
 
     def enter(self) -> None:
-        """Belong to the running event loop from now on; raises what :meth:`check` raises."""
+        """Belong to the running event loop from now on; raises what `check` raises."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         self.check()

@@ -68,7 +68,7 @@ from src.http.responses.handlers import (
 )
 from src.http.responses.inputs import MAX_PAGE
 from src.http.server.call import Handler
-from src.http.server.error_spelling import AnthropicErrorBody
+from src.http.server.error_format import AnthropicErrorBody
 from src.http.tokens.handlers import detokenize, tokenize, tokenizer_info
 from src.http.tokens.render import render_chat, render_completion
 from src.observability.logs import LEVELS

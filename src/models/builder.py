@@ -145,13 +145,17 @@ class ProgramBuilder:
     def program(self, adapted: Collection[str] = ()) -> Program:
         """The finished program.
 
-        Args:
-            adapted: names of parameters with adapters beside them; such a program has one more
-                input, `ADAPTER_SLOTS`.
+        Parameters
+        ----------
+        adapted
+            Names of parameters with adapters beside them; such a program has one more input,
+            `ADAPTER_SLOTS`.
 
-        Raises:
-            ValueError: a segment reads a step tensor that no earlier one writes, or hidden states
-                or a head are missing.
+        Raises
+        ------
+        ValueError
+            a segment reads a step tensor that no earlier one writes, or hidden states or a head are
+            missing.
         """
         if self._head is None:
             raise ValueError("a program needs a head")

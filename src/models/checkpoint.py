@@ -73,9 +73,11 @@ def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     index only the files count, as there: a tensor may lie in another of them than it says, or in
     several if all hold the same bytes. Whether one is missing shows when the model is known.
 
-    Raises:
-        ModelLoadError: no safetensors (pickles are refused), a missing shard, a damaged or
-            truncated file, or two shards that hold one tensor with other bytes.
+    Raises
+    ------
+    ModelLoadError
+        No safetensors (pickles are refused), a missing shard, a damaged or truncated file, or two
+        shards that hold one tensor with other bytes.
     """
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.exists():
@@ -118,8 +120,10 @@ def first_dtype(directory: Path) -> torch.dtype | None:
     transformers takes it where `config.json` names none. If all are packed bytes, it is theirs.
     None: there are no safetensors.
 
-    Raises:
-        ModelLoadError: the file, or the index that names it, is damaged.
+    Raises
+    ------
+    ModelLoadError
+        The file, or the index that names it, is damaged.
     """
     file, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if not file.exists():
@@ -139,9 +143,10 @@ def first_dtype(directory: Path) -> torch.dtype | None:
 def read_header(path: Path, most: int = _MAX_HEADER_BYTES) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, whose header has at most this many bytes.
 
-    Raises:
-        ModelLoadError: the file is unreadable, not safetensors, truncated, or holds a dtype that no
-            format has.
+    Raises
+    ------
+    ModelLoadError
+        The file is unreadable, not safetensors, truncated, or holds a dtype that no format has.
     """
     try:
         size = path.stat().st_size
@@ -210,8 +215,10 @@ def _sizes(given: object) -> tuple[int, ...]:
 class TensorReader:
     """Reads stored tensors into preallocated tensors. Each thread needs its own, for its buffer.
 
-    Args:
-        on_bytes: called after each piece with the number of bytes read; may raise to stop.
+    Parameters
+    ----------
+    on_bytes
+        Called after each piece with the number of bytes read; may raise to stop.
     """
 
     def __init__(self, on_bytes: Callable[[int], None]) -> None:
@@ -221,8 +228,10 @@ class TensorReader:
     def read(self, stored: StoredTensor, destination: torch.Tensor) -> None:
         """Fill a contiguous tensor of the same shape, casting to its dtype.
 
-        Raises:
-            ModelLoadError: the file cannot be read to the tensor's end.
+        Raises
+        ------
+        ModelLoadError
+            The file cannot be read to the tensor's end.
         """
         try:
             descriptor = os.open(stored.file, os.O_RDONLY)

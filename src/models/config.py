@@ -18,7 +18,7 @@ from src.models.layers.rope import RopeConfig
 from src.models.weights.methods import StoredFormats
 from src.models.weights.parameters import Packing
 from src.ops.experts import ClampedSwiglu
-from src.ops.routing import Scoring
+from src.ops.routing import TOO_SMALL_TO_SHOW, Scoring
 
 MAX_HEAD_DIM = 256
 MAX_LATENT_DIM = 576
@@ -131,6 +131,25 @@ class RecurrenceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolutionConfig:
+    """A gated convolution over a few tokens in attention's place (LFM2).
+
+    Attributes
+    ----------
+    taps
+        Tokens that the convolution sees, the token itself included.
+    bias
+        Whether both projections and the convolution have biases.
+    """
+
+    taps: int
+    bias: bool = False
+    in_name: str = "conv.in_proj"
+    convolution_name: str = "conv.conv"
+    output_name: str = "conv.out_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionConfig:
     """Latent attention of one layer: one vector per token is cached, whatever the number of heads.
 
@@ -219,6 +238,8 @@ class ExpertsConfig:
         Of each expert.
     renormalize
         Whether the weights of the chosen experts are scaled to sum up to 1.
+    added_to_sum
+        What is added to the sum by which they are divided.
     scoring, scale, groups, chosen_groups, groups_ranked_by
         See `ops.routing.Routing`.
     activation
@@ -246,6 +267,7 @@ class ExpertsConfig:
     num_chosen: int
     intermediate_size: int
     renormalize: bool
+    added_to_sum: float = TOO_SMALL_TO_SHOW
     activation: Activation | ClampedSwiglu = "silu"
     bias: bool = False
     router_bias: bool = False
@@ -267,7 +289,9 @@ class ExpertsConfig:
 
 
 # What may be in attention's place.
-MixingConfig: TypeAlias = AttentionConfig | LatentAttentionConfig | RecurrenceConfig
+MixingConfig: TypeAlias = (
+    AttentionConfig | LatentAttentionConfig | RecurrenceConfig | ShortConvolutionConfig
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

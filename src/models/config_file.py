@@ -8,14 +8,16 @@ from typing import Any
 from src.core.errors import ModelLoadError
 from src.core.gguf import is_gguf
 from src.models.fields import read_json
-from src.models.gguf.files import listed
+from src.models.gguf.files import some_of
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """The object in `config.json` of a directory, or the same of a GGUF file's metadata.
 
-    Raises:
-        ModelLoadError: the file is missing or damaged, or of an architecture that is not served.
+    Raises
+    ------
+    ModelLoadError
+        The file is missing or damaged, or of an architecture that is not served.
     """
     if is_gguf(path):
         # Imported here because few checkpoints need it.
@@ -37,7 +39,7 @@ def _found_in(directory: Path) -> str:
         return "adapter_config.json, so it is an adapter: see lora.adapters"
     if "params.json" in names and any(name.startswith("consolidated") for name in names):
         return "params.json and consolidated.*: weights in the form of their makers, not converted"
-    return listed(names)
+    return some_of(names)
 
 
 def name_of_config(path: Path) -> str:
@@ -48,8 +50,10 @@ def name_of_config(path: Path) -> str:
 def names_of_fields(path: Path) -> dict[str, str]:
     """What fields of `config.json` are called in a GGUF file, for errors; nothing elsewhere.
 
-    Raises:
-        ModelLoadError: see `read_config_file`.
+    Raises
+    ------
+    ModelLoadError
+        See `read_config_file`.
     """
     if not is_gguf(path):
         return {}

@@ -35,6 +35,7 @@ _MOST = {
     # What kernels can hold.
     "linear_conv_kernel_dim": MAX_TAPS,
     "mamba_d_conv": MAX_TAPS,
+    "conv_L_cache": MAX_TAPS,
 }
 # What is computed with these numbers is in float32. JSON's may be larger than any float.
 _MOST_FLOAT32 = 3.4e38
@@ -188,12 +189,17 @@ class Fields:
     ) -> RopeConfig:
         """RoPE's parameters.
 
-        Args:
-            max_position_embeddings: tokens that the model was trained for.
-            kind: kind of layers, if `rope_parameters` differ by kind. `rope_scaling` applies to
-                layers with full attention only.
-            theta: name of the field with this kind's base, if there is one, and its default.
-            partial: whether the family honours `partial_rotary_factor`; otherwise it is refused.
+        Parameters
+        ----------
+        max_position_embeddings
+            Tokens that the model was trained for.
+        kind
+            Kind of layers, if `rope_parameters` differ by kind. `rope_scaling` applies to layers
+            with full attention only.
+        theta
+            Name of the field with this kind's base, if there is one, and its default.
+        partial
+            Whether the family honours `partial_rotary_factor`; otherwise it is refused.
         """
         raw = dict(self._values)
         if theta is not None:
@@ -212,8 +218,10 @@ class Fields:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
-    Raises:
-        ModelLoadError: the file is missing, unreadable, not JSON or not an object.
+    Raises
+    ------
+    ModelLoadError
+        The file is missing, unreadable, not JSON or not an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -28,8 +28,10 @@ def parse_generation(
 ) -> GenerationDefaults:
     """Sampling defaults from `generation_config.json`; missing token ids from `config.json`.
 
-    Raises:
-        ModelLoadError: a value of the wrong type.
+    Raises
+    ------
+    ModelLoadError
+        a value of the wrong type.
     """
     source = "generation_config.json" if generation is not None else "config.json"
     merged: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Final
 from src.core.errors import ModelLoadError
 from src.core.gguf import SUFFIX, files_of, first_bytes, is_first, is_gguf, named_kind
 from src.models.checkpoint import PICKLE_SUFFIXES
-from src.models.gguf.files import find_gguf, is_named, listed
+from src.models.gguf.files import find_gguf, is_named, some_of
 
 _TEXT_FILES: Final = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
 _WEIGHT_FILES: Final = (
@@ -44,18 +44,25 @@ def resolve_model(
     model, and so is a repository.
     `owner/name:Q4_K_M` is the GGUF file of a repository whose name has that precision in it.
 
-    Args:
-        model: a local directory, a GGUF file, or a hub id such as `owner/name`.
-        revision: branch, tag or commit of a hub id; pin a commit for reproducible serving. Only
-            safetensors, GGUF and JSON files and the tokenizer are fetched, never code or pickles.
-        weights: whether to fetch weights; dummy weights need none. GGUF files are only looked for
-            in the cache then.
-        cache_dir: the hub's cache; None: its default.
+    Parameters
+    ----------
+    model
+        a local directory, a GGUF file, or a hub id such as `owner/name`.
+    revision
+        Branch, tag or commit of a hub id; pin a commit for reproducible serving. Only safetensors,
+        GGUF and JSON files and the tokenizer are fetched, never code or pickles.
+    weights
+        Whether to fetch weights; dummy weights need none. GGUF files are only looked for in the
+        cache then.
+    cache_dir
+        The hub's cache; None: its default.
 
-    Raises:
-        ModelLoadError: there is no such directory or repository, access is refused, the hub cannot
-            be reached and the cache does not have it, it has only pickle checkpoints, or several
-            GGUF models. The message says what was found.
+    Raises
+    ------
+    ModelLoadError
+        There is no such directory or repository, access is refused, the hub cannot be reached and
+        the cache does not have it, it has only pickle checkpoints, or several GGUF models. The
+        message says what was found.
     """
     local = Path(model).expanduser()
     if local.exists() and revision is not None:
@@ -127,11 +134,11 @@ def _the_one(models: Sequence[Path], wanted: str, source: str) -> Path:
     found = [model for model in models if is_named(model, wanted)]
     if not found:
         raise ModelLoadError(
-            f"{source} has no GGUF model {wanted}; it has {listed(map(str, models))}"
+            f"{source} has no GGUF model {wanted}; it has {some_of(map(str, models))}"
         )
     if len(found) > 1:
         raise ModelLoadError(
-            f"{source} has several GGUF models {wanted} ({listed(map(str, found))}); name one of "
+            f"{source} has several GGUF models {wanted} ({some_of(map(str, found))}); name one of "
             "them"
         )
     return found[0]
@@ -160,7 +167,7 @@ def _only_gguf(
     models = _models_of(repository, revision)
     if len(models) > 1:
         raise ModelLoadError(
-            f"{source} has several GGUF models ({listed(map(str, models))}); {how}"
+            f"{source} has several GGUF models ({some_of(map(str, models))}); {how}"
         )
     if not models:
         return None
@@ -201,7 +208,7 @@ def _download(model: str, revision: str | None, weights: bool, cache_dir: Path |
         raise ModelLoadError(
             f"{_source(model, revision)} has no model.safetensors; pickle checkpoints "
             f"({', '.join('*' + suffix for suffix in PICKLE_SUFFIXES)}) are refused, since they "
-            f"can run code when they are read. It has {listed(_names(model, revision))}"
+            f"can run code when they are read. It has {some_of(_names(model, revision))}"
         )
     return directory
 

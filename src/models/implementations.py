@@ -42,13 +42,17 @@ def choose_implementation(
 ) -> Implementation:
     """What computes the checkpoint of a directory, or a GGUF file.
 
-    Args:
-        path: of the directory or the file.
-        wish: ``auto`` takes the native family, if there is one.
+    Parameters
+    ----------
+    path
+        Of the directory or the file.
+    wish
+        ``auto`` takes the native family, if there is one.
 
-    Raises:
-        ModelLoadError: there is no readable `config.json`, or it asks for transformers and a GGUF
-            file.
+    Raises
+    ------
+    ModelLoadError
+        There is no readable `config.json`, or it asks for transformers and a GGUF file.
     """
     if is_gguf(path):
         if wish == "transformers":

@@ -120,21 +120,36 @@ class Model:
     `before_allocating` is called when the table of parameters is complete, before any of them takes
     memory.
 
-    Attributes:
-        config: the checkpoint's configuration.
-        options: what it is built of beside that.
-        group: the ranks that hold it.
-        spec: shape, numerics and placement.
-        formats: what chooses how parameters are held.
-        methods: parameter -> what makes its value; others are plain tensors.
-        aliases: parameter -> the parameter whose values it shares.
-        program: the calls and mixers to compute.
-        table: every parameter by name. A tied head is not in it, unless it has another format.
-        weights: values of parameters and computed tables, by name.
-        kv_scales: layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
-        adapters: slots for adapters; None: it takes none.
-        mixer_weights: per mixer, its weights.
-        cache_dtype: see `served.ServedModel`.
+    Attributes
+    ----------
+    config
+        The checkpoint's configuration.
+    options
+        What it is built of beside that.
+    group
+        The ranks that hold it.
+    spec
+        Shape, numerics and placement.
+    formats
+        What chooses how parameters are held.
+    methods
+        Parameter -> what makes its value; others are plain tensors.
+    aliases
+        Parameter -> the parameter whose values it shares.
+    program
+        The calls and mixers to compute.
+    table
+        Every parameter by name. A tied head is not in it, unless it has another format.
+    weights
+        Values of parameters and computed tables, by name.
+    kv_scales
+        Layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
+    adapters
+        Slots for adapters; None: it takes none.
+    mixer_weights
+        Per mixer, its weights.
+    cache_dtype
+        See `served.ServedModel`.
     """
 
     def __init__(
@@ -273,9 +288,12 @@ class Model:
         in another format, and weights that cannot be cut into strips, stay as they are. So does an
         embedding that is also the head.
 
-        Args:
-            lay_out: `ops.matrix.to_strips`, or `KernelLibrary.lay_out`, which works in place.
-            includes_head: whether to lay out the head too.
+        Parameters
+        ----------
+        lay_out
+            `ops.matrix.to_strips`, or `KernelLibrary.lay_out`, which works in place.
+        includes_head
+            Whether to lay out the head too.
         """
         for name, parameter in self.table.items():
             if parameter.kind == "matrix" or (parameter.kind == "head" and includes_head):
@@ -298,17 +316,26 @@ class Model:
     ) -> Tensor:
         """Hidden states after the final norm, [T, H] or [K, H] in the model's dtype.
 
-        Args:
-            functions: the model's own, or compiled replacements; with adapter slots those of the
-                program with adapters.
-            input_ids: int64 [T], below `vocab_size`.
-            positions: int64 [T], each token's index in its own sequence, below `max_positions`.
-            mix: computes a mixer, see `program.run_program`.
-            kept: int64 [K], indices of the tokens whose hidden states are wanted. None: all.
-            adapter_slots: int64 [T], the slot of each token's adapter, -1 for none. None: no token
-                has one, and nothing is computed for adapters.
-            own_inputs: [T, ...], the program's own inputs by name.
-            outputs: gets the program's outputs, see `program.run_program`.
+        Parameters
+        ----------
+        functions
+            The model's own, or compiled replacements; with adapter slots those of the program with
+            adapters.
+        input_ids
+            int64 [T], below `vocab_size`.
+        positions
+            int64 [T], each token's index in its own sequence, below `max_positions`.
+        mix
+            Computes a mixer, see `program.run_program`.
+        kept
+            int64 [K], indices of the tokens whose hidden states are wanted. None: all.
+        adapter_slots
+            int64 [T], the slot of each token's adapter, -1 for none. None: no token has one, and
+            nothing is computed for adapters.
+        own_inputs
+            [T, ...], the program's own inputs by name.
+        outputs
+            Gets the program's outputs, see `program.run_program`.
         """
         given = {INPUT_IDS: input_ids, POSITIONS: positions, **own_inputs}
         variant = self._variants[0]

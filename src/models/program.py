@@ -301,17 +301,25 @@ def run_program(
 ) -> Tensor:
     """Run a program; returns hidden states [T, H] or [K, H].
 
-    Args:
-        program: the program to run.
-        functions: per call, `run_chain` or a compiled replacement.
-        weights: per call.
-        tensors: `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence;
-            for a program with adapters also `ADAPTER_SLOTS` int64 [T]; and its own inputs.
-        mix: computes a mixer.
-        kept: int64 [K], indices of the tokens whose hidden states are wanted. ``mix`` must return
-            only these for the last mixer. None: all.
-        outputs: gets the program's outputs [T, ...]; those that are written behind the last mixer
-            have the tokens of ``kept`` alone.
+    Parameters
+    ----------
+    program
+        The program to run.
+    functions
+        Per call, `run_chain` or a compiled replacement.
+    weights
+        Per call.
+    tensors
+        `INPUT_IDS` int64 [T], `POSITIONS` int64 [T]: each token's index in its sequence; for a
+        program with adapters also `ADAPTER_SLOTS` int64 [T]; and its own inputs.
+    mix
+        Computes a mixer.
+    kept
+        int64 [K], indices of the tokens whose hidden states are wanted. ``mix`` must return only
+        these for the last mixer. None: all.
+    outputs
+        Gets the program's outputs [T, ...]; those that are written behind the last mixer have the
+        tokens of ``kept`` alone.
     """
     values = dict(tensors)
     for index, step in enumerate(program.steps):

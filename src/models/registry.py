@@ -29,6 +29,8 @@ from src.models.families.gpt_oss import GptOss
 from src.models.families.granite import Granite
 from src.models.families.granite_hybrid import GraniteHybrid
 from src.models.families.granite_moe import GraniteMoe
+from src.models.families.lfm2 import Lfm2
+from src.models.families.lfm2_moe import Lfm2Moe
 from src.models.families.llama import Llama
 from src.models.families.llama4 import Llama4
 from src.models.families.mistral import Mistral
@@ -62,6 +64,8 @@ FAMILIES: tuple[type[Family], ...] = (
     Granite,
     GraniteMoe,
     GptOss,
+    Lfm2,
+    Lfm2Moe,
     Llama,
     Llama4,
     Mistral,
@@ -179,8 +183,10 @@ def _prefixed(config: ModelConfig, wrapper: Wrapper) -> ModelConfig:
 def family_of(architecture: str) -> type[Family]:
     """The family that runs an architecture.
 
-    Raises:
-        ModelLoadError: there is none; the message lists the supported architectures.
+    Raises
+    ------
+    ModelLoadError
+        There is none; the message lists the supported architectures.
     """
     try:
         return _BY_ARCHITECTURE[architecture]
@@ -199,8 +205,10 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
 
     A checkpoint may bring code for a supported architecture; that code is never run.
 
-    Raises:
-        ModelLoadError: remote code, or no architecture that a family can run.
+    Raises
+    ------
+    ModelLoadError
+        Remote code, or no architecture that a family can run.
     """
     chosen, names = _chosen(raw), raw.get("architectures")
     if chosen is not None:
@@ -239,9 +247,11 @@ def load_config(path: Path) -> ModelConfig:
 
     No weights are read, but perhaps their dtype.
 
-    Raises:
-        ModelLoadError: `config.json` (of a GGUF file: its metadata) or `generation_config.json` is
-            missing, malformed, or asks for something that is not supported.
+    Raises
+    ------
+    ModelLoadError
+        `config.json` (of a GGUF file: its metadata) or `generation_config.json` is missing,
+        malformed, or asks for something that is not supported.
     """
     source, raw = name_of_config(path), read_config_file(path)
     wrapped, given = _wrapper_of(raw), raw.get("architectures")

@@ -1,7 +1,7 @@
 """Logging of the package ``src``: one line per record, as text or as JSON, on standard error.
 
 Only the package's own logger is configured; those of hypercorn, uvicorn or an embedding program are
-left alone. If :func:`setup_logging` is never called, records reach the program's own handlers.
+left alone. If `setup_logging` is never called, records reach the program's own handlers.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def log_lines(logger: logging.Logger, level: int, message: str, lines: str) -> N
 
 
 def current_level() -> str:
-    """The level of the package's logger, as one of :data:`LEVELS`."""
+    """The level of the package's logger, as one of `LEVELS`."""
     return logging.getLevelName(logging.getLogger(ROOT).getEffectiveLevel()).lower()
 
 
 def set_level(level: str) -> None:
-    """Set the level of the package's logger to one of :data:`LEVELS`."""
+    """Set the level of the package's logger to one of `LEVELS`."""
     logging.getLogger(ROOT).setLevel(level.upper())
 
 

@@ -1,7 +1,7 @@
 """Custom ops: schema, reference and kernels of each in one declaration.
 
 `import src.ops` registers the ops under `torch.ops.slipstream`; the references serve from then on.
-[`ensure_built`][src.ops.cpu.build.ensure_built] brings in the compiled CPU kernels.
+`ensure_built` brings in the compiled CPU kernels.
 """
 
 from typing import Any

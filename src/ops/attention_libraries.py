@@ -47,9 +47,9 @@ class NothingHonouredError(LibraryUnavailableError):
 class Prefill(Protocol):
     """Attends over keys and values that are in the cache already.
 
-    Arguments are those of [`paged_attention`][src.ops.paged_attention.paged_attention]. Block table
-    entries before a window are negative. The output for rows with one query token is ignored.
-    Padding tokens already have their output, which must not change.
+    Arguments are those of `paged_attention`. Block table entries before a window are negative. The
+    output for rows with one query token is ignored. Padding tokens already have their output, which
+    must not change.
     """
 
     def __call__(
@@ -82,10 +82,14 @@ class LibraryAttention:
     """A kernel of paged attention that uses a library for the shapes on which it was tried.
 
     Parameters
-        prefill: The library's function.
-        shapes: The shapes that it supports. The Triton kernels alone serve other shapes, decode
-            steps and deterministic engines.
-        base: `launch` of the Triton kernels.
+    ----------
+    prefill
+        The library's function.
+    shapes
+        The shapes that it supports. The Triton kernels alone serve other shapes, decode steps and
+        deterministic engines.
+    base
+        `launch` of the Triton kernels.
     """
 
     def __init__(
@@ -116,9 +120,11 @@ class Library(NamedTuple):
     """An opened library.
 
     Attributes
-        honours: Fields of [`AttentionSpec`][src.ops.attention_spec.AttentionSpec] beside `scale`
-            that `prefill` supports.
-        close: Undoes the process-wide changes of opening it.
+    ----------
+    honours
+        Fields of `AttentionSpec` beside `scale` that `prefill` supports.
+    close
+        Undoes the process-wide changes of opening it.
     """
 
     prefill: Prefill
@@ -130,10 +136,14 @@ def flash_attention_3(capability: int) -> Library:
     """FlashAttention-3 by its own interface (J. Shah et al., 2024), package `flash_attn_3`.
 
     Parameters
-        capability: Major compute capability of the device.
+    ----------
+    capability
+        Major compute capability of the device.
 
     Raises
-        LibraryUnavailableError: It is not installed, or does not support this device.
+    ------
+    LibraryUnavailableError
+        It is not installed, or does not support this device.
     """
     if capability != _HOPPER:
         # On another device, the library's own launch check would end the process.
@@ -187,10 +197,14 @@ def torch_varlen(capability: int) -> Library:
     process.
 
     Parameters
-        capability: Major compute capability of the device.
+    ----------
+    capability
+        Major compute capability of the device.
 
     Raises
-        LibraryUnavailableError: This torch lacks block tables, or an implementation of them.
+    ------
+    LibraryUnavailableError
+        This torch lacks block tables, or an implementation of them.
     """
     wanted = {_HOPPER: "FA3", _BLACKWELL: "FA4"}.get(capability)
     if wanted is None:
@@ -253,7 +267,9 @@ def open_library(
     Shapes with features that the library does not support are left to other kernels and not tried.
 
     Raises
-        LibraryUnavailableError: It fails for one of the other shapes, or there are none.
+    ------
+    LibraryUnavailableError
+        It fails for one of the other shapes, or there are none.
     """
     shapes = frozenset(shapes)
     for shape in shapes:

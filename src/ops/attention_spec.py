@@ -19,17 +19,25 @@ class AttentionSpec:
     """How one layer attends.
 
     Attributes
-        scale: Factor of the scores.
-        cap: Soft cap of the scaled scores: they become `cap * tanh(score / cap)` before the mask,
-            as in Gemma 2. None for no cap.
-        window: Number of keys that a token sees, itself included (sliding window). None for all.
-        chunk: A token sees only keys of its own chunk of this many tokens, counted from the
-            sequence's first (Llama 4). None for no chunks.
-        sinks: [num_heads] float32, one logit per query head. It is added to the softmax's
-            denominator only, as in gpt-oss. None for no sinks.
+    ----------
+    scale
+        Factor of the scores.
+    cap
+        Soft cap of the scaled scores: they become `cap * tanh(score / cap)` before the mask, as in
+        Gemma 2. None for no cap.
+    window
+        Number of keys that a token sees, itself included (sliding window). None for all.
+    chunk
+        A token sees only keys of its own chunk of this many tokens, counted from the sequence's
+        first (Llama 4). None for no chunks.
+    sinks
+        [num_heads] float32, one logit per query head. It is added to the softmax's denominator
+        only, as in gpt-oss. None for no sinks.
 
     Raises
-        ValueError: `cap`, `window` or `chunk` is out of range, or `sinks` is not a float32 vector.
+    ------
+    ValueError
+        `cap`, `window` or `chunk` is out of range, or `sinks` is not a float32 vector.
     """
 
     PARTS: ClassVar[tuple[tuple[str, str], ...]] = (("sinks", "Tensor?"), ("scalars", "float[]"))

@@ -1,4 +1,4 @@
-"""`causal_convolution`: each channel is convolved with its own last few inputs, then SiLU.
+"""`causal_convolution`: each channel is convolved with its own last few inputs; SiLU may follow.
 
 The inputs before a chunk come from a state per sequence, which then becomes the chunk's last ones.
 So chunks give what one pass gives.
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Case, Cost, Op
-from src.ops.records import Record, tensor
+from src.ops.records import Record, number, tensor
 
 MAX_TAPS: Final = 16
 """The most inputs that a kernel sees at a time; kMostTaps of recurrence.cpp. Models have 4."""
@@ -22,19 +22,29 @@ MAX_TAPS: Final = 16
 class CausalConvolution(Record):
     """`silu(bias + sum_j weight[j] * x[t - K + 1 + j])` for every token and channel.
 
-    Sums are in float32 and rounded once, behind the activation.
+    Sums are in float32 and rounded once, behind the activation if there is one.
 
     Attributes
-        x: [T, C] float32, bfloat16 or float16, last dimension contiguous.
-        weight: [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the
-            token itself.
-        bias: [C] of x's dtype, contiguous, or None.
-        states: [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the
-            oldest first. A slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one. Rows without tokens,
-            as captured steps are padded with, may name any, and the same.
-        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
-        out: [T, C] of x's dtype, written, contiguous; padding becomes 0.
+    ----------
+    x
+        [T, C] float32, bfloat16 or float16, last dimension contiguous.
+    weight
+        [K, C] of x's dtype, contiguous, K at most `MAX_TAPS`; the last tap belongs to the token
+        itself.
+    bias
+        [C] of x's dtype, contiguous, or None.
+    states
+        [slots, K - 1, C] of x's dtype, changed: the last inputs of each sequence, the oldest first.
+        A slot's states are contiguous.
+    slots
+        [B] int64, contiguous: the slot of each row, each another one. Rows without tokens, as
+        captured steps are padded with, may name any, and the same.
+    query_start_loc
+        [B + 1] int32: first token of each row. Tokens behind the last are padding.
+    out
+        [T, C] of x's dtype, written, contiguous; padding becomes 0.
+    silu
+        Whether SiLU follows; without it the sums are the result.
     """
 
     x: Tensor = tensor("tokens channels", rows=True)
@@ -44,11 +54,12 @@ class CausalConvolution(Record):
     slots: Tensor = tensor("rows", torch.int64)
     query_start_loc: Tensor = tensor("rows+1", torch.int32)
     out: Tensor = tensor("tokens channels", changed=True)
+    silu: bool = number(default=True)
 
 
 def reference(call: CausalConvolution) -> None:
-    """See [`CausalConvolution`][src.ops.causal_convolution.CausalConvolution]."""
-    x, weight, bias, states, slots, query_start_loc, out = call
+    """See `CausalConvolution`."""
+    x, weight, bias, states, slots, query_start_loc, out, silu = call
     bounds, taps = query_start_loc.tolist(), len(weight)
     out[bounds[-1] :] = 0
     for row, slot in enumerate(slots.tolist()):
@@ -62,7 +73,7 @@ def reference(call: CausalConvolution) -> None:
             sums = sums + bias.float()
         for tap in range(taps):
             sums = sums + weight[tap].float() * seen[tap : tap + count].float()
-        out[tokens] = functional.silu(sums).to(out.dtype)
+        out[tokens] = (functional.silu(sums) if silu else sums).to(out.dtype)
         states[slot] = seen[count:]
 
 
@@ -75,6 +86,7 @@ def _build(
     taps: int = 4,
     dtype: torch.dtype = torch.float32,
     has_bias: bool = True,
+    silu: bool = True,
     seed: int = 0,
 ) -> CausalConvolution:
     """Inputs are a slice of a fused tensor, slots in random order; NaN where nothing is read."""
@@ -96,6 +108,7 @@ def _build(
         slots=slots.to(device),
         query_start_loc=bounds.to(device),
         out=torch.full((total, channels), torch.nan, dtype=dtype, device=device),
+        silu=silu,
     )
 
 
@@ -106,6 +119,11 @@ def _grid() -> list[Case]:
         for channels, taps, has_bias in ((8, 4, True), (40, 2, False), (600, 4, False))
     ]
     cases += [{"rows": (1, 2, 3, 90)}, {"rows": (0, 3, 0)}, {"rows": (0,), "padding": 2}]
+    cases += [
+        {"dtype": dtype, "taps": 3, "has_bias": has_bias, "silu": False}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for has_bias in (True, False)
+    ]
     return [*cases, {"rows": ()}]
 
 

@@ -48,23 +48,33 @@ class DecodeSchedule(Record, result=result("schedule", "_", like="seq_lens")):
     order, `members` at a time.
 
     Attributes
-        block_tables: [B, max_blocks] int32.
-        query_start_loc: [B + 1] int32.
-        seq_lens: [B] int32.
-        block_size: Tokens per block.
-        sliding_window: Number of keys that a token sees, itself included; 0 for all. With a window
-            or chunks, nothing is shared.
-        chunk: Size of the chunks within which tokens see keys; 0 for no chunks.
-        tile: Keys per tile; tiles are counted from the first key on.
-        members: Maximal number of rows in a pack.
+    ----------
+    block_tables
+        [B, max_blocks] int32.
+    query_start_loc
+        [B + 1] int32.
+    seq_lens
+        [B] int32.
+    block_size
+        Tokens per block.
+    sliding_window
+        Number of keys that a token sees, itself included; 0 for all. With a window or chunks,
+        nothing is shared.
+    chunk
+        Size of the chunks within which tokens see keys; 0 for no chunks.
+    tile
+        Keys per tile; tiles are counted from the first key on.
+    members
+        Maximal number of rows in a pack.
 
     Returns
-        int32 [1 + (4 + members) B], a concatenation of:
+    -------
+    int32 [1 + (4 + members) B], a concatenation of:
 
-        - starts [2 B + 1]: number of tiles before each segment; the last entry is the total,
-        - place [B]: `members` * (first row of its pack) + (index in the pack), or -1,
-        - shared [B]: number of shared tiles if this is the first row of a pack, else 0,
-        - rows [B, members]: the rows of the pack if this is its first row; -1 for none.
+    - starts [2 B + 1]: number of tiles before each segment; the last entry is the total,
+    - place [B]: `members` * (first row of its pack) + (index in the pack), or -1,
+    - shared [B]: number of shared tiles if this is the first row of a pack, else 0,
+    - rows [B, members]: the rows of the pack if this is its first row; -1 for none.
     """
 
     block_tables: Tensor = tensor("rows max_blocks", torch.int32, rows=True)
@@ -78,7 +88,7 @@ class DecodeSchedule(Record, result=result("schedule", "_", like="seq_lens")):
 
 
 def reference(call: DecodeSchedule) -> Tensor:
-    """See [`DecodeSchedule`][src.ops.decode_schedule.DecodeSchedule]."""
+    """See `DecodeSchedule`."""
     block_tables, query_start_loc, seq_lens, *numbers = call
     block_size, sliding_window, chunk, tile, members = numbers
     rows = len(seq_lens)
@@ -202,7 +212,7 @@ DECODE_SCHEDULE = Op(
 
 
 decode_schedule = DECODE_SCHEDULE.function
-"""The op as a function of the fields of [`DecodeSchedule`][src.ops.decode_schedule.DecodeSchedule].
+"""The op as a function of the fields of `DecodeSchedule`.
 """
 
 
@@ -217,9 +227,13 @@ def step_schedule(
     """The schedule of a step for layers that see as far as this; None on the CPU.
 
     Parameters
-        key_cache: That of any of these layers, as in `paged_attention`.
-        num_heads: Number of query heads.
-        block_tables, query_start_loc, seq_lens, spec: As in `paged_attention`.
+    ----------
+    key_cache
+        That of any of these layers, as in `paged_attention`.
+    num_heads
+        Number of query heads.
+    block_tables, query_start_loc, seq_lens, spec
+        As in `paged_attention`.
     """
     if key_cache.device.type != "cuda":
         return None

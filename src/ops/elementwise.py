@@ -27,11 +27,15 @@ def by_token(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`function(x)`, elementwise, with the same bits of a token whatever the other tokens are.
 
     Parameters
-        function: An elementwise function of torch.
-        x: [T, N].
+    ----------
+    function
+        An elementwise function of torch.
+    x
+        [T, N].
 
     Returns
-        [T, N], contiguous.
+    -------
+    [T, N], contiguous.
     """
     if torch.compiler.is_compiling():
         # Inductor's loops use one function for a whole row, its rest included.

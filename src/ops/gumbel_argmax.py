@@ -25,20 +25,25 @@ NO_TOKEN = -1
 class GumbelArgmax(Record, result=result("tokens", "rows", like="logits", dtype=torch.int64)):
     """Sample one token per row: `argmax_v(logits[v] / temperature + gumbel(seed, position, v))`.
 
-    The noise comes from Philox4x32-10 with the seed as its 64-bit key, counter
-    (position, v // 4) and word v % 4, see [`random_words`][src.ops.philox.random_words]. All
-    implementations agree on the random bits exactly, and on the token except for ties within
-    float rounding.
+    The noise comes from Philox4x32-10 with the seed as its 64-bit key, counter (position, v // 4)
+    and word v % 4, see `random_words`. All implementations agree on the random bits exactly, and on
+    the token except for ties within float rounding.
 
     Attributes
-        logits: [S, V] float32, last dimension contiguous. -inf never wins.
-        seeds: [S] int64, all 64 bits count.
-        positions: [S] int64, position of the sampled token in its sequence.
-        temperatures: [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
+    ----------
+    logits
+        [S, V] float32, last dimension contiguous. -inf never wins.
+    seeds
+        [S] int64, all 64 bits count.
+    positions
+        [S] int64, position of the sampled token in its sequence.
+    temperatures
+        [S] float32. Below 1e-5 the row is greedy: the lowest index of its maximum.
 
     Returns
-        [S] int64 token ids; -1 for a row that has a NaN or +inf, or only -inf. This check needs no
-            extra read of the logits.
+    -------
+    [S] int64 token ids; -1 for a row that has a NaN or +inf, or only -inf. This check needs no
+        extra read of the logits.
     """
 
     logits: Tensor = tensor("rows vocab_size", torch.float32, rows=True)
@@ -48,7 +53,7 @@ class GumbelArgmax(Record, result=result("tokens", "rows", like="logits", dtype=
 
 
 def reference(call: GumbelArgmax) -> Tensor:
-    """See [`GumbelArgmax`][src.ops.gumbel_argmax.GumbelArgmax]."""
+    """See `GumbelArgmax`."""
     logits, seeds = call.logits, call.seeds
     positions, temperatures = call.positions, call.temperatures
     scores = logits.double()  # [S, V] float64
@@ -116,4 +121,4 @@ GUMBEL_ARGMAX = Op(
 )
 
 gumbel_argmax = GUMBEL_ARGMAX.function
-"""The op as a function of the fields of [`GumbelArgmax`][src.ops.gumbel_argmax.GumbelArgmax]."""
+"""The op as a function of the fields of `GumbelArgmax`."""

@@ -31,12 +31,17 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     `madvise` or `always`). Keys and values ask for them because the first touch is cheaper in
     total; but one step pays for it at once, when every layer reaches a new page.
 
-    Args:
-        shape: Of the tensor, which is contiguous.
-        dtype: Any.
+    Parameters
+    ----------
+    shape
+        Of the tensor, which is contiguous.
+    dtype
+        Any.
 
-    Raises:
-        MemoryError: The address space cannot be reserved.
+    Raises
+    ------
+    MemoryError
+        The address space cannot be reserved.
     """
     count = math.prod(shape)
     size = count * dtype.itemsize
@@ -61,13 +66,18 @@ def take(tensor: torch.Tensor, start: int, size: int) -> bool:
     The contents do not change, even if another thread writes to them meanwhile. The GIL is released
     during the call.
 
-    Args:
-        tensor: The whole tensor that `lazy_zeros` returned.
-        start: Offset from its beginning in bytes, at a page boundary.
-        size: Length in bytes.
+    Parameters
+    ----------
+    tensor
+        The whole tensor that `lazy_zeros` returned.
+    start
+        Offset from its beginning in bytes, at a page boundary.
+    size
+        Length in bytes.
 
-    Returns:
-        Whether the system allocated them.
+    Returns
+    -------
+    Whether the system allocated them.
     """
     if sys.platform != "linux":
         return False

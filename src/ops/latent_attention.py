@@ -2,8 +2,7 @@
 
 DeepSeek-V2 (2024), section 2.1, "multi-head latent attention". A token's vector has two parts: a
 latent of `rank` numbers, from which one projection makes a key and a value for every head, and a
-rotated key of `rope` numbers that all heads share. The cache is paged as in
-[`paged_attention`][src.ops.paged_attention.paged_attention].
+rotated key of `rope` numbers that all heads share. The cache is paged as in `paged_attention`.
 
 A kernel may compute a row in two ways. *Expanded* makes keys and values of the whole context.
 *Absorbed* applies the projection to the queries and to the result instead, so all heads attend over
@@ -27,35 +26,50 @@ _REFERENCE_QUERY_TILE = 256
 class LatentAttention(Record):
     """Write vectors into the paged cache, then attend causally over the cache into `out`.
 
-    Rows, tokens, positions and padding are those of
-    [`paged_attention`][src.ops.paged_attention.paged_attention]. float32, bfloat16 or float16,
-    accumulated in float32.
+    Rows, tokens, positions and padding are those of `paged_attention`. float32, bfloat16 or
+    float16, accumulated in float32.
 
     Attributes
-        query: [T, heads, nope + rope]; of each head the rotated part comes last. The row stride is
-            free.
-        latent: [T, rank + rope]: each token's latent, already normalized, then its rotated key. The
-            row stride is free. rank + rope is a multiple of 8 up to 576.
-        cache: [num_blocks, block_size, rank + rope], changed in place.
-        up: [heads, nope + value, rank]: the projection of latents to the keys and values of heads.
-        block_tables: [B, max_blocks] int32; entries beyond a row's length are not read.
-        query_start_loc: [B + 1] int32, row -> its first token; the last is the number of tokens.
-        seq_lens: [B] int32, row -> context length including this step's tokens.
-        slot_mapping: [T] int64, token -> block * block_size + offset, or -1 to write nothing.
-        out: [T, heads, value], contiguous, changed in place; padding tokens get 0.
-        scale: Factor of the scores.
-        max_query_len: Upper bound of the rows' query lengths.
-        max_seq_len: Upper bound of `seq_lens`.
-        deterministic: Whether a token's bits must depend only on its query and on what it sees.
-            Then every row is absorbed.
-        expansion: The rows that are expanded, on the device of the others; see
-            [`Expansion`][src.ops.latent_expansion.Expansion]. `None`: no row. For CUDA only; on the
-            CPU the kernel decides.
-        expanded_keys: Number of expanded keys.
+    ----------
+    query
+        [T, heads, nope + rope]; of each head the rotated part comes last. The row stride is free.
+    latent
+        [T, rank + rope]: each token's latent, already normalized, then its rotated key. The row
+        stride is free. rank + rope is a multiple of 8 up to 576.
+    cache
+        [num_blocks, block_size, rank + rope], changed in place.
+    up
+        [heads, nope + value, rank]: the projection of latents to the keys and values of heads.
+    block_tables
+        [B, max_blocks] int32; entries beyond a row's length are not read.
+    query_start_loc
+        [B + 1] int32, row -> its first token; the last is the number of tokens.
+    seq_lens
+        [B] int32, row -> context length including this step's tokens.
+    slot_mapping
+        [T] int64, token -> block * block_size + offset, or -1 to write nothing.
+    out
+        [T, heads, value], contiguous, changed in place; padding tokens get 0.
+    scale
+        Factor of the scores.
+    max_query_len
+        Upper bound of the rows' query lengths.
+    max_seq_len
+        Upper bound of `seq_lens`.
+    deterministic
+        Whether a token's bits must depend only on its query and on what it sees. Then every row is
+        absorbed.
+    expansion
+        The rows that are expanded, on the device of the others; see `Expansion`. `None`: no row.
+        For CUDA only; on the CPU the kernel decides.
+    expanded_keys
+        Number of expanded keys.
 
     Raises
-        ValueError: From the compiled kernel, for shapes, dtypes, strides, slots or block numbers
-            outside of this contract.
+    ------
+    ValueError
+        From the compiled kernel, for shapes, dtypes, strides, slots or block numbers outside of
+        this contract.
     """
 
     query: Tensor = tensor("tokens heads nope+rope", rows=True)
@@ -76,7 +90,7 @@ class LatentAttention(Record):
 
 
 def reference(call: LatentAttention) -> None:
-    """See [`LatentAttention`][src.ops.latent_attention.LatentAttention]."""
+    """See `LatentAttention`."""
     slot_mapping, cache, out = call.slot_mapping, call.cache, call.out
     block_size = cache.shape[1]
     written = slot_mapping >= 0  # [T] bool, token index -> is not padding

@@ -1,7 +1,7 @@
 """Which rows of latent attention are expanded: the policy of all devices, and its plan for a GPU.
 
-See [`latent_attention`][src.ops.latent_attention.latent_attention] for the two ways. A row's way
-depends on its own lengths alone, never on the rest of the batch.
+See `latent_attention` for the two ways. A row's way depends on its own lengths alone, never on the
+rest of the batch.
 
 The CPU's kernel decides for itself (`Latent::is_expanded` in `cpu/latent.cpp`, the same rule). A
 GPU's kernels get a plan, because the host has to know how many keys are expanded: it launches a
@@ -50,8 +50,11 @@ def is_expanded(queries: Lengths, keys: Lengths, shape: LatentShape, fewest: int
     context. Expanded keys and values have the size of the wider of both.
 
     Parameters
-        queries, keys: [B]: query tokens, and context lengths with these tokens.
-        fewest: Rows with fewer queries are absorbed in any case.
+    ----------
+    queries, keys
+        [B]: query tokens, and context lengths with these tokens.
+    fewest
+        Rows with fewer queries are absorbed in any case.
     """
     wide = -(-max(shape.nope + shape.rope, shape.value) // 8) * 8
     pairs = queries * keys - queries * (queries - 1) // 2
@@ -66,9 +69,12 @@ class Expansion(NamedTuple):
     """The rows of a step that a GPU expands.
 
     Attributes
-        plan: [B + 1 + T] int32. The first B + 1: row -> number of expanded keys before it, so a row
-            without any is absorbed. Then token -> 1 if its row is expanded, else 0.
-        keys: Number of expanded keys.
+    ----------
+    plan
+        [B + 1 + T] int32. The first B + 1: row -> number of expanded keys before it, so a row
+        without any is absorbed. Then token -> 1 if its row is expanded, else 0.
+    keys
+        Number of expanded keys.
     """
 
     plan: npt.NDArray[np.int32]
@@ -81,7 +87,9 @@ def plan_expansion(queries: Lengths, keys: Lengths, shape: LatentShape) -> Expan
     A step without tokens gets a plan without keys, so that warming up launches every kernel.
 
     Parameters
-        queries, keys: As in [`is_expanded`][], rows in the order of the step.
+    ----------
+    queries, keys
+        As in [`is_expanded`][], rows in the order of the step.
     """
     expanded = is_expanded(queries, keys, shape, FEWEST_ON_GPU)
     if queries.any() and not expanded.any():

@@ -35,21 +35,33 @@ class LinearRecurrence(Record):
     Sums are in float32.
 
     Attributes
-        query: [T, K, N] float32, bfloat16 or float16; heads lie N apart, the last dimension is
-            contiguous. Each of the K heads serves H / K heads of values that follow each other.
-        key: [T, K, N], the same.
-        value: [T, H, P], the same.
-        decay: [T, H] float32, contiguous: logarithm of the factor by which states decay, at most 0.
-        factor: [T, H] float32, contiguous: factor of what is written.
-        skip: [H] float32, contiguous: factor of the value that is added to the output, or None.
-        states: [slots, H, N, P] float32, changed; a slot's states are contiguous.
-        slots: [B] int64, contiguous: the slot of each row, each another one. Rows without tokens,
-            as captured steps are padded with, may name any, and the same.
-        query_start_loc: [B + 1] int32: first token of each row. Tokens behind the last are padding.
-        out: [T, H, P], written, contiguous, of query's dtype; padding becomes 0.
-        delta: Whether what the state already holds of a key is subtracted from the value.
-        normalizes: Whether queries and keys are divided by their length first, and queries by the
-            root of N.
+    ----------
+    query
+        [T, K, N] float32, bfloat16 or float16; heads lie N apart, the last dimension is contiguous.
+        Each of the K heads serves H / K heads of values that follow each other.
+    key
+        [T, K, N], the same.
+    value
+        [T, H, P], the same.
+    decay
+        [T, H] float32, contiguous: logarithm of the factor by which states decay, at most 0.
+    factor
+        [T, H] float32, contiguous: factor of what is written.
+    skip
+        [H] float32, contiguous: factor of the value that is added to the output, or None.
+    states
+        [slots, H, N, P] float32, changed; a slot's states are contiguous.
+    slots
+        [B] int64, contiguous: the slot of each row, each another one. Rows without tokens, as
+        captured steps are padded with, may name any, and the same.
+    query_start_loc
+        [B + 1] int32: first token of each row. Tokens behind the last are padding.
+    out
+        [T, H, P], written, contiguous, of query's dtype; padding becomes 0.
+    delta
+        Whether what the state already holds of a key is subtracted from the value.
+    normalizes
+        Whether queries and keys are divided by their length first, and queries by the root of N.
     """
 
     query: Tensor = tensor("tokens key_heads key_dim", rows=True)
@@ -67,7 +79,7 @@ class LinearRecurrence(Record):
 
 
 def reference(call: LinearRecurrence) -> None:
-    """See [`LinearRecurrence`][src.ops.linear_recurrence.LinearRecurrence]."""
+    """See `LinearRecurrence`."""
     query, key, value, decay, factor, skip, states, slots, query_start_loc, out, *rule = call
     delta, normalizes = rule
     bounds = query_start_loc.tolist()

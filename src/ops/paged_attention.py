@@ -21,7 +21,7 @@ _REFERENCE_QUERY_TILE = 512
 
 
 def reference(call: PagedAttention) -> None:
-    """See [`PagedAttention`][src.ops.attention_call.PagedAttention]."""
+    """See `PagedAttention`."""
     starts, out = call.query_start_loc.tolist(), call.out
     if call.key is not None and call.value is not None:
         _write_cache(call.key, call.key_cache, call.slot_mapping)
@@ -106,5 +106,5 @@ PAGED_ATTENTION = Op(
 )
 
 paged_attention = PAGED_ATTENTION.function
-"""The op as a function of the fields of [`PagedAttention`][src.ops.attention_call.PagedAttention].
+"""The op as a function of the fields of `PagedAttention`.
 """

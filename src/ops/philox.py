@@ -31,11 +31,15 @@ def philox4x32(
     """Ten rounds of Philox4x32.
 
     Parameters
-        counter: Four int64 tensors with values in [0, 2**32), broadcastable.
-        key: Two int64 tensors with values in [0, 2**32), broadcastable.
+    ----------
+    counter
+        Four int64 tensors with values in [0, 2**32), broadcastable.
+    key
+        Two int64 tensors with values in [0, 2**32), broadcastable.
 
     Returns
-        Four int64 tensors with values in [0, 2**32).
+    -------
+    Four int64 tensors with values in [0, 2**32).
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -52,12 +56,17 @@ def random_words(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """The 32 random bits of every token: word `v % 4` at counter (position, v // 4), key seed.
 
     Parameters
-        seeds: [S] int64, all 64 bits used.
-        positions: [S] int64, all 64 bits used.
-        vocab_size: Number of tokens V.
+    ----------
+    seeds
+        [S] int64, all 64 bits used.
+    positions
+        [S] int64, all 64 bits used.
+    vocab_size
+        Number of tokens V.
 
     Returns
-        [S, V] int64 with values in [0, 2**32).
+    -------
+    [S, V] int64 with values in [0, 2**32).
     """
     groups = torch.arange((vocab_size + 3) // 4, device=seeds.device)  # [G] int64, v // 4
     words = philox4x32(

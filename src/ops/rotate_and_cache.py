@@ -1,9 +1,9 @@
 """Steps before attention, on the fused QKV projection: norms, RoPE and the cache write.
 
 Queries are rotated in place. Keys and values are written only into the paged cache, where
-[`paged_attention`][src.ops.paged_attention.paged_attention], called without `key` and `value`,
-finds them. The roundings are exactly those of `src.models.layers`: normalise in float32, round,
-multiply by the weight; round cosines and sines; round each product before it is added.
+`paged_attention`, called without `key` and `value`, finds them. The roundings are exactly those of
+`src.models.layers`: normalise in float32, round, multiply by the weight; round cosines and sines;
+round each product before it is added.
 
 RoPE: Su et al., "RoFormer" (2021). Norms of queries and keys: M. Dehghani et al., "Scaling Vision
 Transformers to 22 Billion Parameters" (2023), section 2.
@@ -33,19 +33,32 @@ class RotateAndCache(Record):
     cache, and its row of `out` is set to 0. (`paged_attention` without keys does not do that.)
 
     Attributes
-        query: [T, num_heads, D], D even, changed in place.
-        key: [T, num_kv_heads, D], not changed.
-        value: [T, num_kv_heads, D].
-        q_norm: [D] in `query`'s dtype, the weight of an RMS norm over each head; None for none.
-        k_norm: The same for keys.
-        eps: Added to the mean square.
-        rope_table: float32 [max_positions, D]: row p has D/2 cosines, then D/2 sines of position p.
-        positions: [T] int64, token -> row of the RoPE table; not read for padding.
-        slot_mapping: [T] int64, token -> block * block_size + offset, or -1.
-        key_cache: [num_blocks, block_size, num_kv_heads, D], contiguous, changed in place.
-        value_cache: Like `key_cache`.
-        out: [T, num_heads, D], contiguous, the output of the attention that follows. Only rows of
-            padding are changed.
+    ----------
+    query
+        [T, num_heads, D], D even, changed in place.
+    key
+        [T, num_kv_heads, D], not changed.
+    value
+        [T, num_kv_heads, D].
+    q_norm
+        [D] in `query`'s dtype, the weight of an RMS norm over each head; None for none.
+    k_norm
+        The same for keys.
+    eps
+        Added to the mean square.
+    rope_table
+        float32 [max_positions, D]: row p has D/2 cosines, then D/2 sines of position p.
+    positions
+        [T] int64, token -> row of the RoPE table; not read for padding.
+    slot_mapping
+        [T] int64, token -> block * block_size + offset, or -1.
+    key_cache
+        [num_blocks, block_size, num_kv_heads, D], contiguous, changed in place.
+    value_cache
+        Like `key_cache`.
+    out
+        [T, num_heads, D], contiguous, the output of the attention that follows. Only rows of
+        padding are changed.
     """
 
     query: Tensor = tensor("tokens num_heads head_dim", rows=True, changed=True)
@@ -63,7 +76,7 @@ class RotateAndCache(Record):
 
 
 def reference(call: RotateAndCache) -> None:
-    """See [`RotateAndCache`][src.ops.rotate_and_cache.RotateAndCache]."""
+    """See `RotateAndCache`."""
     query, slot_mapping = call.query, call.slot_mapping
     exists = slot_mapping >= 0  # [T] bool, token index -> is not padding
     slots = slot_mapping[exists]

@@ -1,9 +1,8 @@
 """Routing of a mixture of experts: which experts compute a token, and with what weights.
 
 It is plain torch and treats each row alone: it compiles within a segment, and a token's choice does
-not depend on the batch. Its weights have the same bits in every batch with `deterministic`.
-The differences between model families are fields of
-[`Routing`][src.ops.routing.Routing].
+not depend on the batch. Its weights have the same bits in every batch with `deterministic`. The
+differences between model families are fields of `Routing`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from src.ops.elementwise import by_token
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
-_TOO_SMALL_TO_SHOW: Final = 1e-20  # Changes no sum of softmax scores; a sum of sigmoids may be 0.
+TOO_SMALL_TO_SHOW: Final = 1e-20
+"""Changes no sum of softmax scores; a sum of sigmoids may be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +26,30 @@ class Routing:
     """How a family of models chooses experts.
 
     Attributes
-        chosen: Number of experts per token, k.
-        scoring: `softmax` over all experts (Mixtral, Qwen3-MoE), `sigmoid` of each (DeepSeek V3),
-            or `softmax_of_chosen`, over the k largest logits (gpt-oss).
-        renormalise: Divide a token's weights by their sum (Mixtral: always; Qwen3-MoE:
-            `norm_topk_prob`).
-        scale: Factor of all weights, applied last (`routed_scaling_factor`).
-        groups: Number of groups of consecutive experts (`n_group`).
-        chosen_groups: Number of groups from which experts may be chosen (`topk_group`).
-        ranked_by: How many of a group's best scores are summed to rank it: 2 (DeepSeek V3), or 1
-            (V2).
+    ----------
+    chosen
+        Number of experts per token, k.
+    scoring
+        `softmax` over all experts (Mixtral, Qwen3-MoE), `sigmoid` of each (DeepSeek V3), or
+        `softmax_of_chosen`, over the k largest logits (gpt-oss).
+    renormalize
+        Divide a token's weights by their sum (Mixtral: always; Qwen3-MoE: `norm_topk_prob`).
+    added
+        What is added to that sum.
+    scale
+        Factor of all weights, applied last (`routed_scaling_factor`).
+    groups
+        Number of groups of consecutive experts (`n_group`).
+    chosen_groups
+        Number of groups from which experts may be chosen (`topk_group`).
+    ranked_by
+        How many of a group's best scores are summed to rank it: 2 (DeepSeek V3), or 1 (V2).
     """
 
     chosen: int
     scoring: Scoring = "softmax"
-    renormalise: bool = True
+    renormalize: bool = True
+    added: float = TOO_SMALL_TO_SHOW
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
@@ -56,18 +65,26 @@ def route(
     """Choose the experts of each token.
 
     Parameters
-        logits: [T, E] float32. Compute them in float32: rounded to bfloat16, two experts' logits
-            may become equal.
-        routing: How this model chooses.
-        choice_bias: [E] float32, added to the scores for the choice only; the weights do not
-            include it (`e_score_correction_bias`). None for no bias.
-        deterministic: Whether a token's weights must have the same bits in every batch.
+    ----------
+    logits
+        [T, E] float32. Compute them in float32: rounded to bfloat16, two experts' logits may become
+        equal.
+    routing
+        How this model chooses.
+    choice_bias
+        [E] float32, added to the scores for the choice only; the weights do not include it
+        (`e_score_correction_bias`). None for no bias.
+    deterministic
+        Whether a token's weights must have the same bits in every batch.
 
     Returns
-        Weights [T, k] float32 and experts [T, k] int64, the best first.
+    -------
+    Weights [T, k] float32 and experts [T, k] int64, the best first.
 
     Raises
-        ValueError: The logits are not float32.
+    ------
+    ValueError
+        The logits are not float32.
     """
     if logits.dtype != torch.float32:
         raise ValueError(f"expected router logits in float32, got {logits.dtype}")
@@ -81,8 +98,8 @@ def route(
     weights = scores.gather(1, ids)
     if routing.scoring == "softmax_of_chosen":
         weights = weights.softmax(dim=-1)
-    elif routing.renormalise:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + _TOO_SMALL_TO_SHOW)
+    elif routing.renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + routing.added)
     return (weights if routing.scale == 1.0 else weights * routing.scale), ids
 
 

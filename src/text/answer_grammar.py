@@ -146,20 +146,20 @@ class AnswerGrammar:
             self._rule("thought", _ANYTHING)
             end = f" <[{closing}]>"
         self._rule("SPACE", _SPACE)
-        behind = self._spelt(syntax.resumes, syntax.tags) if syntax.resumes else "SPACE"
+        behind = self._expression(syntax.resumes, syntax.tags) if syntax.resumes else "SPACE"
         thinking = f"thought{end} {behind}"
-        opening = self._spelt(syntax.opening, syntax.tags)
+        opening = self._expression(syntax.opening, syntax.tags)
         return thinking if stage == "open" else f"({opening} {thinking})?"
 
     def answers(self, syntax: ReasoningSyntax) -> str:
         """An expression for what stands before the text of an answer."""
-        return self._spelt(syntax.answers, syntax.tags)
+        return self._expression(syntax.answers, syntax.tags)
 
     def calls(self, calls: ForcedCalls, *, parallel: bool) -> str:
         """An expression for one call or, in parallel, for several."""
         self._call(calls)
         form, tags = calls.form, calls.syntax.tags
-        begin, end = self._spelt(form.begin, tags), self._spelt(form.end, tags)
+        begin, end = self._expression(form.begin, tags), self._expression(form.end, tags)
         return f"{begin} {self._several(form, parallel=parallel)} {end}"
 
     def text_and_calls(self, calls: ForcedCalls, *, parallel: bool) -> str:
@@ -171,9 +171,9 @@ class AnswerGrammar:
         times = f"{{0,{MAX_FORCED_CALLS}}}" if parallel else "?"
         block = "call"
         if form.begin:
-            begin = self._spelt(form.begin.removeprefix(opening), syntax.tags)
+            begin = self._expression(form.begin.removeprefix(opening), syntax.tags)
             several = self._several(form, parallel=parallel)
-            block = f"{begin} {several} {self._spelt(form.end, syntax.tags)}"
+            block = f"{begin} {several} {self._expression(form.end, syntax.tags)}"
         token_id = self._token_of(opening)
         if token_id is not None:
             self._rule("text", _without(others))
@@ -192,7 +192,7 @@ class AnswerGrammar:
         form = calls.form
         self._check_size(schema for _, schema in calls.functions)
         if form.members is not None:
-            # Definitions are spelt again for each argument that refers to them.
+            # Definitions are written again for each argument that refers to them.
             self._check_size(
                 member.schema
                 for _, schema in calls.functions
@@ -216,7 +216,7 @@ class AnswerGrammar:
             else:
                 rule = self._members(index, schema, form.members, tags)
             self._rule(f"arguments_{index}", rule)
-            spelt = {
+            written = {
                 Slot.NAME: _text(name),
                 Slot.QUOTED_NAME: _text(json.dumps(name, ensure_ascii=False)),
                 Slot.ARGUMENTS: f"arguments_{index}",
@@ -224,7 +224,7 @@ class AnswerGrammar:
             }
             expressions.append(
                 " ".join(
-                    self._spelt(part, tags) if isinstance(part, str) else spelt[part]
+                    self._expression(part, tags) if isinstance(part, str) else written[part]
                     for part in of_call
                 )
             )
@@ -238,8 +238,8 @@ class AnswerGrammar:
         # A text stops at the tag and includes it, unless the tag is a special token.
         is_token = self._token_of(closing) is not None
         stop = "" if is_token else f"[stop={json.dumps(closing)}]"
-        end_of_text = self._spelt((closing if is_token else "") + behind, tags)
-        end = self._spelt(members.after, tags)
+        end_of_text = self._expression((closing if is_token else "") + behind, tags)
+        end = self._expression(members.after, tags)
         expressions = []
         for index, member in enumerate(members_of(schema)):
             value = f"value_{function}_{index}"
@@ -248,7 +248,7 @@ class AnswerGrammar:
                 self._rule(value + stop, _ANYTHING)
             else:
                 self._rule(value, _value_of(member))
-            head = self._spelt(f"{members.before}{member.name}{members.between}", tags)
+            head = self._expression(f"{members.before}{member.name}{members.between}", tags)
             expression = f"{head} {value} {end_of_text if is_text else end}"
             expressions.append(expression if member.is_required else f"({expression})?")
         return " ".join(expressions) or '""'
@@ -270,7 +270,7 @@ class AnswerGrammar:
         place = behind.rindex(looked_at[-1]) + len(looked_at[-1])
         if any(self._token_of(tag) is not None for tag in _TAG.findall(behind[:place])):
             return None
-        return _Ending(tuple(looked_at), behind[:place], self._spelt(behind[place:], tags))
+        return _Ending(tuple(looked_at), behind[:place], self._expression(behind[place:], tags))
 
     def _texts_to_tags(self, members: Members, ending: _Ending) -> None:
         """Rules of a text with the tags behind it, which are the same for all functions."""
@@ -352,16 +352,16 @@ class AnswerGrammar:
         self._rule("form", "%json " + json.dumps(_spaced(schema, output), ensure_ascii=False))
         return "form"
 
-    def _spelt(self, text: str, tags: Sequence[str]) -> str:
+    def _expression(self, text: str, tags: Sequence[str]) -> str:
         """An expression for this text, in which some of these tags may be special tokens."""
         special = {tag: token_id for tag in tags if (token_id := self._token_of(tag)) is not None}
         if not special or not text:
             return _text(text)
         parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
-        spelt = [
+        written = [
             f"<[{special[part]}]>" if part in special else _text(part) for part in parts if part
         ]
-        return " ".join(spelt) or '""'
+        return " ".join(written) or '""'
 
     def _rule(self, name: str, expression: str) -> None:
         self._rules.append(f"{name}: {expression}")

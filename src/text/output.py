@@ -39,6 +39,9 @@ class TextJudge(Protocol):
 class OutputText:
     """The text of one choice, as it grows.
 
+    A token that ends the output by itself (the end token, a stop token id) has text only if it is
+    pushed: leave it out unless its text is wanted.
+
     Parameters
     ----------
     tokenizer, prompt_token_ids, skip_special_tokens, spaces_between_special_tokens
@@ -57,9 +60,6 @@ class OutputText:
     thinking
         What the text may begin with: stop strings are looked for in what follows it, and until it
         is known whether there is any, the text waits.
-
-    A token that ends the output by itself (the end token, a stop token id) has text only if it is
-    pushed: leave it out unless its text is wanted.
     """
 
     def __init__(

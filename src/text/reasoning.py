@@ -255,7 +255,7 @@ class ReasoningParser:
     """Sets the reasoning at the beginning of an answer apart, and hands on the rest.
 
     White space next to the tags belongs to neither. Reasoning that is not closed goes on to the
-    end of the text.
+    end of the text. The syntax's reader uses `source`, `show` and `hand_on`.
 
     Parameters
     ----------
@@ -265,8 +265,6 @@ class ReasoningParser:
         The parser of what follows.
     is_open
         Whether the prompt has opened it.
-
-    The syntax's reader uses `source`, `show` and `hand_on`.
     """
 
     def __init__(self, syntax: ReasoningSyntax, rest: AnswerParser, *, is_open: bool) -> None:

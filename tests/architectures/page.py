@@ -71,8 +71,10 @@ def summary(lines: Mapping[str, Mapping[str, Any]]) -> str:
 
 def text(page: str, lines: Mapping[str, Mapping[str, Any]], versions: str) -> str:
     """The page, with its tables written anew; ``versions`` are those of what was compared."""
-    served = [line for line in lines.values() if "error" in line]
-    others = [line for line in lines.values() if "error" not in line]
+    # A model that is served from now on changes its table.
+    ordered = sorted(lines.values(), key=lambda line: str(line["model_type"]))
+    served = [line for line in ordered if "error" in line]
+    others = [line for line in ordered if "error" not in line]
     native = sum(line["implementation"] == "native" for line in served)
     head = SERVED.format(
         passing=sum(map(passes, lines.values())),

@@ -115,8 +115,31 @@ def test_weights_are_arguments_and_strided_tokens_are_copied(mixed: LoadedFuncti
 
 def test_other_weights_than_it_was_compiled_for_are_refused(mixed: LoadedFunction) -> None:
     narrow = (0.5, Weights(torch.randn(96, 40), None), torch.randn(50, 48))
-    with pytest.raises(ValueError, match="compiled for"):
+    with pytest.raises(
+        ValueError,
+        match=r"argument 1\.gate: compiled for torch\.float32 \(96, 48\) with strides \(48, 1\), "
+        r"got torch\.float32 \(96, 40\) ",
+    ):
         mixed(*narrow, *tokens(3))
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ((0.25, *MIX[1:]), r"argument 0: compiled for float 0\.5, got float 0\.25"),
+        (
+            (0.5, Weights(MIX[1].gate, torch.zeros(96)), MIX[2]),
+            r"argument 1\.bias: compiled for NoneType None, got torch\.float32 \(96,\)",
+        ),
+        ((0.5, tuple(MIX[1]), MIX[2]), "argument 1: compiled for Weights"),
+    ],
+)
+def test_other_constants_than_it_was_compiled_for_are_refused(
+    mixed: LoadedFunction, others: tuple[Any, ...], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        mixed(*others, *tokens(3))
+    torch.testing.assert_close(mixed(*MIX, *(given := tokens(3))), mix(*MIX, *given))
 
 
 @pytest.mark.usefixtures("mixed")
@@ -222,6 +245,26 @@ def test_projections_are_those_of_the_op(
         torch.testing.assert_close(
             function(x, *weights), project(x, *weights), rtol=2**-7, atol=2**-7
         )
+    # Tensors of the same shapes and dtypes, which stand for other numbers.
+    *others, levels, nibbles = weights
+    for changed, reason in (
+        (
+            (levels, nibbles._replace(encoding=replace(nibbles.encoding, number="e2m1"))),
+            r"argument 4\.encoding: compiled for Encoding int4 in groups of 32, "
+            r"got Encoding e2m1 in groups of 32$",
+        ),
+        (
+            (levels._replace(encoding=replace(levels.encoding, group=64)), nibbles),
+            r"argument 3\.encoding: compiled for Encoding int8 per row, "
+            r"got Encoding int8 in groups of 64$",
+        ),
+        (
+            (levels, nibbles._replace(order=torch.arange(64, dtype=torch.int32))),
+            r"argument 4\.order: compiled for NoneType None, got torch\.int32 \(64,\)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            function(x, *others, *changed)
 
 
 def test_generated_code_allocates_nothing_the_size_of_a_weight(

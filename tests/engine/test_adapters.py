@@ -268,8 +268,11 @@ async def test_beside_weights_in_int8(world: World, code: dict[str, Any]) -> Non
                 assert_as(model, prompt, result)
 
 
-# With biases; with a rotation of neighbours; attention fused in the checkpoint; experts; latents.
-@pytest.mark.parametrize("architecture", ["qwen2", "glm", "phi3", "qwen2_moe", "deepseekv3"])
+# With biases; with a rotation of neighbours; attention fused in the checkpoint; experts; latents;
+# short convolutions.
+@pytest.mark.parametrize(
+    "architecture", ["qwen2", "glm", "phi3", "qwen2_moe", "deepseekv3", "lfm2"]
+)
 async def test_other_families(tmp_path: Path, architecture: str) -> None:
     world = World(tmp_path, architecture)
     targets = {
@@ -277,6 +280,7 @@ async def test_other_families(tmp_path: Path, architecture: str) -> None:
         "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),
         "qwen2_moe": ATTENTION,
         "deepseekv3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+        "lfm2": ("q_proj", "in_proj", "out_proj", "w1", "w2"),
     }
     world.add("it", targets=targets.get(architecture, ("q_proj", "k_proj", "down_proj")), seed=3)
     prompts = random_prompts(4, longest=20, seed=5)

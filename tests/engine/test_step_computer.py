@@ -63,7 +63,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 # Of attention alone, in two dtypes; and families with recurrent states.
 DTYPES = ("float32", "bfloat16")
-RECURRENT = ("qwen3next", "granite_moehybrid")
+RECURRENT = ("qwen3next", "granite_moehybrid", "lfm2")
 any_mixer = pytest.mark.parametrize("engine", [*DTYPES, *RECURRENT], indirect=True)
 
 

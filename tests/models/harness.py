@@ -29,6 +29,8 @@ def dense_mix(model: Model) -> Mix:
             return _dense_latent_attention(mixer, given, model.mixer_weights[mixer.layer])
         if mixer.kind == "recurrence":
             return dense_recurrence(mixer, model.mixer_weights[mixer.layer], given)
+        if mixer.kind == "short_convolution":
+            return dense_convolution(model.mixer_weights[mixer.layer], given[0])
         return dense_attention(mixer, given, model.mixer_weights[mixer.layer].sinks)
 
     return mix
@@ -74,12 +76,19 @@ def _dense_latent_attention(
     return torch.einsum("hqk,khd->qhd", probabilities, value).flatten(1)
 
 
+def dense_convolution(weights: Any, channels: torch.Tensor) -> torch.Tensor:
+    """The causal convolution [T, C] of one sequence that is given whole, channel by channel."""
+    taps = weights.weight.T[:, None]
+    padded = functional.pad(channels.T, (taps.shape[-1] - 1, 0))[None]
+    convolved = functional.conv1d(padded, taps, weights.bias, groups=channels.shape[1])[0].T
+    # The strides of one token, too, are those that an op's output has.
+    return convolved.clone(memory_format=torch.contiguous_format)
+
+
 def dense_recurrence(mixer: Mixer, weights: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
     """The convolution and the state of one sequence that is given whole, token by token."""
     (channels, decay, factor), spec = given, mixer.spec
-    taps = weights.weight.T[:, None]
-    padded = functional.pad(channels.T, (spec.taps - 1, 0))[None]
-    convolved = functional.conv1d(padded, taps, weights.bias, groups=channels.shape[1])[0].T
+    convolved = dense_convolution(weights, channels)
     query, key, value = (part.float() for part in spec.parts(functional.silu(convolved)))
     if spec.normalizes:
         query, key = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key))

@@ -65,6 +65,7 @@ UNLIKE = dict.fromkeys(
     ("cohere2", "deepseekv2", "deepseekv3", "glm4_moe", "qwen2_moe", "qwen3_moe", "smollm3"), 5
 )
 UNLIKE |= {"exaone4": 5, "llama4": 7, "granite_moehybrid": 6, "qwen3next": 7}
+UNLIKE |= {"lfm2": 6, "lfm2_moe": 7}
 
 
 @pytest.mark.parametrize("architecture", CLASSES)

@@ -166,6 +166,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3next",
         {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_conv_kernel_dim": 2},
     ),
+    "lfm2-plain": (
+        "lfm2",
+        {"conv_bias": False, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False, "tie": True},
+    ),
+    "lfm2-attention-at-the-ends": (
+        "lfm2",
+        {"layer_types": ["full_attention", "conv", "full_attention"], "conv_L_cache": 2},
+    ),
+    "lfm2_moe-no-bias": (
+        "lfm2_moe",
+        {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 2.0},
+    ),
+    "lfm2_moe-experts-alone": ("lfm2_moe", {"num_dense_layers": 0, "conv_bias": True}),
     "mistral-window": ("mistral", {"sliding_window": 8}),
     "mistral-window-1": ("mistral", {"sliding_window": 1}),
     "qwen2-window-from-layer-1": (

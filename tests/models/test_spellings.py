@@ -14,7 +14,13 @@ from safetensors.torch import load_file, save_file
 from src.core.errors import ModelLoadError
 from src.models import load_config, load_model
 from src.models.checkpoint import SINGLE_FILE
-from src.models.config import AttentionConfig, ExpertsConfig, RecurrenceConfig
+from src.models.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    MLPConfig,
+    RecurrenceConfig,
+    ShortConvolutionConfig,
+)
 from src.models.families.family import EXPERT_COUNTS
 from src.models.layers.rope import inverse_frequencies
 from src.models.loading.options import LoadOptions
@@ -289,7 +295,10 @@ class TestNames:
 
 class TestExperts:
     @pytest.fixture(
-        params=["mixtral", "qwen2_moe", "glm4_moe", "granite_moe", "deepseekv2", "deepseekv3"]
+        params=[
+            *("mixtral", "qwen2_moe", "glm4_moe", "granite_moe", "deepseekv2", "deepseekv3"),
+            "lfm2_moe",
+        ]
     )
     def directory(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         return make_checkpoint(tmp_path, request.param)
@@ -329,6 +338,50 @@ def test_layers_that_predict_further_tokens_are_passed_over(
         load_model(directory)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"intermediate_size": 500},
+        {"block_ff_dim": 700},
+        {"block_ff_dim": 700, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3},
+        {"block_auto_adjust_ff_dim": False, "block_ff_dim": 50},
+        {"block_auto_adjust_ff_dim": ..., "block_multiple_of": ..., "conv_bias": ...},
+        {"layer_types": ..., "full_attn_idxs": [0, 2]},
+        {"layer_types": None, "full_attn_idxs": [1, 5]},
+        {"layer_types": ...},
+        {"tie_embedding": False},
+        {"tie_word_embeddings": ..., "num_key_value_heads": ..., "num_attention_heads": 8},
+        {"tie_word_embeddings": False, "tie_embedding": True},
+        {"conv_L_cache": ..., "norm_eps": ..., "max_position_embeddings": ...},
+    ],
+)
+def test_files_of_lfm2_of_all_ages_mean_what_the_reference_reads(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    change(make_checkpoint(tmp_path, "lfm2"), fields)
+    found, wanted = load_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        reference = AutoModelForCausalLM.from_config(wanted).model
+    for layer, other, kind in zip(found.layers, reference.layers, wanted.layer_types, strict=True):
+        assert isinstance(layer.mlp, MLPConfig)
+        assert layer.mlp.intermediate_size == other.feed_forward.w1.out_features
+        if isinstance(layer.attention, ShortConvolutionConfig):
+            assert kind == "conv"
+            convolution = other.conv.conv
+            assert layer.attention.taps == convolution.kernel_size[0]
+            assert layer.attention.bias == (convolution.bias is not None)
+        else:
+            assert isinstance(layer.attention, AttentionConfig)
+            assert kind == "full_attention"
+            assert layer.attention.num_kv_heads == wanted.num_key_value_heads
+    assert found.tie_word_embeddings == wanted.tie_word_embeddings
+    assert found.norm.eps == wanted.norm_eps
+    assert found.max_position_embeddings == wanted.max_position_embeddings
+
+
 LONG_LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 8}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4_moe", {"n_group": 3}, "n_group must be a divisor of the number of experts, 8"),
@@ -338,6 +391,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseekv3", {"n_group": 8, "topk_group": 4}, "n_group must be at most 4"),
     ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace must be an integer >= 0"),
     ("glm4_moe", {"num_nextn_predict_layers": True}, "must be an integer >= 0"),
+    ("lfm2", {"layer_types": ["conv"] * 3}, "layer_types must be a list with full_attention"),
+    ("lfm2", {"layer_types": ["conv", "window", "conv"]}, "layer_types must be made of"),
+    ("lfm2", {"layer_types": None, "full_attn_idxs": [True]}, "full_attn_idxs must be a list of"),
+    ("lfm2", {"layer_types": None, "full_attn_idxs": [3, -1]}, "with one of the layers at least"),
+    ("lfm2", {"block_multiple_of": 0}, "block_multiple_of must be a positive integer"),
+    ("lfm2", {"block_multiple_of": 2**25}, "of which a width from 1 to 16777216 follows"),
+    ("lfm2", {"block_ff_dim": 1, "block_ffn_dim_multiplier": None}, "block_ff_dim must be one of"),
+    ("lfm2", {"conv_L_cache": 17}, "conv_L_cache must be at most 16"),
+    ("lfm2", {"conv_L_cache": 1}, "conv_L_cache must be at least 2"),
+    ("lfm2", {"hidden_act": "gelu"}, "hidden_act must be silu"),
+    ("lfm2_moe", {"layer_types": ...}, "layer_types must be a list of 3 entries"),
+    ("lfm2_moe", {"hidden_act": "gelu"}, "hidden_act must be silu"),
+    ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers must be an integer >= 0"),
     ("deepseekv2", {"topk_method": "noaux_tc"}, "topk_method must be 'greedy' or"),
     ("deepseekv2", {"scoring_func": "sigmoid"}, "scoring_func must be 'softmax'"),
     ("deepseekv2", {"norm_topk_prob": True}, "norm_topk_prob must be false"),

@@ -31,25 +31,25 @@ def mixtral() -> Any:
     )
 
 
-def qwen3(renormalise: bool) -> Any:
+def qwen3(renormalize: bool) -> Any:
     return Qwen3MoeSparseMoeBlock(
         Qwen3MoeConfig(
             hidden_size=HIDDEN,
             moe_intermediate_size=INTERMEDIATE,
             num_experts=COUNT,
             num_experts_per_tok=CHOSEN,
-            norm_topk_prob=renormalise,
+            norm_topk_prob=renormalize,
         )
     )
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 @pytest.mark.parametrize(
-    ("block", "renormalise"),
+    ("block", "renormalize"),
     [(mixtral(), True), (qwen3(True), True), (qwen3(False), False)],
     ids=["mixtral", "qwen3", "qwen3, weights as they are"],
 )
-def test_equals_transformers(block: Any, renormalise: bool, tokens: int) -> None:
+def test_equals_transformers(block: Any, renormalize: bool, tokens: int) -> None:
     random = torch.Generator().manual_seed(tokens)
     with torch.no_grad():
         for parameter in block.parameters():
@@ -58,7 +58,7 @@ def test_equals_transformers(block: Any, renormalise: bool, tokens: int) -> None
         x = torch.randn(1, tokens, HIDDEN, generator=random)
         expected = block(x)[0]
         logits = x[0] @ block.gate.weight.T
-        chosen = route(logits, Routing(chosen=CHOSEN, renormalise=renormalise))
+        chosen = route(logits, Routing(chosen=CHOSEN, renormalize=renormalize))
         layer = (block.experts.gate_up_proj, block.experts.down_proj)
         for got in (
             experts(x[0], *map(Matrix.plain, layer), *chosen),
@@ -122,7 +122,7 @@ def test_equals_llama4(tokens: int, chosen: int) -> None:
     x = drawn(block, tokens)
     with torch.no_grad():
         expected = block(x)[0] - block.shared_expert(x[0])
-        routing = Routing(chosen=chosen, scoring="sigmoid", renormalise=False)
+        routing = Routing(chosen=chosen, scoring="sigmoid", renormalize=False)
         got = experts(
             x[0],
             Matrix.plain(block.experts.gate_up_proj.transpose(1, 2).contiguous()),

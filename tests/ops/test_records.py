@@ -282,6 +282,44 @@ def test_a_size_that_no_whole_number_gives_is_refused() -> None:
         call(torch.zeros(1, 14))
 
 
+@pytest.mark.parametrize(
+    ("dim", "length", "size"),
+    [
+        ("size+1", 7, 6),
+        ("1+size", 7, 6),
+        ("size-2", 7, 9),
+        ("9-size", 7, 2),
+        ("2*size+1", 7, 3),
+        ("size*3-2", 7, 3),
+        ("tokens+size", 7, 5),
+        ("size-tokens", 7, 9),
+    ],
+)
+def test_a_size_follows_from_what_is_computed_of_it(dim: str, length: int, size: int) -> None:
+    class Bound(Record):
+        """Each token has some; `size` stands nowhere alone."""
+
+        x: Tensor = tensor("tokens")
+        bounds: Tensor = tensor(dim)
+
+    @cpu_records.record()
+    class BoundArgs(cpu_records.Record):
+        """Its struct."""
+
+        tokens: int = int64()
+        size: int = int64()
+
+    cpu_records._records.remove(BoundArgs)
+    seen: list[tuple[int, int]] = []
+
+    def kernel(struct: Any) -> int:
+        seen.append((struct.tokens, struct.size))
+        return 0
+
+    bind(kernel, Bound, BoundArgs)(torch.zeros(2), torch.zeros(length))
+    assert seen == [(2, size)]
+
+
 def test_a_graph_that_is_traced_has_the_op_itself() -> None:
     class Layer(torch.nn.Module):
         def forward(self, base: Tensor, *given: Tensor) -> Tensor:

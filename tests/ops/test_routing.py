@@ -8,12 +8,14 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     GptOssConfig,
+    Lfm2MoeConfig,
     MixtralConfig,
     Qwen3MoeConfig,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -51,16 +53,16 @@ def test_mixtral() -> None:
     same_choice(route(logits, Routing(chosen=CHOSEN)), weights, ids)
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_qwen3_moe(renormalise: bool) -> None:
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_qwen3_moe(renormalize: bool) -> None:
     config = Qwen3MoeConfig(
         hidden_size=HIDDEN,
         num_experts=EXPERTS,
         num_experts_per_tok=CHOSEN,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=renormalize,
     )
     logits, weights, ids = randomised(Qwen3MoeTopKRouter(config))(hidden_states())
-    same_choice(route(logits, Routing(chosen=CHOSEN, renormalise=renormalise)), weights, ids)
+    same_choice(route(logits, Routing(chosen=CHOSEN, renormalize=renormalize)), weights, ids)
 
 
 def test_gpt_oss() -> None:
@@ -70,9 +72,9 @@ def test_gpt_oss() -> None:
     same_choice(route(logits, routing), weights, ids)
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize(("groups", "chosen_groups"), [(1, 1), (4, 2)])
-def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None:
+def test_deepseek_v3(groups: int, chosen_groups: int, renormalize: bool) -> None:
     config = DeepseekV3Config(
         hidden_size=HIDDEN,
         moe_intermediate_size=8,
@@ -80,7 +82,7 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
         num_experts_per_tok=CHOSEN,
         n_group=groups,
         topk_group=chosen_groups,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=renormalize,
         routed_scaling_factor=2.5,
     )
     router = randomised(DeepseekV3TopkRouter(config))
@@ -88,12 +90,33 @@ def test_deepseek_v3(groups: int, chosen_groups: int, renormalise: bool) -> None
     routing = Routing(
         chosen=CHOSEN,
         scoring="sigmoid",
-        renormalise=renormalise,
+        renormalize=renormalize,
         scale=2.5,
         groups=groups,
         chosen_groups=chosen_groups,
     )
     same_choice(route(logits, routing, router.e_score_correction_bias), weights, ids)
+
+
+@pytest.mark.parametrize("is_biased", [True, False])
+def test_lfm2_moe(is_biased: bool) -> None:
+    config = Lfm2MoeConfig(
+        hidden_size=HIDDEN,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        routed_scaling_factor=2.5,
+        use_expert_bias=is_biased,
+    )
+    router = randomised(Lfm2MoeTopKRouter(config))
+    # So that a token's scores are next to nothing, as is what is added to their sum.
+    with torch.no_grad():
+        router.weight.copy_(-router.weight.abs())
+    bias = torch.randn(EXPERTS, generator=torch.Generator().manual_seed(5))
+    logits, weights, ids = router(2.0 * hidden_states().abs(), bias)
+    assert bool((weights.sum(-1) < 2.4).any())
+    assert bool((weights.sum(-1) > 2.48).any())
+    routing = Routing(chosen=CHOSEN, scoring="sigmoid", added=1e-6, scale=2.5)
+    same_choice(route(logits, routing, bias if is_biased else None), weights, ids)
 
 
 @pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
@@ -111,7 +134,7 @@ def test_deepseek_v2(method: str) -> None:
     )
     logits, weights, ids = randomised(DeepseekV2TopkRouter(config))(hidden_states())
     groups = {} if method == "greedy" else {"groups": 8, "chosen_groups": 3, "ranked_by": 1}
-    routing = Routing(chosen=CHOSEN, renormalise=False, scale=1.5, **groups)
+    routing = Routing(chosen=CHOSEN, renormalize=False, scale=1.5, **groups)
     same_choice(route(logits, routing), weights, ids)
 
 
@@ -120,7 +143,7 @@ def test_sigmoids_that_are_equal_choose_by_their_logits(is_biased: bool) -> None
     """In float32 a sigmoid is 1 from 17 on, and 0 below -104; Llama 4 chooses by logits."""
     random = torch.Generator().manual_seed(5)
     places = torch.stack([torch.randperm(EXPERTS, generator=random) for _ in range(TOKENS)])
-    routing = Routing(chosen=CHOSEN, scoring="sigmoid", renormalise=False)
+    routing = Routing(chosen=CHOSEN, scoring="sigmoid", renormalize=False)
     for logits in (20.0 + places, -120.0 - places):
         weights, ids = route(logits, routing)
         expected = logits.topk(CHOSEN, dim=-1)

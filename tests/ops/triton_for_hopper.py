@@ -260,11 +260,15 @@ def compile_loras(dtype: str) -> None:
 
 
 def compile_recurrences(dtype: str) -> None:
-    """The gated delta rule of Qwen3-Next, and the scan of Mamba-2 as Granite has it."""
+    """The gated delta rule of Qwen3-Next, the scan of Mamba-2 as Granite has it, LFM2's inputs."""
     kept, lists = {"states": f"*{dtype}"}, {"slots": "*i64"}
-    for kernel in (causal_convolution._convolve_kernel, causal_convolution._keep_kernel):
+    for kernel, choices in (
+        (causal_convolution._convolve_kernel, ({"SILU": True}, {"SILU": False})),
+        (causal_convolution._keep_kernel, ({},)),
+    ):
         sizes = {"TAPS": 4, "BLOCK": causal_convolution._CHANNELS}
-        compile_for_hopper(kernel, dtype, 4, 1, pointers=kept | lists, **sizes)
+        for choice in choices:
+            compile_for_hopper(kernel, dtype, 4, 1, pointers=kept | lists, **sizes, **choice)
     numbers = dict.fromkeys(("decay", "factor", "skip", "states"), "*fp32")
     for key_dim, dim, delta in ((128, 128, True), (128, 64, False), (256, 64, False)):
         compiled = compiled_for_hopper(

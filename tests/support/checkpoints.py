@@ -61,6 +61,14 @@ TINY: dict[str, dict[str, Any]] = {
         "interleave_moe_layer_step": 2,
         "floor_scale": 16,
     },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "num_dense_layers": 1,
+    },
     "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24},
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen2_moe": {
@@ -181,6 +189,8 @@ _ROPES_OF: dict[str, tuple[str, ...]] = {
     "granite": ("default",),
     "granite_moe": ("default",),
     "granite_moehybrid": ("default",),
+    "lfm2": ("default", "yarn"),
+    "lfm2_moe": ("default",),
     "olmo3": ("default", "yarn"),
     "qwen2_moe": ("default",),
     "qwen3next": ("default", "yarn"),

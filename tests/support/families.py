@@ -51,7 +51,7 @@ QUICK = (
         "olmo2",
         "phi3",
     ),
-    *("qwen2", "qwen3", "qwen3_moe"),
+    *("lfm2", "qwen2", "qwen3", "qwen3_moe"),
 )
 SHORT_SIGHTED = {name: _OWN.get(name, {}) for name in CLASSES}
 

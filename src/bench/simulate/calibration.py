@@ -167,7 +167,7 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(path: Path) -> Calibration:
-    """Read a file that :func:`save` wrote.
+    """Read a file that `save` wrote.
 
     Raises
     ------

@@ -40,7 +40,7 @@ def simulate(
     seed
         Seed for the scatter of step times; ``None`` for no scatter.
     percents, objectives
-        As in :func:`~src.bench.simulate.outcome.outcome_of`.
+        As in `outcome_of`.
     progress
         Called with the number of arrived requests.
 

@@ -102,7 +102,7 @@ class RandomWorkload(msgspec.Struct, frozen=True, kw_only=True):
         self, rate: float, burstiness: float = 1.0, ramp_up: RampUp | None = None
     ) -> Iterator[SimulatedRequest]:
         """Yield requests at a rate per second, in the order of their arrival; the arguments are
-        those of :func:`~src.bench.arrivals.arrival_times`.
+        those of `arrival_times`.
         """
         source = random.Random(self.seed)
         times = arrival_times(

@@ -27,7 +27,7 @@ _LEAST: Final = 1e-9
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """The work of a step; the fields are those of :class:`~src.core.steps.StepRecord`.
+    """The work of a step; the fields are those of `StepRecord`.
 
     ``prefill_rows`` are rows that compute prompt tokens. ``attended_pairs`` only counts pairs
     beyond ``context_tokens``.

@@ -1,6 +1,6 @@
 """Behaviours of clients: one per method, with checks of what the server must not do.
 
-Each returns its outcome in a word, or raises :class:`Wrong`.
+Each returns its outcome in a word, or raises `Wrong`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class StepSpan(Protocol):
     def copy_out(self, output: Output) -> Output:
         """End the step by copying its results to the host; returns the host tensors.
 
-        They may be read only after :meth:`wait`, or in ``read`` of :meth:`deliver`.
+        They may be read only after `wait`, or in ``read`` of `deliver`.
         """
 
     def wait(self) -> None:

@@ -102,7 +102,7 @@ class CodeHost:
     def warm_up(self, sizes: Sequence[int]) -> None:
         """Compile every kernel that a step may launch, by steps of so many tokens. Blocks.
 
-        See :func:`src.engine.execution.warm_up.warm_up_tokens`.
+        See `warm_up_tokens`.
         """
 
         def run() -> None:
@@ -125,7 +125,7 @@ class CodeHost:
         """Capture steps of the code in use, and replay them from the next step on. Blocks.
 
         Without ``everything`` only the shapes of small batches are captured now, between two steps;
-        :meth:`next_capture` gives the others. No other code may be swapped in after this.
+        `next_capture` gives the others. No other code may be swapped in after this.
 
         Raises
         ------

@@ -130,7 +130,7 @@ class ForwardPass:
         Raises
         ------
         WorkerClosedError
-            After :meth:`stop`.
+            After `stop`.
         """
         metadata = self.prepare(inputs)
 
@@ -190,7 +190,7 @@ class ForwardPass:
         Raises
         ------
         WorkerClosedError
-            After :meth:`stop`.
+            After `stop`.
         """
         self._check()
         own = metadata[self._metadata_of[mixer.layer]]

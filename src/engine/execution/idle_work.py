@@ -53,7 +53,7 @@ class IdleWork:
         self._num_outstanding += 1
 
     def step_arrived(self) -> None:
-        """A step's result has arrived, on the event loop; :meth:`await_pause` may follow."""
+        """A step's result has arrived, on the event loop; `await_pause` may follow."""
         self._num_outstanding -= 1
 
     def begin(self) -> None:

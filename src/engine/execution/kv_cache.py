@@ -124,7 +124,7 @@ def plan_kv_cache(
     ``max_model_len`` tokens take. A configured size may be larger; the excess serves the prefix
     cache. Layers with a window return most of their blocks while a sequence grows, which also
     leaves room for the prefix cache. A context length that the user did not fix is lowered to what
-    fits. Recurrent states take up to half of the memory, see :func:`plan_states`.
+    fits. Recurrent states take up to half of the memory, see `plan_states`.
 
     Parameters
     ----------

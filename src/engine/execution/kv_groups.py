@@ -87,7 +87,7 @@ class KVLayout:
 
     @property
     def page_blocks(self) -> tuple[int, ...]:
-        """Per group: see :class:`KVGroupSpec`."""
+        """Per group: see `KVGroupSpec`."""
         return tuple(group.page_blocks for group in self.groups)
 
     @property

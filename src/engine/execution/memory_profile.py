@@ -31,7 +31,7 @@ class MemoryGauge(Protocol):
         """Start counting."""
 
     def peak(self) -> int:
-        """Peak bytes since :meth:`begin`, without the bytes that were taken before."""
+        """Peak bytes since `begin`, without the bytes that were taken before."""
 
 
 class CudaGauge:
@@ -42,12 +42,12 @@ class CudaGauge:
         self._before = 0
 
     def begin(self) -> None:
-        """See :class:`MemoryGauge`."""
+        """See `MemoryGauge`."""
         torch.cuda.reset_peak_memory_stats(self._device)
         self._before = torch.cuda.memory_allocated(self._device)
 
     def peak(self) -> int:
-        """See :class:`MemoryGauge`."""
+        """See `MemoryGauge`."""
         return torch.cuda.max_memory_allocated(self._device) - self._before
 
 

@@ -26,11 +26,11 @@ class PagePrefault:
     Parameters
     ----------
     cache
-        A pool in host memory, as :func:`~src.engine.execution.kv_cache.allocate_kv_cache` makes it.
+        A pool in host memory, as `allocate_kv_cache` makes it.
     ahead_bytes
         Bytes over all slots to keep touched ahead.
     take_pages
-        :func:`~src.ops.host_memory.take`.
+        `take`.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class OnDeviceThread(Protocol):
 
 
 class StepProfiler:
-    """One profile at a time: :meth:`start`, steps, :meth:`stop`, :meth:`export`.
+    """One profile at a time: `start`, steps, `stop`, `export`.
 
     The profiler records the thread that starts it, so it starts and stops on the device thread.
     """

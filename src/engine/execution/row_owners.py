@@ -17,8 +17,8 @@ from src.engine.sampling.prompt_logprobs import still_unscored
 class RowOwners:
     """Applies step messages to the rows: tokens, blocks, sampling parameters, grammars.
 
-    Call it on the device thread only: for every step first :meth:`meet`, then :meth:`apply`. The
-    token buffer, the sampler and the grammars know rows only; this class knows their requests.
+    Call it on the device thread only: for every step first `meet`, then `apply`. The token buffer,
+    the sampler and the grammars know rows only; this class knows their requests.
 
     Parameters
     ----------

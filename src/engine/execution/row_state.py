@@ -24,8 +24,8 @@ class RowState:
     """Token buffer and block tables of every row, and of one more row for padding.
 
     A step's inputs are gathered from here and its sampled tokens are scattered back, so the next
-    step can be launched before the host has seen a token. Writes of a plan are staged;
-    :meth:`flush` brings all of them to the device in one upload.
+    step can be launched before the host has seen a token. Writes of a plan are staged; `flush`
+    brings all of them to the device in one upload.
 
     Parameters
     ----------

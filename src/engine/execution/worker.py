@@ -69,7 +69,7 @@ class Worker:
     num_threads
         Threads that kernels compute with on the host.
     attention
-        See :class:`ForwardPass`.
+        See `ForwardPass`.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Worker:
     def hold_grammar(self, handle: int, grammar: CompiledGrammar) -> None:
         """Keep the grammar of a request that a message will admit; ``handle`` is the request's key.
 
-        It is released when a message, or :meth:`forget`, says that the request has ended.
+        It is released when a message, or `forget`, says that the request has ended.
         """
         self._grammars.hold(handle, grammar)
 
@@ -247,7 +247,7 @@ class Worker:
     def _neutralize(self, plan: StepPlan, error: Exception) -> Exception:
         """Make the rows of a failed step harmless; returns the error that the step failed with.
 
-        If even that fails, returns :class:`DeviceLostError`.
+        If even that fails, returns `DeviceLostError`.
         """
         try:
             with torch.inference_mode(), self._device.stream():

@@ -78,7 +78,7 @@ class MaskTable:
     Attributes
     ----------
     table, masks
-        [R, W] int32, see :class:`RowMasks`; the same memory as a tensor and as an array.
+        [R, W] int32, see `RowMasks`; the same memory as a tensor and as an array.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
@@ -152,7 +152,7 @@ class MaskTable:
         return None if bool(possible.all()) else possible.tolist()
 
     def added(self, rows: Sequence[int]) -> np.ndarray:
-        """See :class:`RowMasks`."""
+        """See `RowMasks`."""
         return added_masks(packed_masks(self.masks, rows), self._vocab_size)
 
     def _packed(self, token_ids: Iterable[int]) -> np.ndarray:

@@ -144,7 +144,7 @@ class RowGrammars:
         self._thinking.vacate(row)
 
     def abandon(self, key: int) -> None:
-        """Skip queued work of a request that has ended; :meth:`forget` must follow.
+        """Skip queued work of a request that has ended; `forget` must follow.
 
         Any thread may call it, because the device thread may be waiting for that work.
         """

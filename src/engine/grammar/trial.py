@@ -4,9 +4,9 @@ A grammar may make the compiler run for minutes, take all memory or exhaust the 
 cannot be killed. This process limits its own memory and stack, and is killed when it takes too
 long.
 
-Run as ``python -m src.engine.grammar.trial``. Frames on standard input and output are a length
-(4 bytes, big-endian) and MessagePack: first a :class:`Setup` and an empty answer, then
-:class:`Candidate` and :class:`Verdict` in turns.
+Run as ``python -m src.engine.grammar.trial``. Frames on standard input and output are a length (4
+bytes, big-endian) and MessagePack: first a `Setup` and an empty answer, then `Candidate` and
+`Verdict` in turns.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class HashChain:
     Parameters
     ----------
     root
-        From :func:`chain_root`.
+        From `chain_root`.
     media
         Block index -> digest of the media in it, which its KV depends on besides its tokens.
     """

@@ -173,7 +173,7 @@ class PrefixCache:
         return match
 
     def follow(self, match: Match, chain: HashChain, token_ids: Sequence[int]) -> None:
-        """Update a match to what :meth:`match` would find now.
+        """Update a match to what `match` would find now.
 
         For groups with full attention the cost depends on the changes since the last update, not
         on the prefix's length: evictions may have cut the match, registrations may have extended

@@ -48,7 +48,7 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """All loaded adapters. Use it on the event loop, except :meth:`load_now`.
+    """All loaded adapters. Use it on the event loop, except `load_now`.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ class Admissions:
 
     @contextlib.contextmanager
     def named(self, name: str, request: Preparation | Submission) -> Iterator[None]:
-        """Register a request under its id for :meth:`abort`, within the context."""
+        """Register a request under its id for `abort`, within the context."""
         namesakes = self.unfinished.setdefault(name, [])
         namesakes.append(request)
         try:

@@ -57,7 +57,7 @@ class Preparation:
         self._limit = asyncio.timeout(options.get("timeout"))
 
     async def requests(self, prompt: Prompt) -> list[Request]:
-        """One request per completion. If it has :attr:`ended`, they may lack the prompt's tokens.
+        """One request per completion. If it has `ended`, they may lack the prompt's tokens.
 
         Raises
         ------

@@ -116,7 +116,7 @@ class RequestStream:
         Raises
         ------
         SlipstreamError
-            The error that was given to :meth:`fail`.
+            The error that was given to `fail`.
         """
         if self._pending:
             # Without this a reader that always has data would never yield to the event loop.
@@ -243,7 +243,7 @@ class Choice:
         return finish_reason
 
     def _go_on(self, event: RequestEvent) -> None:
-        """The fast path of :meth:`take`: more tokens, no end, and no stop strings to look for."""
+        """The fast path of `take`: more tokens, no end, and no stop strings to look for."""
         token_ids, stream = event.token_ids, self._stream
         text = self._text.go_on(token_ids)
         if self.pieces is not None:

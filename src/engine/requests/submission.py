@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """An asynchronous iterator over a request's deltas, with a synchronous :meth:`abort`.
+    """An asynchronous iterator over a request's deltas, with a synchronous `abort`.
 
     ``requests`` are the completions of one prompt, in order of their index.
     """
@@ -81,7 +81,7 @@ class Submission:
                 self._loop.abort(choice.request.key)
 
     def divert(self, sink: Sink) -> None:
-        """Give the next deltas to ``sink`` as they are made, see :meth:`RequestStream.divert`.
+        """Give the next deltas to ``sink`` as they are made, see `RequestStream.divert`.
 
         Does nothing if there are several completions: their deltas are better taken together.
         """
@@ -94,7 +94,7 @@ class Submission:
         return await self._stream.take()
 
     async def wait_end(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the end, or until ``enough`` is true; see :meth:`RequestStream.wait_end`."""
+        """Wait for the end, or until ``enough`` is true; see `RequestStream.wait_end`."""
         self._own_loop.check()
         await self._stream.wait_end(enough)
 

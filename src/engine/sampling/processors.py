@@ -82,7 +82,7 @@ class LogitsProcessor(Generic[A]):
         What requests call it.
     arguments
         The type of its arguments: a frozen ``msgspec.Struct``, whose types and bounds are checked
-        before :meth:`check`.
+        before `check`.
     """
 
     name: ClassVar[str]
@@ -92,7 +92,7 @@ class LogitsProcessor(Generic[A]):
         """Refuse arguments by a ``ValueError``, whose text the client reads. On the event loop."""
 
     def gather(self, arguments: Sequence[A], vocab_size: int, device: torch.device) -> Any:
-        """Make what :meth:`apply` needs of the rows' arguments, such as tensors on the device.
+        """Make what `apply` needs of the rows' arguments, such as tensors on the device.
 
         It is called when other rows sample than in the step before, not in each step.
         """

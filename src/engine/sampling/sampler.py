@@ -45,7 +45,7 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class SampleOutput:
-    """Tokens of one step, on the device until :meth:`to_host`.
+    """Tokens of one step, on the device until `to_host`.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Sampler:
             self._selection = self._key = None
 
     def only_draws(self, batch: SampleBatch) -> bool:
-        """Whether :meth:`draw` is enough for these rows."""
+        """Whether `draw` is enough for these rows."""
         key = (self.state.version, list(batch.rows))
         if self._draws_key != key:
             params = self.state.params(batch.rows)

@@ -198,11 +198,11 @@ class SamplingState:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """The device tables that :meth:`gather` reads: float64 [R + 1, F] and int64 [R + 1, 2]."""
+        """The device tables that `gather` reads: float64 [R + 1, F] and int64 [R + 1, 2]."""
         return self._floats, self._ints
 
     def flush(self) -> None:
-        """Write staged rows to the device, so that :meth:`gather` has nothing to write."""
+        """Write staged rows to the device, so that `gather` has nothing to write."""
         if not self._staged:
             return
         floats, ints = zip(*self._staged.values(), strict=True)

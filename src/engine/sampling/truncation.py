@@ -50,7 +50,7 @@ class Column:
     Attributes
     ----------
     name
-        Of the field of :class:`Truncation` that it becomes.
+        Of the field of `Truncation` that it becomes.
     off
         Its value where it drops nothing.
     value

@@ -69,7 +69,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Whether tenants read each other's cached prefixes. Otherwise each has its own.
     plan_late
         Read by the loop, not by the scheduler: whether it plans a step shortly before the running
-        step ends (:class:`~src.engine.scheduling.pace.Pace`), or as soon as that step runs.
+        step ends (`Pace`), or as soon as that step runs.
     """
 
     max_num_seqs: int

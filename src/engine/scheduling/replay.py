@@ -21,8 +21,8 @@ A request's adapter is ``[key, number of its content]`` or null, and a plan has
 ``[row, key, slot]`` for each install with one.
 
 A token need not be the real token id. It is an integer for which equal prefixes stay equal, and
-:data:`END_TOKEN` stands for a token that ended its request. The log has no times: a deadline is a
-line at the place where it was noticed.
+`END_TOKEN` stands for a token that ended its request. The log has no times: a deadline is a line at
+the place where it was noticed.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def victim_of_tenants(
     """The request to preempt for ``needy``, where requests of several lanes run.
 
     It is of the lane that holds most blocks for its weight, if that is more than ``needy``'s does,
-    or ranks behind ``needy`` in its own lane. The first of all (:func:`first_of_tenants`) is
-    nobody's victim and may take from everybody. So it always gets on, and something always ends.
+    or ranks behind ``needy`` in its own lane. The first of all (`first_of_tenants`) is nobody's
+    victim and may take from everybody. So it always gets on, and something always ends.
     """
     first = first_of_tenants(running)
     held: dict[str, float] = {}
@@ -197,7 +197,7 @@ class RowAllocator:
         """Give a request a row and blocks, starting behind its prefix hits.
 
         Groups with full attention get blocks for all known tokens. Groups with a window only get
-        their hits here; :meth:`extend` gives them more.
+        their hits here; `extend` gives them more.
         """
         state.match = None
         block_size = self.limits.block_size
@@ -352,7 +352,7 @@ class RowAllocator:
         """The request to preempt for ``needy``; ``None`` if there is none.
 
         It is of lower rank: least important priority class first, then fewest tokens to recompute,
-        then latest arrival. With several tenants see :func:`victim_of_tenants`.
+        then latest arrival. With several tenants see `victim_of_tenants`.
         """
         if any(state.lane != needy.lane for state in self.running):
             return victim_of_tenants(self.running, needy, self.limits.weights)

@@ -175,7 +175,7 @@ class Scheduler:
         return taken
 
     def check_room(self, requests: Sequence[Request]) -> None:
-        """Refuse the completions of one request unless :meth:`add_all` would take them now.
+        """Refuse the completions of one request unless `add_all` would take them now.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class Scheduler:
         self._waiting.check_room(num_tokens, num_requests, tenant)
 
     def add(self, request: Request) -> None:
-        """Put a request of one completion into the waiting queue; see :meth:`add_all`."""
+        """Put a request of one completion into the waiting queue; see `add_all`."""
         self.add_all((request,))
 
     def add_all(self, requests: Sequence[Request]) -> None:

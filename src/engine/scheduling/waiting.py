@@ -212,7 +212,7 @@ class WaitingQueue:
             )
 
     def enter(self, state: RequestState) -> None:
-        """Insert a new request, which counts as its lane's until :meth:`leave`."""
+        """Insert a new request, which counts as its lane's until `leave`."""
         self._lane_of(state).num_unfinished += 1
         self.push(state)
 
@@ -358,7 +358,7 @@ class Deadlines:
         return None
 
     def _forget_dead(self) -> None:
-        """See :meth:`Lane.forget_dead`."""
+        """See `Lane.forget_dead`."""
         dead, size = self._num_dead, len(self._heap)
         if dead > max(_MIN_DEAD, size // 2) or 0 < dead == size:
             self._heap = [entry for entry in self._heap if entry[2].phase is not Phase.ENDED]

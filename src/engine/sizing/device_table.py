@@ -80,7 +80,7 @@ NAMED_DEVICES: Final[Mapping[str, DeviceDescription]] = MappingProxyType(
 
 
 def kind_of(name: str) -> str:
-    """What torch calls the kind of device with a name of :func:`describe_device`."""
+    """What torch calls the kind of device with a name of `describe_device`."""
     if name in NAMED_DEVICES:
         return NAMED_DEVICES[name].kind
     is_gpu = torch.cuda.is_available() if name == "auto" else name == "cuda"

@@ -34,7 +34,7 @@ class Question:
     Attributes
     ----------
     device
-        A name of :mod:`device_table`; ``None``: as ``device.type`` says.
+        A name of `device_table`; ``None``: as ``device.type`` says.
     context
         Tokens of a request; ``None``: as many as the model is made for, or as fit.
     concurrency

@@ -41,7 +41,7 @@ class ShapeGauge(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """See :class:`TorchDispatchMode`: called with every operation."""
+        """See `TorchDispatchMode`: called with every operation."""
         made = func(*args, **(kwargs or {}))
         given = {id(one.untyped_storage()) for one in self._tensors((args, kwargs))}
         for tensor in self._tensors(made):

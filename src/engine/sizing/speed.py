@@ -56,7 +56,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True):
-    """The most prompt tokens per second, for prompts of ``context`` tokens; see :class:`Speed`."""
+    """The most prompt tokens per second, for prompts of ``context`` tokens; see `Speed`."""
 
     context: int
     tokens_per_second: float

@@ -95,7 +95,7 @@ def measure_memory(
     backend
         ``None`` if the device cannot capture.
     attention
-        See :class:`ForwardPass`.
+        See `ForwardPass`.
 
     Raises
     ------
@@ -134,7 +134,7 @@ class Reckoned:
     outline
         On the meta device.
     step, graphs
-        In bytes; see :class:`MemoryReport`.
+        In bytes; see `MemoryReport`.
     """
 
     config: Config

@@ -121,7 +121,7 @@ class Heartbeat:
         self.last = time.monotonic()
 
     def start(self) -> None:
-        """Beat in the running event loop until :meth:`stop`."""
+        """Beat in the running event loop until `stop`."""
         self.last = time.monotonic()
         self._schedule(asyncio.get_running_loop())
 
@@ -161,7 +161,7 @@ class Watchdog:
         self._next_report = {"loop": 0.0, "step": 0.0}
 
     def start(self) -> None:
-        """Watch the event loop of the calling thread until :meth:`stop`."""
+        """Watch the event loop of the calling thread until `stop`."""
         self._loop_thread = threading.get_ident()
         # A daemon, so that it keeps watching a process that hangs while it exits.
         threading.Thread(target=self._run, name="slipstream-watchdog", daemon=True).start()

@@ -56,7 +56,7 @@ class Inspector:
     Parameters
     ----------
     loaded
-        Returns the engine's parts, or raises :class:`NotReadyError` before they are loaded.
+        Returns the engine's parts, or raises `NotReadyError` before they are loaded.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Inspector:
 
     @property
     def memory(self) -> MemoryReport:
-        """Where the engine's memory goes; raises :class:`NotReadyError` before it is ready."""
+        """Where the engine's memory goes; raises `NotReadyError` before it is ready."""
         return self._loaded().memory
 
     def timeline(self, steps: int | None = None, after: int = 0) -> TimelineView:

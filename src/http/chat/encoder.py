@@ -20,7 +20,7 @@ from src.http.generation.generation import (
     stop_reason,
     usage_body,
 )
-from src.http.generation.json_chunks import apart, in_pieces, listed
+from src.http.generation.json_chunks import apart, json_array, json_chunks
 from src.http.generation.logprobs import TokenNames, chat_entries, chat_pieces, prompt_pieces
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.protocol.chat import (
@@ -105,7 +105,7 @@ class ChatEncoder:
             created=self._created,
             model=self._model,
             system_fingerprint=self._fingerprint,
-            choices=apart(listed(map(self._choice, result.completions))),
+            choices=apart(json_array(map(self._choice, result.completions))),
             # Told when the choices have been: what is reasoning in them is counted on the way.
             usage=apart(self._usage(usage) for _ in range(1)),
         )
@@ -114,7 +114,7 @@ class ChatEncoder:
         if self._shows_prompt_logprobs:
             pieces = prompt_pieces(self._names, result.prompt_logprobs or ())
             answer.prompt_logprobs = apart(pieces)
-        return in_pieces(answer)
+        return json_chunks(answer)
 
     def _usage(self, usage: Usage) -> bytes:
         counts = self._reasoning
@@ -142,7 +142,7 @@ class ChatEncoder:
         )
         if completion.logprobs is not None:
             choice.logprobs = apart(chat_pieces(self._names, completion.logprobs))
-        yield from in_pieces(choice)
+        yield from json_chunks(choice)
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """One event, if the delta says anything, and one with the role before the first."""

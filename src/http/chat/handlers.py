@@ -87,7 +87,7 @@ async def prepare_chat(
     Raises
     ------
     SlipstreamError
-        The request cannot be served; :func:`with_client_names` names its fields as a client does.
+        The request cannot be served; `with_client_names` names its fields as a client does.
     """
     refuse_unsupported(request)
     settings = call.server.config.chat
@@ -230,7 +230,7 @@ async def _plan(
 
 
 def chat_names(request: ChatRequest) -> FieldNames:
-    """The names by which :func:`with_client_names` calls what is at fault."""
+    """The names by which `with_client_names` calls what is at fault."""
     names = FieldNames.of(request)
     if request.tool_choice not in (None, "none", "auto"):
         # What is at fault in a grammar of calls is a schema.

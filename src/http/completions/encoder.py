@@ -14,7 +14,7 @@ from src.core.outputs import Completion, Delta, GenerationResult, Usage
 from src.engine.client import AsyncEngine
 from src.http.generation.fingerprint import system_fingerprint
 from src.http.generation.generation import counts_always, finish_reason, stop_reason, usage_body
-from src.http.generation.json_chunks import apart, in_pieces
+from src.http.generation.json_chunks import apart, json_chunks
 from src.http.generation.logprobs import (
     LegacyColumns,
     LegacyLogprobs,
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def plain_piece(index: int, text: str) -> bytes:
-    """The JSON of a :class:`CompletionChoice` that has text and nothing else."""
+    """The JSON of a `CompletionChoice` that has text and nothing else."""
     return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}' % (
         index,
         _encode(text),
@@ -108,7 +108,7 @@ class CompletionEncoder:
             choices=apart(self._choices(results)),
             usage=usage_body(self._counted(usage)),
         )
-        return in_pieces(body)
+        return json_chunks(body)
 
     def _choices(self, results: Sequence[GenerationResult]) -> Iterator[bytes]:
         before = b"["
@@ -146,7 +146,7 @@ class CompletionEncoder:
             choice.logprobs = apart(legacy_pieces(parts))
         if self._shows_prompt_logprobs:
             choice.prompt_logprobs = apart(prompt_logprobs)
-        yield from in_pieces(choice)
+        yield from json_chunks(choice)
 
     def events(self, prompt: int, delta: Delta) -> bytes:
         """One event, if the delta says anything."""

@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-# Positions with log-probabilities that are spelt at once: at most a millisecond or two.
+# Positions with log-probabilities that are encoded at once: at most a millisecond or two.
 SLICE: Final = 16
 # Seconds after which others get their turn.
 _TURN: Final = 0.002
 
-# Takes the place of what is spelt by itself; no JSON has such a byte.
+# Takes the place of what is encoded by itself; no JSON has such a byte.
 _HOLE: Final = b"\0"
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -32,14 +32,14 @@ class _Apart:
 
 
 def apart(pieces: Iterable[bytes]) -> Any:
-    """A part of a value whose JSON is these pieces; only :func:`in_pieces` can spell it."""
+    """A part of a value whose JSON is these pieces; only `json_chunks` can encode it."""
     return _Apart(pieces)
 
 
-def in_pieces(value: object) -> Iterator[bytes]:
-    """The JSON of a value, in pieces."""
+def json_chunks(value: object) -> Iterator[bytes]:
+    """The JSON of a value, as chunks of bytes."""
     try:
-        # Most have no part that is spelt by itself, and this takes a tenth of the time.
+        # Most have no part that is encoded by itself, and this takes a tenth of the time.
         return iter([_encode(value)])
     except TypeError:
         return _around_parts(value)
@@ -60,7 +60,7 @@ def _around_parts(value: object) -> Iterator[bytes]:
         yield piece
 
 
-def listed(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+def json_array(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     """The JSON of a list, from that of its items."""
     yield b"["
     for index, pieces in enumerate(items):
@@ -74,7 +74,7 @@ def sliced(
     values: Sequence[T], spell: Callable[[Sequence[T]], Sequence[object]]
 ) -> Iterator[bytes]:
     """The JSON of a list, of which ``spell`` makes a few items at a time."""
-    return listed(
+    return json_array(
         [_encode(spell(values[begin : begin + SLICE]))[1:-1]]
         for begin in range(0, len(values), SLICE)
     )

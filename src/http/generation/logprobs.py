@@ -11,7 +11,7 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.outputs import TokenLogprobs
-from src.http.generation.json_chunks import SLICE, apart, in_pieces, listed, sliced
+from src.http.generation.json_chunks import SLICE, apart, json_array, json_chunks, sliced
 from src.http.protocol.logprobs import (
     ChatLogprob,
     ChatLogprobs,
@@ -45,9 +45,9 @@ def check_number(count: int, most: int, param: str) -> None:
 
 
 class TokenNames:
-    r"""How tokens are spelt in an answer: as their text, or as ``token_id:<id>``.
+    r"""How tokens are written in an answer: as their text, or as ``token_id:<id>``.
 
-    A token that is no whole text, such as a part of a character, is spelt by its bytes, as OpenAI
+    A token that is no whole text, such as a part of a character, is written by its bytes, as OpenAI
     does: ``\xe2\x82``, behind ``prefix``. So no two of them have one name.
     """
 
@@ -171,10 +171,10 @@ class LegacyColumns:
 def legacy_pieces(parts: Sequence[LegacyColumns]) -> Iterator[bytes]:
     """The JSON, in pieces, of what is in all parts, one after the other."""
     lists = {
-        name: apart(listed([[piece] for part in parts for piece in part.pieces[name]]))
+        name: apart(json_array([[piece] for part in parts for piece in part.pieces[name]]))
         for name in LegacyColumns.NAMES
     }
-    return in_pieces(lists)
+    return json_chunks(lists)
 
 
 def chat_entries(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> list[ChatLogprob]:
@@ -194,9 +194,9 @@ def chat_entries(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> list[C
 
 
 def chat_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs]) -> Iterator[bytes]:
-    """The JSON of a :class:`ChatLogprobs`, in pieces."""
+    """The JSON of a `ChatLogprobs`, in pieces."""
     entries = sliced(logprobs, functools.partial(chat_entries, names))
-    return in_pieces(ChatLogprobs(apart(entries)))
+    return json_chunks(ChatLogprobs(apart(entries)))
 
 
 def prompt_pieces(names: TokenNames, logprobs: Sequence[TokenLogprobs | None]) -> Iterator[bytes]:

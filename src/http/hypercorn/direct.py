@@ -23,7 +23,7 @@ _MAX_WAITING: Final = 64 * 1024
 
 
 class DirectWriter(Connection):
-    """Writes chunks of one answer; what goes the ordinary way does so while it is :meth:`held`."""
+    """Writes chunks of one answer; what goes the ordinary way does so while it is `held`."""
 
     __slots__ = ("_stream",)
 
@@ -39,7 +39,7 @@ class DirectWriter(Connection):
         )
 
     def write(self, data: bytes) -> None:
-        """Write a chunk, when :attr:`is_ready`."""
+        """Write a chunk, when `is_ready`."""
         super().write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

@@ -1,4 +1,4 @@
-"""How a message is spelt: its blocks as they come, and the whole."""
+"""How a message is encoded: its blocks as they come, and the whole."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MessageEncoder:
             self._last = delta
             read += self._parser.finish(cut_short=is_cut_short(delta))
         events += self._block_events(self._reader.feed(read))
-        return _spelt(events)
+        return _encoded(events)
 
     def ending(self, usage: Usage) -> bytes:
         """The last events."""
@@ -69,7 +69,7 @@ class MessageEncoder:
             ("message_delta", {"delta": delta, "usage": _usage(usage)}),
             ("message_stop", {}),
         ]
-        return _spelt(events)
+        return _encoded(events)
 
     def body(self, completion: Completion, usage: Usage) -> bytes:
         """The whole message."""
@@ -87,19 +87,19 @@ class MessageEncoder:
         )
 
     def _block_events(self, events: Iterable[BlockEvent]) -> list[Event]:
-        spelt: list[Event] = []
+        encoded: list[Event] = []
         for event in events:
             block = event.block
             place: dict[str, Any] = {"index": block.index}
             if isinstance(event, BlockBegin):
                 begun = {**place, "content_block": _empty_block(block)}
-                spelt.append(("content_block_start", begun))
+                encoded.append(("content_block_start", begun))
             elif isinstance(event, BlockDelta):
                 delta = {**place, "delta": _delta(block, event.text)}
-                spelt.append(("content_block_delta", delta))
+                encoded.append(("content_block_delta", delta))
             else:
-                spelt.append(("content_block_stop", place))
-        return spelt
+                encoded.append(("content_block_stop", place))
+        return encoded
 
     def _stop(self, piece: Completion | Delta) -> tuple[str, str | None]:
         """Why it ended, and the stop sequence that ended it."""
@@ -152,7 +152,7 @@ def _usage(usage: Usage) -> MessageUsage:
     )
 
 
-def _spelt(events: Iterable[Event]) -> bytes:
+def _encoded(events: Iterable[Event]) -> bytes:
     return b"".join(
         b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind, **fields}) + b"\n\n"
         for kind, fields in events

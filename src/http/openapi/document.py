@@ -15,7 +15,7 @@ from src.http.openapi.bounds import bound, describe_use
 from src.http.openapi.operations import JSON, Operation
 from src.http.openapi.wording import describe_fields, markdown
 from src.http.protocol.errors import ErrorBody
-from src.http.server.error_spelling import AnthropicErrorBody
+from src.http.server.error_format import AnthropicErrorBody
 
 Schema: TypeAlias = dict[str, Any]
 

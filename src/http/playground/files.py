@@ -48,7 +48,7 @@ class File(msgspec.Struct, frozen=True):
 
 @cache
 def load(name: str) -> File:
-    """The file of this name, one of :data:`NAMES` or :data:`INDEX`; read when first asked for."""
+    """The file of this name, one of `NAMES` or `INDEX`; read when first asked for."""
     content = _parameters() if name == PARAMETERS else (_WEB / name).read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:32]
     return File(content, _KINDS[Path(name).suffix], f'"{digest}"'.encode())

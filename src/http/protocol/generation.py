@@ -41,7 +41,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Unsupported(msgspec.Struct, kw_only=True):
-    """Fields that would change the answer and that nothing here can do; see :data:`NEUTRAL`."""
+    """Fields that would change the answer and that nothing here can do; see `NEUTRAL`."""
 
     audio: Any = None
     early_stopping: Any = None

@@ -1,4 +1,4 @@
-"""How a response is spelt: its items as they come, and the whole."""
+"""How a response is encoded: its items as they come, and the whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from src.http.generation.content_blocks import (
     ContentBlockReader,
 )
 from src.http.generation.generation import is_cut_short
-from src.http.generation.json_chunks import apart, in_pieces, listed
+from src.http.generation.json_chunks import apart, json_array, json_chunks
 from src.http.generation.logprobs import TokenNames, chat_entries, check_number
 from src.http.generation.reasoning_tokens import ReasoningTokens
 from src.http.generation.sampling import num_logprobs
@@ -285,7 +285,7 @@ class ResponseEncoder:
         numbered = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         yield b"event: " + kind.encode() + b"\ndata: "
-        yield from in_pieces(numbered)
+        yield from json_chunks(numbered)
         yield b"\n\n"
 
 
@@ -311,9 +311,9 @@ def _part(entries: list[Any]) -> bytes:
 
 
 def _listed(parts: Iterable[bytes]) -> Any:
-    """The list of these parts, which is spelt again and again."""
+    """The list of these parts, which is encoded again and again."""
     lists = [[part] for part in parts]
-    return apart(list(listed(lists))) if lists else []
+    return apart(list(json_array(lists))) if lists else []
 
 
 def _brief(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:

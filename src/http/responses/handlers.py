@@ -26,7 +26,7 @@ from src.http.generation.generation import (
     submitted,
     write_in_turns,
 )
-from src.http.generation.json_chunks import in_pieces
+from src.http.generation.json_chunks import json_chunks
 from src.http.generation.sampling import check_neutral
 from src.http.generation.split_delta import split_delta
 from src.http.protocol.chat import ChatMessage
@@ -88,7 +88,7 @@ async def show_response(call: Call) -> None:
         )
     entry = _entry(call)
     if stream == "false":
-        await call.answer(*in_pieces(entry.body))
+        await call.answer(*json_chunks(entry.body))
         return
     after = query.get("starting_after", ["-1"])[-1]
     if after != "-1" and _SEQUENCE.fullmatch(after) is None:
@@ -174,7 +174,7 @@ async def cancel_response(call: Call) -> None:
             f"the response is {entry.body.status}: there is nothing to cancel any more",
             param="response_id",
         )
-    await call.answer(*in_pieces(entry.body))
+    await call.answer(*json_chunks(entry.body))
 
 
 def _check(request: ResponseRequest) -> None:
@@ -264,7 +264,7 @@ class _Work:
             raise
         finally:
             self._end()
-        await call.answer(*in_pieces(self._encoder.response))
+        await call.answer(*json_chunks(self._encoder.response))
 
     async def stream(self) -> None:
         """Answer with events."""
@@ -272,7 +272,7 @@ class _Work:
         try:
             async with submitted(chat, call.id, call.trace) as (submission,):
                 self._keep(submission)
-                call.spelling = encoder
+                call.error_format = encoder
                 await call.write(b"".join(encoder.opening()))
                 await forward(call, 0, submission, encoder)
                 ending = encoder.ending(submission.usage)
@@ -318,7 +318,7 @@ class _Work:
         if self._log is not None:
             await _follow(self._call, self._log)
         else:
-            await self._call.answer(*in_pieces(self._encoder.response))
+            await self._call.answer(*json_chunks(self._encoder.response))
 
     def _check_share(self) -> None:
         """Refuse what would let one owner of keys hold the others up with background responses."""
@@ -448,7 +448,7 @@ class _Work:
         if encoder.response.status in ("completed", "incomplete"):
             entry.messages = said_more(self._turn, encoder.message)
         size = len(entry.messages or b"") + len(entry.input)
-        size += sum(map(len, in_pieces(entry.body)))
+        size += sum(map(len, json_chunks(entry.body)))
         if entry.events is not None:
             with_events = size + entry.events.size
             if _store_of(self._call).has_room(with_events, **self._bounds):

@@ -29,7 +29,7 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     owner
         Whose it is: nobody else gets to see it.
     messages
-        All that was said up to its end, as :func:`said` spells it; ``None`` while it is being
+        All that was said up to its end, as `said` spells it; ``None`` while it is being
         generated.
     input
         The items that it was asked with, as JSON.
@@ -69,9 +69,10 @@ _decode: Final = msgspec.json.Decoder(list[_Said]).decode
 
 
 def said(messages: Sequence[ChatMessage]) -> bytes:
-    """Messages as they are kept: as objects they would take several times the memory that counts.
+    """Encode messages for the store.
 
-    The garbage collector would look at each of them, over and over.
+    As objects they would take several times the memory that is counted, and the garbage collector
+    would look at each of them again and again.
     """
     return _encode(messages)
 
@@ -248,7 +249,7 @@ class ResponseStore:
         return next((item for item in entry.body.output if item.id == item_id), None)
 
     def delete(self, response_id: str, owner: bytes) -> None:
-        """Forget a response, and end it if it is being generated. Raises what :meth:`get` does."""
+        """Forget a response, and end it if it is being generated. Raises what `get` does."""
         entry = self.get(response_id, owner)
         if entry.abort is not None:
             entry.abort()

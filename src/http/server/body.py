@@ -29,7 +29,7 @@ MAX_FIELDS: Final = 1024
 
 _NO_STRUCTURE: Final = bytes(sorted(set(range(256)) - set(b"{}[]:,")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
-# A float spelt out has 309 before its point. To read an integer, or to spell it, takes the square
+# A float written out has 309 before its point. To read an integer, or to write it, takes the square
 # of its digits, of which there may be thousands.
 _MAX_DIGITS: Final = 400
 _TOO_LONG: Final = b"0" * (_MAX_DIGITS + 1)
@@ -108,7 +108,7 @@ async def check_structure(
     Raises
     ------
     InvalidRequestError
-        There are more, of whatever, or they are nested deeper than :data:`MAX_DEPTH`; or a number
+        There are more, of whatever, or they are nested deeper than `MAX_DEPTH`; or a number
         in a long text has more than 400 digits in a row.
     """
     check = functools.partial(_check_exactly, texts, max_nodes, max_values, what, param)
@@ -127,7 +127,7 @@ async def check_fields(body: bytes) -> None:
     Raises
     ------
     InvalidRequestError
-        There are more than :data:`MAX_FIELDS`.
+        There are more than `MAX_FIELDS`.
     """
     if len(body) > PIECE_BYTES:
         await beside_the_loop(len(body), _check_fields, body)

@@ -41,7 +41,7 @@ _WORK: Final = TurnPool(max(4, usable_cpus()), "slipstream-work")
 async def beside_the_loop(
     size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run ``function`` on a body of ``size`` bytes once it is its turn; it calls :func:`pause`.
+    """Run ``function`` on a body of ``size`` bytes once it is its turn; it calls `pause`.
 
     Whoever is cancelled while waiting leaves nothing to be done.
     """

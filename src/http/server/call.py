@@ -38,7 +38,7 @@ from src.http.server.body import (
     read_body,
 )
 from src.http.server.codings import body_codings, decoded_body
-from src.http.server.error_spelling import error_spelling
+from src.http.server.error_format import error_format
 from src.http.server.errors import ErrorAnswer, answer_to
 from src.http.server.keys import TENANT
 from src.http.server.line_breaks import unbroken
@@ -82,15 +82,15 @@ class Call:
         self._send = send
         # For the next events of a stream, whenever it is ready: most of them go no other way.
         self.direct: DirectWriter | None = None
-        # How errors are spelt; an endpoint may put another one here once it streams.
-        self.spelling = error_spelling(scope["path"].removeprefix(scope.get("root_path", "")))
+        # How errors are encoded; an endpoint may put another one here once it streams.
+        self.error_format = error_format(scope["path"].removeprefix(scope.get("root_path", "")))
         asked = header(scope, b"x-request-id")
         self.id = asked if asked and _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
 
     async def admitted_engine(self) -> AsyncEngine:
         """The engine, ready, and bound to finish this request though it be told to drain meanwhile.
 
-        Raises what :meth:`Server.ready_engine` raises.
+        Raises what `Server.ready_engine` raises.
         """
         engine = await self.server.ready_engine()
         self.admission = engine.admit()
@@ -185,12 +185,12 @@ class Call:
         if self.trace is not None:
             self.trace.failed(error)
         if self.started:
-            await self.end(self.spelling.event(answer, self.id))
+            await self.end(self.error_format.event(answer, self.id))
         else:
             await self._answer_error(answer)
 
     async def _answer_error(self, answer: ErrorAnswer) -> None:
-        body = self.spelling.body(answer, self.id)
+        body = self.error_format.body(answer, self.id)
         await self.answer(body, status=answer.status, headers=answer.headers)
 
     async def _start(self, status: int, headers: Headers) -> None:
@@ -248,7 +248,7 @@ async def refuse(
     under them loses it. So the rest is read and dropped, within bounds, before the end is sent.
     """
     answer = answer_to(error)
-    body = call.spelling.body(answer, call.id)
+    body = call.error_format.body(answer, call.id)
     call.server.metrics.on_rejection(answer.reason)
     if call.trace is not None:
         call.trace.failed(error)

@@ -158,7 +158,7 @@ def check_access(section: HttpSection) -> Keys:
     Raises
     ------
     ConfigError
-        What :func:`load_keys` raises, or an origin or a host is none.
+        What `load_keys` raises, or an origin or a host is none.
     """
     for origin in section.cors_origins:
         if ORIGIN.fullmatch(origin) is None:

@@ -122,7 +122,7 @@ def compiled_send() -> SendAll | None:
 def served_name(engine: AsyncEngine, asked: str | None) -> str:
     """The name under which an answer is given; ``None`` asks for the only model there is.
 
-    It may be an adapter's, see :func:`adapter_name`.
+    It may be an adapter's, see `adapter_name`.
 
     Raises
     ------

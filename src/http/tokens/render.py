@@ -16,7 +16,7 @@ from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.http.chat.handlers import chat_names, prepare_chat, with_client_names
 from src.http.completions.handlers import prepare_completion
-from src.http.generation.json_chunks import gathered, listed
+from src.http.generation.json_chunks import gathered, json_array
 from src.http.generation.sampling import FieldNames
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
@@ -49,7 +49,7 @@ async def render_completion(call: Call) -> None:
     try:
         completion = await prepare_completion(call, request)
         # Each has its own copy of the parameters, which may be long lists.
-        bodies = listed(
+        bodies = json_array(
             [_encode(_body(completion.engine, completion.model, request, token_ids, params))]
             for token_ids, (_, params) in zip(
                 completion.prompt_token_ids or [], completion.prompts, strict=True

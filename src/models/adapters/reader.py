@@ -94,19 +94,29 @@ def read_adapter(
 ) -> AdapterWeights:
     """Read an adapter.
 
-    Args:
-        directory: as PEFT's `save_pretrained` leaves it.
-        targets: the modules of the model.
-        max_rank: the largest rank that is read.
-        dtype: of the result, the model's.
-        pinned: whether the result lies in memory that a GPU can read.
-        rank, world_size: which part of sharded projections to keep.
-        base: the model's embedding and head in its checkpoint, by name. PEFT saves them with an
-            adapter if the vocabulary was resized. They are passed over if they are the model's.
+    Parameters
+    ----------
+    directory
+        As PEFT's `save_pretrained` leaves it.
+    targets
+        The modules of the model.
+    max_rank
+        The largest rank that is read.
+    dtype
+        Of the result, the model's.
+    pinned
+        Whether the result lies in memory that a GPU can read.
+    rank, world_size
+        Which part of sharded projections to keep.
+    base
+        The model's embedding and head in its checkpoint, by name. PEFT saves them with an adapter
+        if the vocabulary was resized. They are passed over if they are the model's.
 
-    Raises:
-        ModelLoadError: it cannot be read, does not fit the model, or asks for what is not
-            supported; the message says why.
+    Raises
+    ------
+    ModelLoadError
+        It cannot be read, does not fit the model, or asks for what is not supported; the message
+        says why.
     """
     config = read_peft_config(directory, max_rank)
     base = base or {}

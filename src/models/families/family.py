@@ -81,9 +81,11 @@ class Family:
     def describe(cls, fields: Fields) -> ModelConfig:
         """Read `config.json`.
 
-        Raises:
-            ModelLoadError: a field is missing, has the wrong type, is out of bounds, or asks for
-                something that is not supported; the message names the field.
+        Raises
+        ------
+        ModelLoadError
+            a field is missing, has the wrong type, is out of bounds, or asks for something that is
+            not supported; the message names the field.
         """
         raise NotImplementedError
 
@@ -98,10 +100,14 @@ def attention(
 ) -> AttentionConfig:
     """The attention that `config.json` describes in the usual fields.
 
-    Args:
-        fields: the fields of `config.json`.
-        rope: None: read from the file, which has only one.
-        differences: values of `AttentionConfig` that override the usual ones.
+    Parameters
+    ----------
+    fields
+        The fields of `config.json`.
+    rope
+        None: read from the file, which has only one.
+    differences
+        Values of `AttentionConfig` that override the usual ones.
     """
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
@@ -137,10 +143,14 @@ def mlp(fields: Fields, **differences: Any) -> MLPConfig:
 def experts(fields: Fields, *counts: str, **differences: Any) -> ExpertsConfig:
     """The experts that `config.json` describes in the usual fields.
 
-    Args:
-        fields: the fields of `config.json`.
-        counts: names of the field with the number of experts, beside those of `EXPERT_COUNTS`.
-        differences: values of `ExpertsConfig` that override the usual ones.
+    Parameters
+    ----------
+    fields
+        The fields of `config.json`.
+    counts
+        Names of the field with the number of experts, beside those of `EXPERT_COUNTS`.
+    differences
+        Values of `ExpertsConfig` that override the usual ones.
     """
     count = fields.same_integer(*dict.fromkeys((*counts, *EXPERT_COUNTS)))
     chosen = fields.integer("num_experts_per_tok")
@@ -195,15 +205,24 @@ def decoder(
 ) -> ModelConfig:
     """A decoder of these layers, with the usual fields of `config.json` for the rest.
 
-    Args:
-        fields: the fields of `config.json`.
-        attentions: one per layer; a recurrent state may be in attention's place.
-        mlps: one per layer.
-        norm: None: a plain norm with `rms_norm_eps`.
-        layer_norms: values of `LayerConfig` that override the usual ones.
-        parallel: see `LayerConfig.parallel`.
-        rope: determines the model's context length; None: read from the file, which has only one.
-        differences: values of `ModelConfig` that override the usual ones.
+    Parameters
+    ----------
+    fields
+        The fields of `config.json`.
+    attentions
+        One per layer; a recurrent state may be in attention's place.
+    mlps
+        One per layer.
+    norm
+        None: a plain norm with `rms_norm_eps`.
+    layer_norms
+        Values of `LayerConfig` that override the usual ones.
+    parallel
+        See `LayerConfig.parallel`.
+    rope
+        Determines the model's context length; None: read from the file, which has only one.
+    differences
+        Values of `ModelConfig` that override the usual ones.
     """
     positions = fields.integer("max_position_embeddings", default=2048)
     given: dict[str, Any] = {

@@ -24,12 +24,18 @@ def gemma(
 ) -> ModelConfig:
     """Gemma 2 or 3, text.
 
-    Args:
-        fields: of `config.json`.
-        pattern: every ``pattern``-th layer has full attention, unless there is `layer_types`.
-        global_rope: of layers with full attention.
-        local_rope: of layers with a window.
-        own: values of `AttentionConfig` that differ between Gemma 2 and 3.
+    Parameters
+    ----------
+    fields
+        Of `config.json`.
+    pattern
+        Every ``pattern``-th layer has full attention, unless there is `layer_types`.
+    global_rope
+        Of layers with full attention.
+    local_rope
+        Of layers with a window.
+    own
+        Values of `AttentionConfig` that differ between Gemma 2 and 3.
     """
     if fields.boolean("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false (a decoder attends backwards)")

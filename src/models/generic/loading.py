@@ -46,14 +46,19 @@ def load_by_transformers(
     transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
     maps safetensors, and tensor by tensor they are copied to where they stay.
 
-    Args:
-        path: a local directory.
-        options: those about quantization, and ``deterministic``, are refused unless they ask for
-            nothing.
-        hooks: of these ``progress`` is called.
+    Parameters
+    ----------
+    path
+        a local directory.
+    options
+        Those about quantization, and ``deterministic``, are refused unless they ask for nothing.
+    hooks
+        Of these ``progress`` is called.
 
-    Raises:
-        ModelLoadError: anything that keeps the checkpoint from being served, naming what.
+    Raises
+    ------
+    ModelLoadError
+        Anything that keeps the checkpoint from being served, naming what.
     """
     raw = read_json(path / "config.json")
     name, device = _name(raw), options.device or torch.device("cpu")
@@ -230,8 +235,10 @@ def _drawn(kind: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
 def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
     """With the checkpoint's weights.
 
-    Raises:
-        ModelLoadError: it has pickles alone, a damaged file, or not every tensor.
+    Raises
+    ------
+    ModelLoadError
+        It has pickles alone, a damaged file, or not every tensor.
     """
     from safetensors import SafetensorError  # native families need no such library
 

@@ -15,9 +15,12 @@ _FAR = 1 << 20
 class Reach(NamedTuple):
     """What a token sees besides itself: all before it, or less.
 
-    Attributes:
-        window: the last so many tokens, itself included.
-        chunk: the tokens of its own chunk, which are so many, counted from the sequence's first.
+    Attributes
+    ----------
+    window
+        The last so many tokens, itself included.
+    chunk
+        The tokens of its own chunk, which are so many, counted from the sequence's first.
     """
 
     window: int | None = None
@@ -27,13 +30,19 @@ class Reach(NamedTuple):
 def reach_of(sees: Callable[..., Any], local_size: int | None, device: torch.device) -> Reach:
     """What lies within reach by a mask function ``sees(batch, head, query, key)``.
 
-    Args:
-        sees: takes indices as tensors.
-        local_size: of windows and chunks, as transformers tells it; None for neither.
-        device: of the indices.
+    Parameters
+    ----------
+    sees
+        Takes indices as tensors.
+    local_size
+        Of windows and chunks, as transformers tells it; None for neither.
+    device
+        Of the indices.
 
-    Raises:
-        ModelLoadError: it is neither causal attention, nor that within a window or chunks.
+    Raises
+    ------
+    ModelLoadError
+        It is neither causal attention, nor that within a window or chunks.
     """
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
 

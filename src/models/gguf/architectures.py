@@ -169,8 +169,10 @@ MIXTRAL = Architecture(
 def architecture_of(metadata: Mapping[str, object], source: str) -> tuple[str, Architecture]:
     """The name in ``general.architecture``, and what it is.
 
-    Raises:
-        ModelLoadError: it is missing, or no native family answers to it.
+    Raises
+    ------
+    ModelLoadError
+        It is missing, or no native family answers to it.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:

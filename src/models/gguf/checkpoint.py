@@ -41,8 +41,10 @@ def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
     Tensors of blocks are matrices of bytes: [rows, bytes of a row]. Names that are not known stay,
     so that they are refused where names are checked.
 
-    Raises:
-        ModelLoadError: a file is damaged, or its architecture is not served.
+    Raises
+    ------
+    ModelLoadError
+        a file is damaged, or its architecture is not served.
     """
     tensors: dict[str, StoredTensor] = {}
     for tensor, name, stored in _named(path):
@@ -57,8 +59,10 @@ def open_checkpoint(path: Path) -> dict[str, StoredTensor]:
 def block_types(path: Path) -> dict[str, str]:
     """The types of the tensors that have blocks, by the same names.
 
-    Raises:
-        ModelLoadError: see `open_checkpoint`.
+    Raises
+    ------
+    ModelLoadError
+        See `open_checkpoint`.
     """
     return {
         name: tensor.type.name
@@ -70,8 +74,10 @@ def block_types(path: Path) -> dict[str, str]:
 def _named(path: Path) -> Iterator[tuple[GGUFTensor, str, StoredTensor]]:
     """Every tensor, or part of one, with its name and place.
 
-    Raises:
-        ModelLoadError: see `open_checkpoint`; before the first one.
+    Raises
+    ------
+    ModelLoadError
+        See `open_checkpoint`; before the first one.
     """
     file = open_gguf(path)
     names = architecture_of(file.metadata, str(path))[1].names

@@ -35,9 +35,10 @@ _WIDE_GEMMAS: Final = {("gemma2", 46), ("gemma3", 62)}
 def read_configuration(path: Path) -> dict[str, Any]:
     """The object that `config.json` would hold. Of the weights only RoPE's factors are read.
 
-    Raises:
-        ModelLoadError: the file is damaged, or of an architecture or a kind of RoPE that is not
-            served.
+    Raises
+    ------
+    ModelLoadError
+        The file is damaged, or of an architecture or a kind of RoPE that is not served.
     """
     file = open_gguf(path)
     name, architecture = architecture_of(file.metadata, str(path))
@@ -65,8 +66,10 @@ def read_configuration(path: Path) -> dict[str, Any]:
 def names_of_keys(path: Path) -> dict[str, str]:
     """Fields of `config.json` -> the keys of a file that they come from.
 
-    Raises:
-        ModelLoadError: see `read_configuration`.
+    Raises
+    ------
+    ModelLoadError
+        See `read_configuration`.
     """
     file = open_gguf(path)
     name, architecture = architecture_of(file.metadata, str(path))

@@ -18,15 +18,21 @@ def find_gguf(directory: Path, wanted: str | None = None, *, source: str = "") -
 
     Projectors, importance matrices and drafts that lie beside a model are left out.
 
-    Args:
-        directory: without ``wanted`` only the files in it count, else those below it too.
-        wanted: a name of precision that the file's name contains (``Q4_K_M``, in any case), or the
-            name of a file.
-        source: what errors call the directory.
+    Parameters
+    ----------
+    directory
+        Without ``wanted`` only the files in it count, else those below it too.
+    wanted
+        a name of precision that the file's name contains (``Q4_K_M``, in any case), or the name of
+        a file.
+    source
+        What errors call the directory.
 
-    Raises:
-        ModelLoadError: there are several, there is none with the name that is wanted, or there are
-            only files that are no models. The message lists what was found.
+    Raises
+    ------
+    ModelLoadError
+        There are several, there is none with the name that is wanted, or there are only files that
+        are no models. The message lists what was found.
     """
     source = source or str(directory)
     pattern = f"*{SUFFIX}"
@@ -41,16 +47,16 @@ def find_gguf(directory: Path, wanted: str | None = None, *, source: str = "") -
         matching = [file for file in models if is_named(file.relative_to(directory), wanted)]
         if not matching:
             names = [str(file.relative_to(directory)) for file in models]
-            raise ModelLoadError(f"{source} has no GGUF model {wanted}; it has {listed(names)}")
+            raise ModelLoadError(f"{source} has no GGUF model {wanted}; it has {some_of(names)}")
         models = matching
     if len(models) > 1:
         names = [str(file.relative_to(directory)) for file in models]
         raise ModelLoadError(
-            f"{source} has several GGUF models ({listed(names)}); name one of them"
+            f"{source} has several GGUF models ({some_of(names)}); name one of them"
         )
     if firsts and not models:
         found = [f"{file.name}, {kinds[file]}" for file in firsts]
-        raise ModelLoadError(f"{source} has no GGUF model, only {listed(found, '; ')}")
+        raise ModelLoadError(f"{source} has no GGUF model, only {some_of(found, '; ')}")
     return models[0] if models else None
 
 
@@ -62,7 +68,7 @@ def is_named(file: Path, wanted: str) -> bool:
     return own.search(file.as_posix().lower()) is not None
 
 
-def listed(names: Iterable[str] | Sequence[str], between: str = ", ") -> str:
+def some_of(names: Iterable[str] | Sequence[str], between: str = ", ") -> str:
     """Some of the names, or that there is nothing."""
     names = list(names)
     shown = between.join(names[:_NAMES_SHOWN])

@@ -15,8 +15,10 @@ from src.models.gguf.formats import GGUFFormats
 def as_stored(config: ModelConfig, path: Path) -> ModelConfig:
     """The same with the order of rows and the formats that the file has.
 
-    Raises:
-        ModelLoadError: the file is damaged, or its architecture is not served.
+    Raises
+    ------
+    ModelLoadError
+        The file is damaged, or its architecture is not served.
     """
     architecture = architecture_of(open_gguf(path).metadata, str(path))[1]
     layers = config.layers

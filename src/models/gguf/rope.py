@@ -40,14 +40,21 @@ def read_rope(
 ) -> dict[str, Any]:
     """The fields of `config.json` for RoPE.
 
-    Args:
-        file: its header; of its tensors only factors of frequencies are read.
-        name: of the architecture.
-        raw: the fields that were read before.
-        others: keys of the architecture that are read elsewhere, behind its name.
+    Parameters
+    ----------
+    file
+        Its header; of its tensors only factors of frequencies are read.
+    name
+        Of the architecture.
+    raw
+        The fields that were read before.
+    others
+        Keys of the architecture that are read elsewhere, behind its name.
 
-    Raises:
-        ModelLoadError: a key has a value that is none, or asks for what is not served.
+    Raises
+    ------
+    ModelLoadError
+        a key has a value that is none, or asks for what is not served.
     """
     given = _Given(file, f"{name}.rope.")
     given.refuse_unread(raw, others)

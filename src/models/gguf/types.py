@@ -175,8 +175,10 @@ PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 def require_finite(*factors: Tensor | None) -> None:
     """Refuse scales or offsets of blocks.
 
-    Raises:
-        ValueError: one is infinite or not a number.
+    Raises
+    ------
+    ValueError
+        One is infinite or not a number.
     """
     if not all(each.isfinite().all() for each in factors if each is not None):
         raise ValueError("the scales of its blocks must be finite numbers")
@@ -185,8 +187,10 @@ def require_finite(*factors: Tensor | None) -> None:
 def decode(raw: Tensor, kind: str) -> Tensor:
     """The values of whole blocks: from bytes [blocks, size], [blocks, values] in float32.
 
-    Raises:
-        ValueError: see `require_finite`.
+    Raises
+    ------
+    ValueError
+        See `require_finite`.
     """
     found = BLOCK_TYPES[kind].unpack(raw)
     require_finite(found.scales, found.offsets)

@@ -248,9 +248,12 @@ def by_axis(cos_sin_tar: Tensor, sections: tuple[int, ...]) -> Tensor:
 
     Source: P. Wang et al., "Qwen2-VL" (2024), section 2.1.
 
-    Args:
-        cos_sin_tar: cosines and sines of every axis's angles.
-        sections: numbers of pairs, in sum R / 2; the i-th follows axis i modulo axes.
+    Parameters
+    ----------
+    cos_sin_tar
+        Cosines and sines of every axis's angles.
+    sections
+        Numbers of pairs, in sum R / 2; the i-th follows axis i modulo axes.
     """
     axes = cos_sin_tar.shape[1]
     chosen = [
@@ -264,10 +267,14 @@ def by_axis(cos_sin_tar: Tensor, sections: tuple[int, ...]) -> Tensor:
 def apply_rope(x_thd: Tensor, cos_sin_tr: Tensor, rotary_dim: int) -> Tensor:
     """Rotate pairs (i, i + R / 2) of the first R elements of each head by its token's angles.
 
-    Args:
-        x_thd: queries or keys, [T, heads, D].
-        cos_sin_tr: rows of the RoPE table for the tokens' positions, [T, R] in x's dtype.
-        rotary_dim: R, at most D.
+    Parameters
+    ----------
+    x_thd
+        Queries or keys, [T, heads, D].
+    cos_sin_tr
+        Rows of the RoPE table for the tokens' positions, [T, R] in x's dtype.
+    rotary_dim
+        R, at most D.
     """
     cos, sin = cos_sin_tr.unsqueeze(1).chunk(2, dim=-1)
     rotated, rest = x_thd, None

@@ -65,9 +65,11 @@ class RopeConfig:
     def rotary_dim(self, head_dim: int) -> int:
         """How many elements of a head are rotated.
 
-        Raises:
-            ModelLoadError: the number is odd or out of range; or the number of factors of
-                `longrope` is not the number of pairs; or `dynamic` has a single pair.
+        Raises
+        ------
+        ModelLoadError
+            The number is odd or out of range; or the number of factors of `longrope` is not the
+            number of pairs; or `dynamic` has a single pair.
         """
         rotated = int(head_dim * self.partial_rotary_factor)
         if rotated < 2 or rotated % 2 or rotated > head_dim:
@@ -119,8 +121,10 @@ def parse_rope(
 
     `partial` says whether `partial_rotary_factor` is honoured; otherwise it is refused.
 
-    Raises:
-        ModelLoadError: an unsupported variant or a parameter that is missing or malformed.
+    Raises
+    ------
+    ModelLoadError
+        An unsupported variant or a parameter that is missing or malformed.
     """
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping):
@@ -224,9 +228,10 @@ def rope_table(
 ) -> torch.Tensor:
     """Cosines and sines of every position.
 
-    Returns:
-        float32 [length, head_dim]; row p holds head_dim/2 cosines, then head_dim/2 sines, for
-        position p, both multiplied by YaRN's or LongRoPE's attention factor.
+    Returns
+    -------
+    float32 [length, head_dim]; row p holds head_dim/2 cosines, then head_dim/2 sines, for position
+    p, both multiplied by YaRN's or LongRoPE's attention factor.
     """
     frequencies, scale = inverse_frequencies(rope, head_dim, max_position_embeddings, length)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies

@@ -28,8 +28,10 @@ def scale_names(stored: Mapping[str, StoredTensor]) -> set[str]:
 def read_scales(stored: Mapping[str, StoredTensor]) -> dict[int, CacheScales]:
     """The scales of each layer that has some.
 
-    Raises:
-        ModelLoadError: one is not a positive number.
+    Raises
+    ------
+    ModelLoadError
+        One is not a positive number.
     """
     reader, scales = TensorReader(lambda count: None), dict[int, CacheScales]()
     for name in sorted(scale_names(stored)):

@@ -111,15 +111,21 @@ def check_tensors(
 ) -> None:
     """Refuse a checkpoint whose tensors are not exactly the model's.
 
-    Args:
-        path: the checkpoint's, for messages.
-        stored: the checkpoint's tensors.
-        model: the model to fill.
-        passed_over: names that may be present and are not read.
+    Parameters
+    ----------
+    path
+        The checkpoint's, for messages.
+    stored
+        The checkpoint's tensors.
+    model
+        The model to fill.
+    passed_over
+        Names that may be present and are not read.
 
-    Raises:
-        ModelLoadError: tensors are missing, unexpected, mis-shaped or mis-typed; the message names
-            them.
+    Raises
+    ------
+    ModelLoadError
+        Tensors are missing, unexpected, mis-shaped or mis-typed; the message names them.
     """
     forms = {
         form.name: form
@@ -165,14 +171,21 @@ def fill(
     For parameters with a method the stored tensors are staged until the weight is made. Only a few
     are staged at a time.
 
-    Args:
-        model: the model to fill.
-        stored: the checkpoint's tensors.
-        on_bytes: called with the number of bytes after each piece, from any thread.
-        before_each: called before a method makes a weight, in this thread.
+    Parameters
+    ----------
+    model
+        The model to fill.
+    stored
+        The checkpoint's tensors.
+    on_bytes
+        Called with the number of bytes after each piece, from any thread.
+    before_each
+        Called before a method makes a weight, in this thread.
 
-    Raises:
-        ModelLoadError: the first failure; other reads stop at their next piece.
+    Raises
+    ------
+    ModelLoadError
+        The first failure; other reads stop at their next piece.
     """
     reader = _Reader(stored, on_bytes, model.group.rank, model.group.size)
     threads = reader_threads()
@@ -215,8 +228,10 @@ def make_aliases(model: Model, before_each: Callable[[], None]) -> None:
 def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
     """Make a parameter's weight by its method, and put it into the model.
 
-    Raises:
-        ModelLoadError: the method cannot hold this matrix.
+    Raises
+    ------
+    ModelLoadError
+        The method cannot hold this matrix.
     """
     method = model.methods[parameter.name]
     try:

@@ -42,13 +42,19 @@ _DEFAULT, _NO_HOOKS = LoadOptions(), LoadHooks()
 def load_model(path: Path, options: LoadOptions = _DEFAULT, hooks: LoadHooks = _NO_HOOKS) -> Model:
     """Build the model of a directory and fill its parameters.
 
-    Args:
-        path: a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
-        options: what is chosen of it.
-        hooks: what is called meanwhile.
+    Parameters
+    ----------
+    path
+        a local directory in Hugging Face layout, or a GGUF file (see `hub.resolve_model`).
+    options
+        What is chosen of it.
+    hooks
+        What is called meanwhile.
 
-    Raises:
-        ModelLoadError: the checkpoint cannot be served; the message says why.
+    Raises
+    ------
+    ModelLoadError
+        The checkpoint cannot be served; the message says why.
     """
     config = load_config(path)
     family = family_of(config.architecture)
@@ -106,8 +112,10 @@ def outline_model(
     Reads no file but `config.json`. With a `group` it is the part of one of its ranks; see
     `ModelOptions` for `outlines_tables`.
 
-    Raises:
-        ModelLoadError: the configuration cannot be served.
+    Raises
+    ------
+    ModelLoadError
+        The configuration cannot be served.
     """
     config = load_config(path)
     given = replace(
@@ -183,8 +191,10 @@ def _rounds_inputs(wish: bool | None, dtype: torch.dtype) -> bool:
 def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
     """The torch dtype of `auto` (the checkpoint's own, if it can be computed in) or of a name.
 
-    Raises:
-        ModelLoadError: the name, or the checkpoint's own dtype, is not supported.
+    Raises
+    ------
+    ModelLoadError
+        The name, or the checkpoint's own dtype, is not supported.
     """
     name = config.dtype or "float32" if dtype == "auto" else dtype
     if dtype == "auto" and name == "float16" and family_of(config.architecture).overflows_float16:
@@ -201,8 +211,10 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
 
     Without ``max_model_len`` it is what the position encoding is made for, up to 2**20.
 
-    Raises:
-        ModelLoadError: ``max_model_len`` is more than the position encoding allows.
+    Raises
+    ------
+    ModelLoadError
+        ``max_model_len`` is more than the position encoding allows.
     """
     if max_model_len is None:
         return min(config.max_positions, _MOST_BY_DEFAULT)

@@ -13,6 +13,7 @@ from src.models.config import (
     LatentAttentionConfig,
     MLPConfig,
     RecurrenceConfig,
+    ShortConvolutionConfig,
 )
 from src.models.parts.attention import write_attention
 from src.models.parts.experts import write_experts
@@ -20,6 +21,7 @@ from src.models.parts.latent_attention import write_latent_attention
 from src.models.parts.layer import RESIDUAL, LayerWriter, PartWriter
 from src.models.parts.mlp import write_mlp
 from src.models.parts.recurrence import write_recurrence
+from src.models.parts.short_convolution import write_short_convolution
 
 __all__ = ["RESIDUAL", "WRITERS", "LayerWriter"]
 
@@ -27,6 +29,7 @@ WRITERS: Mapping[type, PartWriter] = {
     AttentionConfig: write_attention,
     LatentAttentionConfig: write_latent_attention,
     RecurrenceConfig: write_recurrence,
+    ShortConvolutionConfig: write_short_convolution,
     MLPConfig: write_mlp,
     ExpertsConfig: write_experts,
 }

@@ -21,10 +21,14 @@ class ExpertPlacements(NamedTuple):
 def place_experts(config: ExpertsConfig, prefix: str, inner: int) -> ExpertPlacements:
     """Placements of a layer's experts.
 
-    Args:
-        config: of the experts.
-        prefix: what the names of the layer's tensors begin with.
-        inner: this rank's intermediate size.
+    Parameters
+    ----------
+    config
+        Of the experts.
+    prefix
+        What the names of the layer's tensors begin with.
+    inner
+        This rank's intermediate size.
     """
     if isinstance(config.names, StackedExperts):
         return _stacked(config, config.names, prefix, inner)

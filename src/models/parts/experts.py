@@ -32,7 +32,8 @@ def write_experts(
             routing=Routing(
                 chosen=config.num_chosen,
                 scoring=config.scoring,
-                renormalise=config.renormalize,
+                renormalize=config.renormalize,
+                added=config.added_to_sum,
                 scale=config.scale,
                 groups=config.groups,
                 chosen_groups=config.chosen_groups,

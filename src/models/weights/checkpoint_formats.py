@@ -37,12 +37,17 @@ class Scheme(Protocol):
         Its placements all have this scheme. A scale may be repeated for the parts of its group that
         a rank has of experts, or that fit a matrix. Inputs of experts are not rounded.
 
-        Args:
-            parameter: a matrix [N, K] or a stack [E, N, K], of one rank.
-            shards: the dimension of which this is one of several ranks' parts; None: none.
+        Parameters
+        ----------
+        parameter
+            a matrix [N, K] or a stack [E, N, K], of one rank.
+        shards
+            The dimension of which this is one of several ranks' parts; None: none.
 
-        Raises:
-            ValueError: the scheme cannot be cut like this.
+        Raises
+        ------
+        ValueError
+            The scheme cannot be cut like this.
         """
 
 

@@ -240,8 +240,10 @@ class Formats(Protocol):
         A parameter without placements is a tied head: it gets the values of the embedding if there
         is a method, and is the embedding itself if there is none.
 
-        Raises:
-            ValueError: it cannot be held, or cannot be cut into so many parts.
+        Raises
+        ------
+        ValueError
+            It cannot be held, or cannot be cut into so many parts.
         """
 
 
@@ -299,8 +301,10 @@ def formats_of(name: str | None, group_size: int, *, rounds_inputs: bool) -> For
 def plain(weight: Value) -> Tensor:
     """The weight as a tensor.
 
-    Raises:
-        TypeError: it is quantized.
+    Raises
+    ------
+    TypeError
+        It is quantized.
     """
     if not isinstance(weight, Tensor):
         raise TypeError("expected a weight in the model's dtype, got a quantized one")

@@ -65,15 +65,19 @@ class Packing(Protocol):
 
         ``tensor`` is the name that the values have if they are not packed.
 
-        Raises:
-            ValueError: values of this shape cannot be packed so.
+        Raises
+        ------
+        ValueError
+            Values of this shape cannot be packed so.
         """
 
     def unpack(self, stored: Mapping[str, Tensor]) -> Tensor:
         """The values that the tensors stand for, in float32. ``stored`` is by role.
 
-        Raises:
-            ValueError: the tensors contradict each other.
+        Raises
+        ------
+        ValueError
+            The tensors contradict each other.
         """
 
 
@@ -97,8 +101,10 @@ class RowPacking(Packing, Protocol):
         If there is a dimension 1, it is of columns, or of groups of columns. So rows can be
         reordered and cut, and columns can be cut at the bounds of groups.
 
-        Raises:
-            ValueError: the tensors contradict each other.
+        Raises
+        ------
+        ValueError
+            The tensors contradict each other.
         """
 
 
@@ -133,8 +139,10 @@ class Method(Protocol):
     def make(self, parts: Mapping[str, Tensor]) -> Value:
         """Make the value; on the meta device its shapes only.
 
-        Raises:
-            ValueError: this matrix cannot be held in this format.
+        Raises
+        ------
+        ValueError
+            This matrix cannot be held in this format.
         """
 
 
@@ -208,8 +216,10 @@ def rows_of(
 
     With one name the checkpoint has them fused already, in the same order.
 
-    Raises:
-        ValueError: the number of names is neither the number of sizes nor one.
+    Raises
+    ------
+    ValueError
+        The number of names is neither the number of sizes nor one.
     """
     if len(names) == 1:
         return (Placement(names[0], shard=shard),)
@@ -250,8 +260,10 @@ def stored_forms(
 ) -> dict[str, StoredForm]:
     """The checkpoint's tensors for a part of this shape: their role -> their form.
 
-    Raises:
-        ValueError: values of this shape cannot be packed in the placement's form.
+    Raises
+    ------
+    ValueError
+        Values of this shape cannot be packed in the placement's form.
     """
     whole = stored_shape(shape, placement, world_size)
     if placement.packing is None:

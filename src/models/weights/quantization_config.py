@@ -40,8 +40,10 @@ _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 def section_of(raw: Mapping[str, Any], directory: Path) -> tuple[str, Any] | None:
     """Where a checkpoint says how it is quantized, and what it says; None: nowhere.
 
-    Raises:
-        ModelLoadError: a file of an older tool is damaged.
+    Raises
+    ------
+    ModelLoadError
+        a file of an older tool is damaged.
     """
     for field in _FIELDS:
         if raw.get(field):
@@ -64,13 +66,19 @@ def _flat(section: Any) -> Any:
 def read_formats(name: str, section: Any, source: str) -> CheckpointFormats | None:
     """The formats that a section asks for; None if it quantizes no weights.
 
-    Args:
-        name: of the section, for messages.
-        section: as `section_of` returns it.
-        source: the file, for messages.
+    Parameters
+    ----------
+    name
+        Of the section, for messages.
+    section
+        As `section_of` returns it.
+    source
+        The file, for messages.
 
-    Raises:
-        ModelLoadError: the section is malformed, or asks for something that is not supported.
+    Raises
+    ------
+    ModelLoadError
+        The section is malformed, or asks for something that is not supported.
     """
     method = method_of(section)
     if method not in READERS:

@@ -83,7 +83,7 @@ class TracerSpans:
         links: Sequence[Link] = (),
         error: BaseException | None = None,
     ) -> SpanContext:
-        """See :class:`FinishedSpans`."""
+        """See `FinishedSpans`."""
         span = self._tracer.start_span(
             name,
             Context() if parent is None else parent,
@@ -137,7 +137,7 @@ class DirectSpans:
         links: Sequence[Link] = (),
         error: BaseException | None = None,
     ) -> SpanContext:
-        """See :class:`FinishedSpans`."""
+        """See `FinishedSpans`."""
         above = None if parent is None else get_current_span(parent).get_span_context()
         identity = self._identity(above)
         if not identity.trace_flags.sampled:

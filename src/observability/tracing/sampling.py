@@ -44,7 +44,7 @@ class PresetIds(RandomIdGenerator):
 
 
 class FastSampling:
-    """Makes the same decisions as :attr:`sampler`, for requests from outside."""
+    """Makes the same decisions as `sampler`, for requests from outside."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         root = TraceIdRatioBased(settings.ratio)

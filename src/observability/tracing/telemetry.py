@@ -1,6 +1,6 @@
 """`Telemetry`: the engine's only interface to traces and OTLP metrics; free when disabled.
 
-Importing this module does not import OpenTelemetry; :meth:`Telemetry.open` does, if it is enabled.
+Importing this module does not import OpenTelemetry; `Telemetry.open` does, if it is enabled.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 573460563
+#define SLIPSTREAM_ABI 747877164
 
 // Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 //
@@ -397,10 +397,11 @@ struct ConvolutionArgs {
   int64_t rows;
   int64_t x_stride;
   int64_t state_stride;
+  int64_t silu = 1;
   int64_t dtype;
   int64_t threads;
 };
-static_assert(sizeof(ConvolutionArgs) == 128, "as in Python");
+static_assert(sizeof(ConvolutionArgs) == 136, "as in Python");
 static_assert(offsetof(ConvolutionArgs, x) == 0 && sizeof(ConvolutionArgs::x) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, weight) == 8 && sizeof(ConvolutionArgs::weight) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, bias) == 16 && sizeof(ConvolutionArgs::bias) == 8, "as in Python");
@@ -415,8 +416,9 @@ static_assert(offsetof(ConvolutionArgs, num_slots) == 80 && sizeof(ConvolutionAr
 static_assert(offsetof(ConvolutionArgs, rows) == 88 && sizeof(ConvolutionArgs::rows) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, x_stride) == 96 && sizeof(ConvolutionArgs::x_stride) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, state_stride) == 104 && sizeof(ConvolutionArgs::state_stride) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, dtype) == 112 && sizeof(ConvolutionArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, threads) == 120 && sizeof(ConvolutionArgs::threads) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, silu) == 112 && sizeof(ConvolutionArgs::silu) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, dtype) == 120 && sizeof(ConvolutionArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, threads) == 128 && sizeof(ConvolutionArgs::threads) == 8, "as in Python");
 
 // A linear recurrence. Strides are in elements, rows as in ConvolutionArgs.
 struct RecurrenceArgs {

@@ -92,13 +92,17 @@ def ensure_built(wait: bool, head_start: float | None = None) -> str:
     from any thread, any number of times.
 
     Parameters
-        wait: Whether to wait for a running build.
-        head_start: Seconds to wait before compilers start, so that other work goes first; the wait
-            ends as soon as a caller waits for the build. 0 also ends the head start of an earlier
-            call. None leaves it as it is.
+    ----------
+    wait
+        Whether to wait for a running build.
+    head_start
+        Seconds to wait before compilers start, so that other work goes first; the wait ends as soon
+        as a caller waits for the build. 0 also ends the head start of an earlier call. None leaves
+        it as it is.
 
     Returns
-        [`kernel_status`][src.ops.cpu.build.kernel_status] on return.
+    -------
+    `kernel_status` on return.
     """
     with _state.lock:
         if _state.status == "reference" and _state.thread is None and not _state.failed:

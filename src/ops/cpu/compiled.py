@@ -50,12 +50,17 @@ class Caller:
     """The kernel library as the caller of compiled code, and as the provider of its ops.
 
     Parameters
-        path: The library that serves the ops. This makes its symbols global, so that code loaded
-            later finds the ops' C functions.
-        num_threads: Threads of its kernels, and of the loops of the code that it calls.
+    ----------
+    path
+        The library that serves the ops. This makes its symbols global, so that code loaded later
+        finds the ops' C functions.
+    num_threads
+        Threads of its kernels, and of the loops of the code that it calls.
 
     Raises
-        CompiledCodeError: This torch lacks a part of the C interface.
+    ------
+    CompiledCodeError
+        This torch lacks a part of the C interface.
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
@@ -121,7 +126,9 @@ class Caller:
         """Bind the weights of a call; None stands for a token argument.
 
         Raises
-            CompiledCodeError: A weight has more dimensions than supported.
+        ------
+        CompiledCodeError
+            A weight has more dimensions than supported.
         """
         weights = [tensor for tensor in inputs if tensor is not None]
         handles = iter(_handles(weights))
@@ -143,13 +150,19 @@ class CompiledCode:
     """One loaded artifact. It stays loaded for the life of the process.
 
     Parameters
-        path: A shared library with AOTInductor's C interface.
-        metas: For each input: shape and dtype of a token argument (dimension 0 counts tokens), or
-            None for a weight.
-        has_own_tensors: Whether it uses the kernel library's tensors instead of torch's.
+    ----------
+    path
+        A shared library with AOTInductor's C interface.
+    metas
+        For each input: shape and dtype of a token argument (dimension 0 counts tokens), or None for
+        a weight.
+    has_own_tensors
+        Whether it uses the kernel library's tensors instead of torch's.
 
     Raises
-        CompiledCodeError: The file is not such a library, or does not fit this torch.
+    ------
+    CompiledCodeError
+        The file is not such a library, or does not fit this torch.
     """
 
     def __init__(
@@ -226,7 +239,9 @@ class Bound:
         """Call it; token arguments must be contiguous and have the declared dtypes.
 
         Raises
-            CompiledCodeError: The code failed.
+        ------
+        CompiledCodeError
+            The code failed.
         """
         results = self._results()
         data = self._data(*[tensor.data_ptr() for tensor in tokens])
@@ -274,7 +289,9 @@ def _described(caller: Caller, meta: tuple[tuple[int, ...], torch.dtype] | None)
     """An input without its handle.
 
     Raises
-        CompiledCodeError: Kernels cannot make a token argument of this shape or dtype.
+    ------
+    CompiledCodeError
+        Kernels cannot make a token argument of this shape or dtype.
     """
     sizes = (ctypes.c_int64 * MAX_DIMS)()
     if meta is None:

@@ -30,7 +30,9 @@ class Compilers:
         """Start a compiler.
 
         Raises
-            BuildError: `close` was called.
+        ------
+        BuildError
+            `close` was called.
         """
         with self._lock:
             if self.closed:
@@ -51,7 +53,9 @@ class Compilers:
         """Wait for a compiler to end, at most `seconds`, then kill it; returns its standard error.
 
         Raises
-            BuildError: `close` was called meanwhile.
+        ------
+        BuildError
+            `close` was called meanwhile.
         """
         try:
             _, errors = process.communicate(timeout=seconds)

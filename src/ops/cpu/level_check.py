@@ -45,7 +45,9 @@ def check(
     A kernel without a check is a failure, so that no level serves with one that nobody compared.
 
     Raises
-        BuildError: This process is ending.
+    ------
+    BuildError
+        This process is ending.
     """
     command = [sys.executable, "-I", "-S", "-c", _CHECK, str(portable), str(library), str(number)]
     process = compilers.start([*command, *(each.kernel for each in kernels)])

@@ -38,9 +38,13 @@ class Objects:
     """The objects of one compiler.
 
     Parameters
-        directory: Where objects are kept. Several compilers and processes may share it.
-        compiler: Its command and version.
-        machine: What else an object depends on, if the compiler looks at the machine.
+    ----------
+    directory
+        Where objects are kept. Several compilers and processes may share it.
+    compiler
+        Its command and version.
+    machine
+        What else an object depends on, if the compiler looks at the machine.
     """
 
     def __init__(self, directory: Path, compiler: tuple[list[str], str], machine: str) -> None:
@@ -57,13 +61,20 @@ class Objects:
         no other process removes them.
 
         Parameters
-            wanted: The units of each library.
-            scratch: A directory of this process alone.
-            seconds: How long a unit may take.
+        ----------
+        wanted
+            The units of each library.
+        scratch
+            A directory of this process alone.
+        seconds
+            How long a unit may take.
 
         Raises
-            BuildError: This process is ending.
-            OSError: The directory cannot be written.
+        ------
+        BuildError
+            This process is ending.
+        OSError
+            The directory cannot be written.
         """
         make_directory(self._directory)
         keys = {
@@ -166,7 +177,9 @@ class _Compilation:
         """Why libraries failed, by name.
 
         Raises
-            BuildError: This process is ending.
+        ------
+        BuildError
+            This process is ending.
         """
         count = min(compilers_at_once(), len(self._waiting))
         threads = [

@@ -25,7 +25,9 @@ def prebuild(cache: KernelCache) -> list[str]:
     """Compile all levels and keep them beside the sources; returns their names, slowest first.
 
     Raises
-        BuildError: There is no compiler, or it fails on a level whose options it knows.
+    ------
+    BuildError
+        There is no compiler, or it fails on a level whose options it knows.
     """
     cache.directory()
     levels = [level for level in LEVELS if cache.knows(level)]

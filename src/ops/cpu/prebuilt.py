@@ -24,8 +24,11 @@ class Prebuilt:
     """Libraries by level.
 
     Parameters
-        key: Digest of sources, flags and the kind of machine; libraries of others do not count.
-        directory: Where they are; None: beside the sources.
+    ----------
+    key
+        Digest of sources, flags and the kind of machine; libraries of others do not count.
+    directory
+        Where they are; None: beside the sources.
     """
 
     def __init__(self, key: str, directory: Path | None = None) -> None:

@@ -83,7 +83,7 @@ void convolve(const ConvolutionArgs& a, int64_t row, int64_t channel) {
     seen[past] = get(static_cast<const T*>(a.x) + t * a.x_stride + channel, some);
     vf sum = bias;
     for (int64_t i = 0; i <= past; ++i) sum += taps[i] * seen[i];
-    put(silu(sum), static_cast<T*>(a.out) + t * a.channels + channel, some);
+    put(a.silu ? silu(sum) : sum, static_cast<T*>(a.out) + t * a.channels + channel, some);
     for (int64_t i = 0; i < past; ++i) seen[i] = seen[i + 1];
   }
   for (int64_t i = 0; i < past; ++i) put(seen[i], state + i * a.channels, some);

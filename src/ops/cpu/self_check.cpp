@@ -429,7 +429,7 @@ constexpr int32_t kStateStarts[] = {0, 1, 1, 20};
 constexpr int64_t kStateSlots[] = {2, 0, 3}, kStateTokens = 21;
 
 template <class T>
-bool same_convolution(ConvolutionFunction* other, DType dtype) {
+bool same_convolution(ConvolutionFunction* other, DType dtype, int64_t silu) {
   constexpr int64_t kChannels = 150, kTaps = 4, kStride = (kTaps - 1) * kChannels + 5;
   Random random;
   const auto x = draw<T>(random, kStateTokens * kChannels), bias = draw<T>(random, kChannels);
@@ -441,11 +441,16 @@ bool same_convolution(ConvolutionFunction* other, DType dtype) {
   args.states = states.data(), args.slots = kStateSlots, args.starts = kStateStarts;
   args.out = out.data(), args.x_stride = kChannels, args.state_stride = kStride;
   args.tokens = kStateTokens, args.rows = 3, args.channels = kChannels, args.taps = kTaps;
-  args.num_slots = 4, args.dtype = dtype, args.threads = 2;
+  args.num_slots = 4, args.silu = silu, args.dtype = dtype, args.threads = 2;
   if (slipstream_convolution(&args) != kOk) return false;
   args.states = other_states.data(), args.out = other_out.data();
   return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-5f : 2e-2f) &&
          std::memcmp(states.data(), other_states.data(), states.size() * sizeof(T)) == 0;
+}
+
+template <class T>
+bool same_convolutions(ConvolutionFunction* other, DType dtype) {
+  return same_convolution<T>(other, dtype, 1) && same_convolution<T>(other, dtype, 0);
 }
 
 template <class T>
@@ -568,8 +573,8 @@ constexpr Check kChecks[] = {
     {"quantize", same_in_all_dtypes<QuantizeFunction, same_quantize<float>, same_quantize<bf16>,
                                     same_quantize<f16>>},
     {"lay_out", [](void* other) { return same_layout(reinterpret_cast<LayOutFunction*>(other)); }},
-    {"convolution", same_in_all_dtypes<ConvolutionFunction, same_convolution<float>,
-                                       same_convolution<bf16>, same_convolution<f16>>},
+    {"convolution", same_in_all_dtypes<ConvolutionFunction, same_convolutions<float>,
+                                       same_convolutions<bf16>, same_convolutions<f16>>},
     {"recurrence", same_in_all_dtypes<RecurrenceFunction, same_recurrences<float>,
                                       same_recurrences<bf16>, same_recurrences<f16>>},
 };

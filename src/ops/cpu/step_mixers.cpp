@@ -123,3 +123,26 @@ SLIPSTREAM_EXPORT int slipstream_step_recurrence(const Instruction* instruction,
     return int(kOk);
   });
 }
+
+// Reads channels [T, channels]; writes the same.
+SLIPSTREAM_EXPORT int slipstream_step_short_convolution(const Instruction* instruction, Step* step) {
+  ConvolutionArgs args = *static_cast<const ConvolutionArgs*>(instruction->record);
+  const Tensor& channels = step->read(*instruction, 0);
+  Inputs& in = step->in;
+  const StepContext& c = step->context;
+  const size_t row = size_t(args.channels) * item_size(c);
+  return step->mix(*instruction, args.channels, [&](char* out) {
+    // What is kept depends on all tokens, so all of them are computed.
+    const size_t needed = step->narrows() ? lines(size_t(step->tokens()) * row) : 0;
+    if (in.scratch.size() < needed) in.scratch.resize(needed);
+    char* const all = step->narrows() ? in.scratch.data()->bytes : out;
+    args.x = channels.data, args.x_stride = channels.strides[0];
+    args.out = all;
+    args.slots = in.all_rows.data(), args.starts = in.all.starts.data();
+    args.rows = in.all.rows(), args.tokens = step->tokens();
+    args.dtype = c.dtype, args.threads = c.threads;
+    if (int status = slipstream_convolution(&args)) return status;
+    if (step->narrows()) in.pick(all, row, row, &in.mixed);
+    return int(kOk);
+  });
+}

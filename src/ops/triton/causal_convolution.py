@@ -33,6 +33,7 @@ def _convolve_kernel(
     rows,
     channels,
     TAPS: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Some channels of one token; 0 for padding."""
@@ -59,8 +60,9 @@ def _convolve_kernel(
                 value = tl.load(x + seen * x_stride + channel, mask=inside, other=0.0)
             factor = tl.load(weight + tap * channels + channel, mask=inside, other=0.0)
             sums += factor.to(tl.float32) * value.to(tl.float32)
-        result = sums / (1.0 + tl.exp(-sums))
-        tl.store(to, result.to(out.dtype.element_ty), mask=inside)
+        if SILU:
+            sums = sums / (1.0 + tl.exp(-sums))
+        tl.store(to, sums.to(out.dtype.element_ty), mask=inside)
 
 
 _launch_convolve = launcher(_convolve_kernel)
@@ -109,6 +111,7 @@ def run(
     slots: Tensor,
     query_start_loc: Tensor,
     out: Tensor,
+    silu: bool = True,
 ) -> None:
     """Launch the kernels; arguments as in [`causal_convolution`][src.ops.causal_convolution]."""
     (tokens, channels), rows, taps = x.shape, len(slots), len(weight)
@@ -118,7 +121,7 @@ def run(
     _launch_convolve(
         (tokens, blocks),
         x, weight, bias, states, slots, query_start_loc, out, x.stride(0), states.stride(0), rows,
-        channels, TAPS=taps, BLOCK=_CHANNELS, num_warps=4,
+        channels, TAPS=taps, SILU=silu, BLOCK=_CHANNELS, num_warps=4,
     )  # fmt: skip
     if rows and taps > 1:
         _launch_keep(

@@ -65,11 +65,15 @@ def prefill_shape(
     """The program size of the prefill kernel.
 
     Parameters
-        capability: Compute capability, 90 for 9.0.
-        padded: head_dim rounded up to a power of two.
-        element_size: Bytes of an element of queries and cache.
-        packed: Packed query rows of the whole batch; `None` for a size that does not depend on
-            the batch.
+    ----------
+    capability
+        Compute capability, 90 for 9.0.
+    padded
+        head_dim rounded up to a power of two.
+    element_size
+        Bytes of an element of queries and cache.
+    packed
+        Packed query rows of the whole batch; `None` for a size that does not depend on the batch.
     """
     shape = _find(_PREFILL, capability, padded, element_size)
     if shape.packed > 64 and (packed is None or packed <= _FEW_ROWS):
@@ -91,7 +95,9 @@ def packed_rows(group: int) -> int:
     """Rows of the decode kernel's matrix product; tensor cores need at least 16.
 
     Parameters
-        group: Query heads per kv head.
+    ----------
+    group
+        Query heads per kv head.
     """
     return max(16, 1 << (group - 1).bit_length())
 

@@ -58,7 +58,7 @@ def read_value(source: Source) -> Steps[None]:
 
 
 def read_string(source: Source) -> Steps[str]:
-    """Consume a string; return it as it is spelt, with its quotes.
+    """Consume a string; return it as it is written, with its quotes.
 
     Raises
     ------
@@ -66,16 +66,16 @@ def read_string(source: Source) -> Steps[str]:
         There is none.
     """
     yield from source.expect('"')
-    spelt = ['"']
+    written = ['"']
     while True:
-        spelt.append((yield from source.run(_STRING_RUN)))
-        spelt.append((yield from _take_one(source, '"\\')))
-        if spelt[-1] == '"':
-            return "".join(spelt)
-        spelt.append((yield from _take_one(source, '"\\/bfnrtu')))
-        if spelt[-1] == "u":
+        written.append((yield from source.run(_STRING_RUN)))
+        written.append((yield from _take_one(source, '"\\')))
+        if written[-1] == '"':
+            return "".join(written)
+        written.append((yield from _take_one(source, '"\\/bfnrtu')))
+        if written[-1] == "u":
             for _ in range(4):
-                spelt[-1] += yield from _take_one(source, _HEX)
+                written[-1] += yield from _take_one(source, _HEX)
 
 
 def read_text(source: Source) -> Steps[str]:
@@ -112,17 +112,17 @@ def is_value(text: str) -> bool:
 
 
 def read_number(source: Source) -> Steps[str]:
-    """Consume a number; return it as it is spelt.
+    """Consume a number; return it as it is written.
 
     Raises
     ------
     MismatchError
         There is none.
     """
-    spelt = yield from source.run(_NUMBER_RUN)
-    if len(spelt) > _MAX_NUMBER_CHARS or not _NUMBER.fullmatch(spelt):
+    written = yield from source.run(_NUMBER_RUN)
+    if len(written) > _MAX_NUMBER_CHARS or not _NUMBER.fullmatch(written):
         raise MismatchError
-    return spelt
+    return written
 
 
 def _take_one(source: Source, characters: str) -> Steps[str]:

@@ -98,8 +98,8 @@ class _ArgumentWriter:
             source.captured = None
         if not has_end:
             raise MismatchError
-        spelt = "".join(captured)
-        return spelt.removesuffix("\n") if (yield from self._leaves_break_out()) else spelt
+        written = "".join(captured)
+        return written.removesuffix("\n") if (yield from self._leaves_break_out()) else written
 
     def _to_end(self) -> Steps[bool]:
         """Consume the value; say whether there is a tag that ends it."""

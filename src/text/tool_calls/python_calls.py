@@ -42,9 +42,9 @@ def _read_call(calls: Calls) -> Steps[None]:
     name = yield from source.run(NAME_RUN)
     if name not in calls.functions:
         calls.reject()
-    spelt = yield from read_brackets(source)
+    written = yield from read_brackets(source)
     try:
-        arguments = _arguments(spelt)
+        arguments = _arguments(written)
         calls.begin(name)
         calls.argue(arguments)
     except MismatchError:
@@ -52,10 +52,10 @@ def _read_call(calls: Calls) -> Steps[None]:
     calls.complete()
 
 
-def _arguments(spelt: str) -> str:
+def _arguments(written: str) -> str:
     """Return the JSON of the arguments that ``(name=value, ...)`` spells."""
     source = Source()
-    source.feed(spelt)
+    source.feed(written)
     source.end()
     return finished(read_arguments(source))
 

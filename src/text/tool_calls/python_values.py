@@ -109,15 +109,15 @@ def read_brackets(source: Source) -> Steps[str]:
         It does not begin so, the brackets are not in order or nested deeper than `MAX_DEPTH`, or a
         string is not closed.
     """
-    spelt: list[str] = []
+    written: list[str] = []
     if (yield from source.peek()) != "(":
         raise MismatchError
     open_brackets: list[str] = []
-    while not spelt or open_brackets:
-        spelt.append((yield from source.run(_OUTSIDE_RUN)))
+    while not written or open_brackets:
+        written.append((yield from source.run(_OUTSIDE_RUN)))
         character = yield from source.peek()
         if character in _STRING_RUNS:
-            spelt.append((yield from _run_string(source)))
+            written.append((yield from _run_string(source)))
             continue
         if character in _CLOSING:
             if len(open_brackets) > MAX_DEPTH:
@@ -125,22 +125,22 @@ def read_brackets(source: Source) -> Steps[str]:
             open_brackets.append(_CLOSING[character])
         elif not character or character != open_brackets.pop():
             raise MismatchError
-        spelt.append((yield from source.take()))
-    return "".join(spelt)
+        written.append((yield from source.take()))
+    return "".join(written)
 
 
 def _run_string(source: Source) -> Steps[str]:
-    """Consume a string, whatever its escapes are; return it as it is spelt."""
+    """Consume a string, whatever its escapes are; return it as it is written."""
     quote = yield from source.take()
-    spelt = [quote]
+    written = [quote]
     while True:
-        spelt.append((yield from source.run(_STRING_RUNS[quote])))
+        written.append((yield from source.run(_STRING_RUNS[quote])))
         if (yield from source.peek()) not in (quote, "\\"):
             raise MismatchError
-        spelt.append((yield from source.take()))
-        if spelt[-1] == quote:
-            return "".join(spelt)
-        spelt.append((yield from source.take()))
+        written.append((yield from source.take()))
+        if written[-1] == quote:
+            return "".join(written)
+        written.append((yield from source.take()))
 
 
 def next_item(source: Source, closing: str) -> Steps[bool]:

@@ -50,9 +50,9 @@ def json_of(text: str, kinds: Kinds) -> str:
     stripped = text.strip(_BLANK)
     if _kind_of_json(stripped) & kinds:
         return stripped
-    spelt = _json_of_literal(stripped)
-    if spelt is not None and _kind_of_json(spelt) & kinds:
-        return spelt
+    written = _json_of_literal(stripped)
+    if written is not None and _kind_of_json(written) & kinds:
+        return written
     return _quoted(text)
 
 

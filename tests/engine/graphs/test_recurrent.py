@@ -24,7 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("way", "family"), [("plain", "qwen3next"), ("chunked, depth 1", "granite_moehybrid")]
+    ("way", "family"),
+    [("plain", "qwen3next"), ("chunked, depth 1", "granite_moehybrid"), ("plain", "lfm2")],
 )
 async def test_captured_steps_advance_the_states_of_their_rows(
     way: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -225,6 +225,23 @@ def test_ties_that_top_k_kept_are_part_of_all_the_mass() -> None:
         assert kept.tolist() == [True, True, True, True, False]
 
 
+def test_top_p_is_of_the_mass_that_those_before_it_left() -> None:
+    """Half of 1.5 is less than the first token has; half of the 5.5 that all have is more."""
+    values = [0.0, math.log(0.5), *[math.log(0.04)] * 100]
+
+    def by_radix(logits: Tensor, rows: Truncation) -> None:
+        truncation._truncate_long(logits, rows, *BY_RADIX)
+
+    for truncate in (truncate_short, truncate_long, by_radix):
+        for top_k, min_p in ((2, 0.0), (102, 0.1)):
+            kept = kept_by(truncate, values, rows_of(1.0, top_k, 0.5, min_p))
+            assert kept.tolist() == [True] + [False] * 101
+    # Without top_k, which a short row has.
+    for truncate in (truncate_long, by_radix):
+        kept = kept_by(truncate, values, rows_of(1.0, 0, 0.5, 0.1))
+        assert kept.tolist() == [True] + [False] * 101
+
+
 def test_beside_a_row_with_top_p_a_row_without_keeps_what_has_no_mass() -> None:
     # Less than a unit of mass.
     values = [0.0, -60.0, -61.0, -200.0]

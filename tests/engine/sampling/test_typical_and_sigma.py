@@ -180,6 +180,20 @@ def test_sorting_and_mass_agree(seed: int, spread: float, mass: float) -> None:
     assert torch.equal(found, farthest_by_sorting(distances, weights, typical_p))
 
 
+@pytest.mark.parametrize(
+    ("mass", "count"),
+    [(0.5, 1), (0.5 + 1e-9, 2), (0.75, 2), (0.75 + 1e-9, 3), (0.875, 3), (0.875 + 1e-9, 5)],
+)
+def test_a_mass_that_is_exactly_typical_p_is_enough(mass: float, count: int) -> None:
+    # Probabilities of a half, a quarter, an eighth and twice a sixteenth, in an order of their own.
+    weights = torch.tensor([[0.25, 0.125, 1.0, 0.125, 0.5]])
+    distances = torch.tensor([[0.3, 0.4, 0.1, 0.4, 0.2]])
+    typical_p = torch.tensor([[mass]], dtype=torch.float64)
+    for farthest in (farthest_by_radix, farthest_by_sorting):
+        found = distances <= farthest(distances, weights, typical_p)
+        assert int(found.sum()) == count
+
+
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_a_row_is_the_same_in_any_batch(n: int) -> None:
     logits = torch.cat([smooth(seed, 3.0) for seed in range(n)])
@@ -210,7 +224,9 @@ def test_a_row_is_the_same_in_any_batch(n: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 64, 1001])
 def test_a_sum_in_order_is_the_sum_in_any_batch(width: int) -> None:
-    values = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).double()
+    # Of all bits: sums of what float32 holds are exact in any order.
+    random = torch.Generator().manual_seed(width)
+    values = torch.randn(5, width, generator=random, dtype=torch.float64)
     before = values.clone()
     sums = truncation._sum_in_order(values)
     assert torch.equal(values, before)

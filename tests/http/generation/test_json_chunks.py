@@ -32,7 +32,7 @@ from src.http.completions.encoder import CompletionEncoder
 from src.http.generation import logprobs as logprobs_module
 from src.http.generation.generation import forward, submitted
 from src.http.generation.job import GenerationJob
-from src.http.generation.json_chunks import SLICE, apart, gathered, in_pieces, listed, sliced
+from src.http.generation.json_chunks import SLICE, apart, gathered, json_array, json_chunks, sliced
 from src.http.generation.logprobs import check_number
 from src.http.generation.prompts import Echo
 from src.http.generation.split_delta import split_delta
@@ -55,15 +55,15 @@ def scored(token_id: int, top: int) -> TokenLogprobs:
 def test_pieces_are_the_same_text(values: list[str], others: list[list[int]]) -> None:
     encode = msgspec.json.encode
     assert b"".join(sliced(values, list)) == encode(values)
-    assert b"".join(listed([encode(item)] for item in others)) == encode(others)
+    assert b"".join(json_array([encode(item)] for item in others)) == encode(others)
     for value, same in (
         ({"a": "\0", "b": others}, {"a": "\0", "b": others}),
         ({"a": "\0", "b": apart([b"[1,", b"2]"])}, {"a": "\0", "b": [1, 2]}),
         ([apart([b"{}"]), {"c": apart([b"1"])}, others], [{}, {"c": 1}, others]),
     ):
-        assert b"".join(in_pieces(value)) == encode(same)
+        assert b"".join(json_chunks(value)) == encode(same)
     with pytest.raises(AssertionError, match="object"):
-        list(in_pieces(object()))
+        list(json_chunks(object()))
 
 
 @given(sizes=st.lists(st.integers(0, 3 * _PIECE), max_size=6))

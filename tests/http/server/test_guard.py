@@ -22,7 +22,7 @@ from src.core.config import Config, HttpSection, Secret
 from src.core.errors import ConfigError
 from src.core.settings import load_config
 from src.http import create_app
-from src.http.server.error_spelling import ANTHROPIC
+from src.http.server.error_format import ANTHROPIC
 from src.http.server.guard import DEBUG, METRICS, check_access, route_path
 from src.http.server.keys import KeyRing, credentials, load_keys
 

@@ -18,6 +18,18 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/compile/loaded.py",
+        (
+            "tests/compile/test_ahead.py::test_other_weights_than_it_was_compiled_for_are_refused",
+            "tests/compile/test_ahead.py::test_projections_are_those_of_the_op",
+        ),
+        (
+            "code of one encoding is bound to a matrix of another",
+            'fields = getattr(given, "_fields", range(len(given)))',
+            "return",
+        ),
+    ),
+    *mutations_of(
         "src/engine/execution/warm_up.py",
         _VARIANTS,
         (

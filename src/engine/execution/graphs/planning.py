@@ -47,7 +47,7 @@ def plan_graphs(
     backend
         ``None`` if the device cannot capture.
     attention
-        See :class:`ForwardPass`.
+        See `ForwardPass`.
     """
     if backend is None or not config.compile.captures:
         return None

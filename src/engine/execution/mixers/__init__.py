@@ -14,6 +14,7 @@ from src.engine.execution.mixers.attention import PagedAttention
 from src.engine.execution.mixers.latent_attention import LatentAttention
 from src.engine.execution.mixers.mixer import LayerMixer
 from src.engine.execution.mixers.recurrence import Recurrence
+from src.engine.execution.mixers.short_convolution import ShortConvolution
 
 __all__ = ["MIXERS", "LayerMixer"]
 
@@ -21,5 +22,6 @@ MIXERS: Mapping[str, type[LayerMixer[Any]]] = {
     "attention": PagedAttention,
     "latent_attention": LatentAttention,
     "recurrence": Recurrence,
+    "short_convolution": ShortConvolution,
 }
 """Kind of mixer -> its class."""

@@ -58,6 +58,7 @@ class Recurrence(LayerMixer[None]):
             channels=spec.channels,
             taps=spec.taps,
             num_slots=len(inputs),
+            silu=True,
         )
         recurrence = constants(
             RecurrenceArgs,

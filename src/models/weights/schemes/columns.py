@@ -32,8 +32,10 @@ class Columns:
     def require_shards(self, inputs: int) -> None:
         """Refuse a rank's part of rows that is not made of whole groups.
 
-        Raises:
-            ValueError: it is not.
+        Raises
+        ------
+        ValueError
+            It is not.
         """
         if not self.divides(inputs):
             raise ValueError(
@@ -75,10 +77,12 @@ def of_shape(tensor: Tensor, rows: int) -> Tensor:
 
 
 def require_finite(scales: Tensor) -> Tensor:
-    """The same scales of a matrix. Zero is one, of a group of zeros, and so is a negative number.
+    """Return the scales. Zero and negative scales are valid.
 
-    Raises:
-        ValueError: one is infinite or not a number.
+    Raises
+    ------
+    ValueError
+        One is infinite or not a number.
     """
     if not scales.isfinite().all():
         raise ValueError("its scales must be finite numbers")
@@ -88,8 +92,10 @@ def require_finite(scales: Tensor) -> Tensor:
 def require_positive(scale: Tensor) -> Tensor:
     """The same scale of inputs, which are divided by it.
 
-    Raises:
-        ValueError: it is not a positive finite number.
+    Raises
+    ------
+    ValueError
+        It is not a positive finite number.
     """
     if not (scale.isfinite() & (scale > 0)).all():
         raise ValueError("the scale of its inputs must be a positive number")

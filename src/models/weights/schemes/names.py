@@ -14,8 +14,10 @@ class ModuleNames:
     def __init__(self, entries: Sequence[str], allowance: Allowance | None = None) -> None:
         """Compile the patterns; ``allowance`` is what they share with others.
 
-        Raises:
-            ValueError: see `Patterns`.
+        Raises
+        ------
+        ValueError
+            See `Patterns`.
         """
         self._names = frozenset(e.strip(".") for e in entries if not e.startswith(PREFIX))
         self._patterns = Patterns((e for e in entries if e.startswith(PREFIX)), allowance)
@@ -23,8 +25,10 @@ class ModuleNames:
     def __contains__(self, module: str) -> bool:
         """Whether the list names the module, a part that it lies in, or the end of its name.
 
-        Raises:
-            ValueError: its patterns take too long.
+        Raises
+        ------
+        ValueError
+            Its patterns take too long.
         """
         parts = module.split(".")
         paths = (

@@ -38,8 +38,10 @@ class Allowance:
     def spend(self, text: str, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Call a function that works on a pattern; its text is for the error.
 
-        Raises:
-            ValueError: the time is over.
+        Raises
+        ------
+        ValueError
+            The time is over.
         """
         begun = time.thread_time()
         try:
@@ -65,8 +67,10 @@ class Patterns:
     def __init__(self, entries: Iterable[str], allowance: Allowance | None = None) -> None:
         """Compile the entries, which may begin with ``re:``.
 
-        Raises:
-            ValueError: one is malformed or too long, or the time is over.
+        Raises
+        ------
+        ValueError
+            One is malformed or too long, or the time is over.
         """
         self._allowance = allowance or Allowance()
         self._known: dict[str, bool] = {}
@@ -75,8 +79,10 @@ class Patterns:
     def match(self, module: str) -> bool:
         """Whether one of them matches the name of a module. Each module is matched once.
 
-        Raises:
-            ValueError: the time is over.
+        Raises
+        ------
+        ValueError
+            The time is over.
         """
         known = self._known.get(module)
         if known is None:

@@ -28,7 +28,7 @@ _ANTHROPIC_TYPES: Final = {
 }
 
 
-class ErrorSpelling(Protocol):
+class ErrorFormat(Protocol):
     """One protocol's errors."""
 
     def body(self, answer: ErrorAnswer, request_id: str) -> bytes:
@@ -83,8 +83,8 @@ _OPENAI: Final = OpenAIErrors()
 _ANTHROPIC: Final = AnthropicErrors()
 
 
-def error_spelling(path: str) -> ErrorSpelling:
-    """The spelling of errors at the path of a request."""
+def error_format(path: str) -> ErrorFormat:
+    """The format of errors at the path of a request."""
     if path == ANTHROPIC or path.startswith(ANTHROPIC + "/"):
         return _ANTHROPIC
     return _OPENAI

@@ -18,7 +18,7 @@ _mm = torch.ops.aten.mm.default
 _add = torch.ops.aten.add.Tensor
 
 
-class SeparateSums(CustomGraphPass):
+class UnfuseAddmm(CustomGraphPass):
     """Turns `addmm` of a matrix into `mm` and `add`, which round as the eager functions do.
 
     Runs after Inductor's own passes.
