@@ -229,15 +229,15 @@ def test_top_p_is_of_the_mass_that_those_before_it_left() -> None:
     """Half of 1.5 is less than the first token has; half of the 5.5 that all have is more."""
     values = [0.0, math.log(0.5), *[math.log(0.04)] * 100]
 
-    def by_radix(logits: Tensor, rows: Truncation) -> None:
-        truncation._truncate_long(logits, rows, *BY_RADIX)
+    def by_mass(logits: Tensor, rows: Truncation) -> None:
+        truncation._truncate_long(logits, rows, *BY_MASS)
 
-    for truncate in (truncate_short, truncate_long, by_radix):
+    for truncate in (truncate_short, truncate_long, by_mass):
         for top_k, min_p in ((2, 0.0), (102, 0.1)):
             kept = kept_by(truncate, values, rows_of(1.0, top_k, 0.5, min_p))
             assert kept.tolist() == [True] + [False] * 101
     # Without top_k, which a short row has.
-    for truncate in (truncate_long, by_radix):
+    for truncate in (truncate_long, by_mass):
         kept = kept_by(truncate, values, rows_of(1.0, 0, 0.5, 0.1))
         assert kept.tolist() == [True] + [False] * 101
 

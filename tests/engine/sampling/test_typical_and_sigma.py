@@ -189,7 +189,7 @@ def test_a_mass_that_is_exactly_typical_p_is_enough(mass: float, count: int) -> 
     weights = torch.tensor([[0.25, 0.125, 1.0, 0.125, 0.5]])
     distances = torch.tensor([[0.3, 0.4, 0.1, 0.4, 0.2]])
     typical_p = torch.tensor([[mass]], dtype=torch.float64)
-    for farthest in (farthest_by_radix, farthest_by_sorting):
+    for farthest in (farthest_by_mass, farthest_by_sorting):
         found = distances <= farthest(distances, weights, typical_p)
         assert int(found.sum()) == count
 
