@@ -45,7 +45,7 @@ template <class T>
 int32_t call_experts(T x, T gate_up, T* gate_up_scales, T* gate_up_offsets, T* gate_up_order,
     int64_t gate_up_kind, T down, T* down_scales, T* down_offsets, T* down_order, int64_t down_kind,
     T weights, T ids, T* gate_up_bias, T* down_bias, int64_t activation, double alpha, double limit,
-    int32_t weighs_inputs, int32_t deterministic, T* result) {
+    int32_t weighs_inputs, int32_t, T* result) {
   const Seen seen_x(x);
   const Seen values_of_gate_up(gate_up);
   const SeenMatrix seen_gate_up(values_of_gate_up, gate_up_scales, gate_up_kind);

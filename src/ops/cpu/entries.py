@@ -70,7 +70,13 @@ def _parameters(op: Op[..., Any], tensor: str) -> str:
 
 def _in_cpp(op: Op[..., Any]) -> str:
     kernel = next(each for each in abi.KERNELS if each.call is op.record)
-    parameters, names = _parameters(op, "T"), ", ".join(name for _, name in _fields(op, "T"))
+    lines = list(body(op.record, kernel))
+    # The kernel is not told every argument.
+    told = set(re.findall(r"\w+", " ".join(lines)))
+    parameters = ", ".join(
+        f"{declared} {name}" if name in told else declared for declared, name in _fields(op, "T")
+    )
+    names = ", ".join(name for _, name in _fields(op, "T"))
     entries = "".join(
         _opened(
             f"SLIPSTREAM_EXPORT int32_t {prefix}{entry_name(op)}({_parameters(op, tensor)}, "
@@ -84,7 +90,7 @@ def _in_cpp(op: Op[..., Any]) -> str:
         f"// `{op.name}`. T: Tensor*, or torch's Handle.\n"
         "template <class T>\n"
         + _opened(f"int32_t call_{op.name}({parameters}, T* result)")
-        + "".join(f"  {line}\n" for line in body(op.record, kernel))
+        + "".join(f"  {line}\n" for line in lines)
         + f"}}\n{entries}"
     )
 
