@@ -239,6 +239,8 @@ def test_more_tokens_in_strips_than_are_kept_close_to_a_core(linear: Linear) -> 
     torch.set_num_threads(3)
     assert torch.equal(linear(x, *rest), whole)
     assert torch.equal(linear(x[250:], *rest), whole[250:])
+    # A call of the same sizes, with other tokens.
+    assert torch.equal(linear(x.flip(0), *rest), whole.flip(0))
 
 
 def test_more_results_than_caches_hold(linear: Linear) -> None:

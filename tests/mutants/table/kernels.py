@@ -85,8 +85,22 @@ MUTATIONS = (
         ("tests/ops/test_linear_amx.py::test_strips_of_bfloat16_are_tiles_as_they_lie",),
         (
             "two tiles of tokens meet the first half of a strip twice",
-            "multiply_two(group, right + 128, sums[0]",
-            "multiply_two(group, right, sums[0]",
+            "multiply_two(tokens, right + 128, sums[0]",
+            "multiply_two(tokens, right, sums[0]",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/pair_tiles.h",
+        ("tests/ops/test_linear_amx.py::test_more_tokens_in_strips_than_are_kept_close_to_a_core",),
+        (
+            "a thread multiplies the tokens that it packed for the range before",
+            "held != call || held_begin != begin || held_end != end",
+            "held != call",
+        ),
+        (
+            "a thread multiplies the tokens of the call before",
+            "held != call || held_begin != begin || held_end != end",
+            "held == 0 || held_begin != begin || held_end != end",
         ),
     ),
     *mutations_of(
