@@ -149,7 +149,7 @@ def _written(kernel: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Laun
         "_stream_of": stream_of,
     }
     exec(text, scope)
-    made: Launch = scope["_launch"]  # type: ignore[assignment]
+    made: Launch = scope["_launch"]
     return made
 
 
