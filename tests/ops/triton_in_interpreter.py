@@ -1,8 +1,8 @@
 """Runs the Triton kernels in Triton's interpreter against the references; exits non-zero if not.
 
 A program of its own, because TRITON_INTERPRET must be set before triton is imported. With the
-argument `attention` it runs paged attention on its cases and on random rows, with `thresholds` those
-by mass, without it the rest.
+argument `attention` it runs paged attention on its cases and on random rows, with `thresholds`
+those by mass, without one the rest.
 """
 
 import os
