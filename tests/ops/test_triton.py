@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = (
     "triton_in_interpreter attention",
     "triton_in_interpreter",
+    "triton_in_interpreter thresholds",
     pytest.param("triton_for_hopper", marks=pytest.mark.compilers),
     "triton_variants",
 )

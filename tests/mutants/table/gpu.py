@@ -3,6 +3,7 @@
 from tests.mutants.mutation import mutations_of
 
 _INTERPRETED = ("tests/ops/test_triton.py::test_triton_kernels[triton_in_interpreter]",)
+_THRESHOLDS = ("tests/ops/test_triton.py::test_triton_kernels[triton_in_interpreter thresholds]",)
 _VARIANTS = ("tests/ops/test_triton.py::test_triton_kernels[triton_variants]",)
 
 MUTATIONS = (
@@ -144,7 +145,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/ops/triton/mass_threshold.py",
-        _INTERPRETED,
+        _THRESHOLDS,
         (
             "on a GPU top_p keeps a token though those before it are enough",
             "tl.sum(parts, 1).to(tl.float64) < target",
