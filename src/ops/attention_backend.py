@@ -19,9 +19,12 @@ class AttentionKernel(NamedTuple):
     """A kernel of paged attention.
 
     Attributes
-        run: Takes the op's flat arguments, as a [`Kernel`][src.ops.declaration.Kernel] does.
-        honours: Fields of [`AttentionSpec`][src.ops.attention_spec.AttentionSpec], beside `scale`,
-            that it supports. It is never given a call that uses others.
+    ----------
+    run
+        Takes the op's flat arguments, as a `Kernel` does.
+    honours
+        Fields of `AttentionSpec`, beside `scale`, that it supports. It is never given a call that
+        uses others.
     """
 
     name: str
@@ -33,7 +36,9 @@ class AttentionBackend(Backend):
     """Kernels of paged attention; the first that supports all features of a call serves it.
 
     Parameters
-        kernels: In order of preference. The reference, which supports everything, comes last.
+    ----------
+    kernels
+        In order of preference. The reference, which supports everything, comes last.
     """
 
     def __init__(self, *kernels: AttentionKernel) -> None:

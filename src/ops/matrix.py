@@ -63,7 +63,9 @@ def fits_strips(weight: Tensor, *, in_groups: bool = False) -> bool:
     """Whether a matrix of this shape and dtype (uint8 for packed int4) can be packed in tiles.
 
     Parameters
-        in_groups: Whether int8 has a scale per group, not one per row; int4 always has.
+    ----------
+    in_groups
+        Whether int8 has a scale per group, not one per row; int4 always has.
     """
     rows, columns = weight.shape
     if weight.dtype == torch.int8 and not in_groups:
@@ -73,41 +75,52 @@ def fits_strips(weight: Tensor, *, in_groups: bool = False) -> bool:
 
 
 def to_strips(weight: Tensor) -> Tensor:
-    """Pack bfloat16 weights for dot products of input pairs: see [`linear`][src.ops.linear.linear].
+    """Pack bfloat16 weights for dot products of input pairs: see `linear`.
 
     A tile interleaves `STRIP` rows: for each pair of inputs, the pairs of all rows are adjacent.
 
     Parameters
-        weight: [N, K] bfloat16, N a multiple of `STRIP`, K even.
+    ----------
+    weight
+        [N, K] bfloat16, N a multiple of `STRIP`, K even.
 
     Returns
-        [S, K / 2, 128] bfloat16 of S tiles.
+    -------
+    [S, K / 2, 128] bfloat16 of S tiles.
 
     Raises
-        ValueError: N, K or the dtype does not fit.
+    ------
+    ValueError
+        N, K or the dtype does not fit.
     """
     _require_fit(weight)
     return _in_strips(weight)
 
 
 def to_quantized_strips(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Pack quantized weights for integer dot products: see [`linear`][src.ops.linear.linear].
+    """Pack quantized weights for integer dot products: see `linear`.
 
     A tile interleaves `STRIP` rows: for every four inputs (int4: eight), the weights of all rows
     are adjacent. The last tile of int8 is padded with zeros.
 
     Parameters
-        weight: [N, K] int8, or [N, K / 2] uint8 of packed int4. N is a multiple of `STRIP`; for
-            int8 with a scale per row K is one of `LARGEST_UNIT` instead.
-        scales: Of these weights.
+    ----------
+    weight
+        [N, K] int8, or [N, K / 2] uint8 of packed int4. N is a multiple of `STRIP`; for int8 with a
+        scale per row K is one of `LARGEST_UNIT` instead.
+    scales
+        Of these weights.
 
     Returns
-        int8: [S, K / 4, 256] int8 of S tiles, with the bits of value + 128 as unsigned, and
-        `scales`, if they are of rows, unchanged. int4: [S, K / 8, 256] uint8. Scales of groups are
-        those of `groups_in_strips`.
+    -------
+    int8: [S, K / 4, 256] int8 of S tiles, with the bits of value + 128 as unsigned, and `scales`,
+    if they are of rows, unchanged. int4: [S, K / 8, 256] uint8. Scales of groups are those of
+    `groups_in_strips`.
 
     Raises
-        ValueError: N or K does not fit.
+    ------
+    ValueError
+        N or K does not fit.
     """
     in_groups = scales.dim() == 2
     _require_fit(weight, in_groups=in_groups)
@@ -264,16 +277,27 @@ class Number:
     """A kind of number, and everything that depends on it alone.
 
     Attributes
-        bits: Of a number.
-        dtype: Of the tensor that holds them; 4 bits are packed in pairs (`pack_int4`).
-        kind: By which kernels know such numbers in rows.
-        tiled_kind: By which kernels know them in tiles; None: they are never tiled.
-        unit: Groups have a multiple of this many inputs.
-        widen: The numbers of a matrix, in float32.
-        round: Values and scales of groups: float32 [N, G, group] -> [N, ...] and [N, G].
-        kernels: Devices whose `linear` has a kernel for such numbers in rows.
-        expert_kernels: The same of `experts`.
-        capability: Of the first CUDA devices that convert such numbers.
+    ----------
+    bits
+        Of a number.
+    dtype
+        Of the tensor that holds them; 4 bits are packed in pairs (`pack_int4`).
+    kind
+        By which kernels know such numbers in rows.
+    tiled_kind
+        By which kernels know them in tiles; None: they are never tiled.
+    unit
+        Groups have a multiple of this many inputs.
+    widen
+        The numbers of a matrix, in float32.
+    round
+        Values and scales of groups: float32 [N, G, group] -> [N, ...] and [N, G].
+    kernels
+        Devices whose `linear` has a kernel for such numbers in rows.
+    expert_kernels
+        The same of `experts`.
+    capability
+        Of the first CUDA devices that convert such numbers.
     """
 
     name: str
@@ -328,11 +352,16 @@ class Encoding:
     """What the numbers of a matrix stand for.
 
     Attributes
-        number: Key of `NUMBERS`.
-        group: Inputs that share a scale. None: a row has one, or there are none.
-        scale: Dtype of scales and offsets; None: there are no scales. uint8: powers of two (see
-            `powers_of_two`).
-        has_offsets: Whether groups have offsets.
+    ----------
+    number
+        Key of `NUMBERS`.
+    group
+        Inputs that share a scale. None: a row has one, or there are none.
+    scale
+        Dtype of scales and offsets; None: there are no scales. uint8: powers of two (see
+        `powers_of_two`).
+    has_offsets
+        Whether groups have offsets.
     """
 
     number: str
@@ -397,13 +426,20 @@ class Matrix(NamedTuple):
     """A matrix [N, K], or a stack of E such [E, N, K] whose tensors begin with E.
 
     Attributes
-        values: [N, K], or [N, K / 2] of 4 bits; in tiles as `to_strips` and `to_quantized_strips`
-            return them. Contiguous.
-        encoding: What values and scales stand for.
-        scales: Of rows, [N]; of groups, [N, G], in tiles [S, G, STRIP]. None without scales.
-        offsets: Of groups, in the shape and dtype of `scales`; None without offsets.
-        order: int32 [K], which input each column is for; None: column k is for input k.
-        tiling: How values, and scales of groups, lie.
+    ----------
+    values
+        [N, K], or [N, K / 2] of 4 bits; in tiles as `to_strips` and `to_quantized_strips` return
+        them. Contiguous.
+    encoding
+        What values and scales stand for.
+    scales
+        Of rows, [N]; of groups, [N, G], in tiles [S, G, STRIP]. None without scales.
+    offsets
+        Of groups, in the shape and dtype of `scales`; None without offsets.
+    order
+        int32 [K], which input each column is for; None: column k is for input k.
+    tiling
+        How values, and scales of groups, lie.
     """
 
     values: Tensor
@@ -425,8 +461,10 @@ class Matrix(NamedTuple):
         """The matrix of an op's arguments; see `KINDS`.
 
         Raises
-            ValueError: There is no such kind, its values have another dtype, or its scales are of
-                neither rows nor groups.
+        ------
+        ValueError
+            There is no such kind, its values have another dtype, or its scales are of neither rows
+            nor groups.
         """
         if kind not in KINDS or KINDS[kind][0].dtype != values.dtype:
             raise ValueError(f"no matrix of kind {kind} has values of {values.dtype}")
@@ -595,14 +633,22 @@ def of_levels(
     symmetric, give signed levels and no offsets.
 
     Parameters
-        levels: [N, K], uint8 (unsigned levels) or int8 (signed ones).
-        bits: Of a level, 2 to 8. Levels are in the range of so many bits.
-        scales: [N, G] of any float dtype, or [N].
-        offsets: [N, G] likewise, or None.
-        tiled: Whether to lay it out in tiles for integer products, if it can be cut into them.
+    ----------
+    levels
+        [N, K], uint8 (unsigned levels) or int8 (signed ones).
+    bits
+        Of a level, 2 to 8. Levels are in the range of so many bits.
+    scales
+        [N, G] of any float dtype, or [N].
+    offsets
+        [N, G] likewise, or None.
+    tiled
+        Whether to lay it out in tiles for integer products, if it can be cut into them.
 
     Raises
-        ValueError: K is not a multiple of 32, or groups are no multiple of 16 inputs.
+    ------
+    ValueError
+        K is not a multiple of 32, or groups are no multiple of 16 inputs.
     """
     rows, inputs = levels.shape
     scales = scales.float().reshape(rows, -1)

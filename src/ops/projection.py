@@ -52,10 +52,15 @@ class InputRounding(NamedTuple):
     """How a projection's inputs are rounded to 8 bits.
 
     Attributes
-        scaled: What shares a scale. Blocks are as long as the matrix's groups.
-        number: `int8` or `e4m3`.
-        input_scale: float32 [1, 1], the static scale.
-        bound: float32 [1], the most that counts as a token's largest magnitude.
+    ----------
+    scaled
+        What shares a scale. Blocks are as long as the matrix's groups.
+    number
+        `int8` or `e4m3`.
+    input_scale
+        float32 [1, 1], the static scale.
+    bound
+        float32 [1], the most that counts as a token's largest magnitude.
     """
 
     scaled: Scaled

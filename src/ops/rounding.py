@@ -28,15 +28,22 @@ def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = F
     """Quantize a matrix [N, K] of any float dtype.
 
     Parameters
-        weight: Finite values.
-        method: `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and
-            a scale and an offset, in bfloat16, per `group_size` values of a row.
-        group_size: Of int4; a multiple of 32 that divides K.
-        tiled: Whether to lay it out in tiles for integer products, which round inputs to 8 bits.
-            Matrices that cannot be cut into tiles stay in rows.
+    ----------
+    weight
+        Finite values.
+    method
+        `int8` has one scale per row and values -127 to 127; `int4` has values -8 to 7, and a scale
+        and an offset, in bfloat16, per `group_size` values of a row.
+    group_size
+        Of int4; a multiple of 32 that divides K.
+    tiled
+        Whether to lay it out in tiles for integer products, which round inputs to 8 bits. Matrices
+        that cannot be cut into tiles stay in rows.
 
     Raises
-        ValueError: K is not a multiple of 32, or for int4 not of the group size.
+    ------
+    ValueError
+        K is not a multiple of 32, or for int4 not of the group size.
     """
     inputs = weight.shape[1]
     unit = group_size if method == "int4" else INT4_RUN

@@ -24,33 +24,22 @@ NAMES = re.compile(r"\*{0,2}[A-Za-z_][\w.]*(, \*{0,2}[A-Za-z_][\w.]*)*")
 # Still in two other dialects; the list only gets shorter.
 OLDER = frozenset(
     {
-        "src/ops/attention_backend.py",
+        "src/ops/adapt.py",
         "src/ops/cpu/attention_specs.py",
-        "src/ops/cpu/kernel_cache.py",
-        "src/ops/cpu/kernel_library.py",
         "src/ops/cpu/projection_calls.py",
-        "src/ops/cpu/records.py",
-        "src/ops/cpu/step.py",
         "src/ops/cpu/way_calls.py",
         "src/ops/cpu/ways.py",
         "src/ops/declaration.py",
         "src/ops/experts.py",
         "src/ops/float8_product.py",
         "src/ops/linear.py",
+        "src/ops/lora.py",
         "src/ops/mass_threshold.py",
-        "src/ops/matrix.py",
         "src/ops/matrix_field.py",
-        "src/ops/projection.py",
         "src/ops/records.py",
-        "src/ops/rounding.py",
-        "src/ops/triton/causal_convolution.py",
         "src/ops/triton/experts.py",
-        "src/ops/triton/latent_expanded.py",
         "src/ops/triton/launching.py",
         "src/ops/triton/linear.py",
-        "src/ops/triton/linear_recurrence.py",
-        "src/ops/triton/paged_attention.py",
-        "src/ops/triton/paged_decode.py",
     }
 )
 # Of Sphinx and of MkDocs: nothing renders them.

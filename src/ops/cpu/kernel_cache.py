@@ -104,7 +104,9 @@ class KernelCache:
         """Compile, check and load. Only one process does the work; others wait for it.
 
         Raises
-            BuildError: There is no compiler, or it fails on the portable level.
+        ------
+        BuildError
+            There is no compiler, or it fails on the portable level.
         """
         directory = self.directory()
         with locked(directory):
@@ -122,10 +124,14 @@ class KernelCache:
         A level that the compiler does not support is left out.
 
         Parameters
-            optimization: Replaces the compiler's flag for it in levels that serve nobody here.
+        ----------
+        optimization
+            Replaces the compiler's flag for it in levels that serve nobody here.
 
         Raises
-            BuildError: As for `build`, or a level fails its check.
+        ------
+        BuildError
+            As for `build`, or a level fails its check.
         """
         serving, _ = self.build()
         directory = self.directory()
@@ -164,7 +170,9 @@ class KernelCache:
         """The directory of this compiler's build, which may not exist yet.
 
         Raises
-            BuildError: There is no compiler.
+        ------
+        BuildError
+            There is no compiler.
         """
         if self.compiler is None:
             raise BuildError(NO_COMPILER)
@@ -267,9 +275,13 @@ class KernelCache:
         Those that were compiled beforehand are copied.
 
         Parameters
-            scratch: Where libraries and objects are written.
-            seconds: For one unit. None: so much that only a hanging compiler takes longer.
-            optimization: Replaces the compiler's flag for it.
+        ----------
+        scratch
+            Where libraries and objects are written.
+        seconds
+            For one unit. None: so much that only a hanging compiler takes longer.
+        optimization
+            Replaces the compiler's flag for it.
         """
         assert self.compiler is not None
         seconds = _COMPILE_TIMEOUT if seconds is None else seconds

@@ -110,10 +110,14 @@ class KernelLibrary:
         """`ops.matrix.to_strips` in place: the result uses the memory of ``weight``.
 
         Parameters
-            weight: [N, K] bfloat16, contiguous; no other view of it may be in use.
+        ----------
+        weight
+            [N, K] bfloat16, contiguous; no other view of it may be in use.
 
         Raises
-            ValueError: It does not fit strips, or is not contiguous.
+        ------
+        ValueError
+            It does not fit strips, or is not contiguous.
         """
         is_laid_out = weight.is_cpu and weight.is_contiguous()
         if not (fits_strips(weight) and weight.dtype == torch.bfloat16 and is_laid_out):
@@ -134,12 +138,18 @@ class KernelLibrary:
         """`ops.rounding.quantize`, with identical bits.
 
         Parameters
-            weight: [N, K] float32, bfloat16 or float16, contiguous and finite.
-            number: `int8`, by row; or `int4`, by `group_size` weights of a row.
-            tiled: Whether to pack in tiles, if the shape fits.
+        ----------
+        weight
+            [N, K] float32, bfloat16 or float16, contiguous and finite.
+        number
+            `int8`, by row; or `int4`, by `group_size` weights of a row.
+        tiled
+            Whether to pack in tiles, if the shape fits.
 
         Raises
-            ValueError: K is not a multiple of 32, or of the group size.
+        ------
+        ValueError
+            K is not a multiple of 32, or of the group size.
         """
         rows, inputs = weight.shape
         traits, in_groups = NUMBERS[number], number == "int4"

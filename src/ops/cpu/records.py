@@ -1,9 +1,9 @@
 """Structs that pass between Python and the C++ kernels, each declared once.
 
-A [`Record`][src.ops.cpu.records.Record] is a `ctypes.Structure` whose fields have names on both
-sides. From the same declarations comes `abi_records.h`, which asserts every size and offset, and
-the number by which a library and this package know that they were made for each other. Run
-`python -m src.ops.cpu.abi` after a change of `abi.py`.
+A `Record` is a `ctypes.Structure` whose fields have names on both sides. From the same declarations
+comes `abi_records.h`, which asserts every size and offset, and the number by which a library and
+this package know that they were made for each other. Run `python -m src.ops.cpu.abi` after a change
+of `abi.py`.
 """
 
 from __future__ import annotations

@@ -34,13 +34,20 @@ class StepRows:
     """The tensors from which a step reads its rows; all on the CPU, R rows.
 
     Attributes
-        tokens: int32 [R, L], position -> token id; negative if not produced yet.
-        block_tables: int32 [groups, R, max_blocks], last dimension contiguous. Positions in a block
-            with a negative number are not written.
-        temperatures: float64 [R], any stride; see `gumbel_argmax`.
-        seeds: int64 [R], any stride.
-        vocab_size: Token ids are below it.
-        adapter_slots: int32 [R], contiguous: the slot of each row's adapter; None for no adapters.
+    ----------
+    tokens
+        int32 [R, L], position -> token id; negative if not produced yet.
+    block_tables
+        int32 [groups, R, max_blocks], last dimension contiguous. Positions in a block with a
+        negative number are not written.
+    temperatures
+        float64 [R], any stride; see `gumbel_argmax`.
+    seeds
+        int64 [R], any stride.
+    vocab_size
+        Token ids are below it.
+    adapter_slots
+        int32 [R], contiguous: the slot of each row's adapter; None for no adapters.
     """
 
     tokens: Tensor
@@ -54,13 +61,20 @@ class StepRows:
 class StepMixer(NamedTuple):
     """A layer's mixer as an instruction: a function of `step_mixers.cpp` and its constants.
 
-    Attributes:
-        function: Name of the function's kind.
-        record: The struct that the function takes.
-        holds: What the struct points to.
-        width: Elements per token of the output.
-        group: Index of the group of layers whose block tables it uses; None: it uses none.
-        block_size: Tokens of a block of those tables.
+    Attributes
+    ----------
+    function
+        Name of the function's kind.
+    record
+        The struct that the function takes.
+    holds
+        What the struct points to.
+    width
+        Elements per token of the output.
+    group
+        Index of the group of layers whose block tables it uses; None: it uses none.
+    block_size
+        Tokens of a block of those tables.
     """
 
     function: str
@@ -75,7 +89,9 @@ def constants(kind: type[AnyRecord], **fields: int) -> AnyRecord:
     """A kernel's arguments of which only those are set that are the same in every step.
 
     Raises
-        TypeError: A field is not one of the record's.
+    ------
+    TypeError
+        A field is not one of the record's.
     """
     if unknown := fields.keys() - kind.declared.keys():
         raise TypeError(f"{kind.__name__} has no {sorted(unknown)}")
@@ -86,7 +102,9 @@ def layer_spec(spec: AttentionSpec) -> Record:
     """A layer's `AttentionSpec` in the memory layout of the C++ side; keep it and `spec`.
 
     Raises
-        ValueError: Sinks are not contiguous in host memory.
+    ------
+    ValueError
+        Sinks are not contiguous in host memory.
     """
     return abi.AttentionSpec.of(spec)
 
@@ -94,11 +112,15 @@ def layer_spec(spec: AttentionSpec) -> Record:
 class StepInstruction(NamedTuple):
     """One entry of a step's program; step tensors have numbers.
 
-    Attributes:
-        computes: A compiled function, which takes the tensors that are read and returns those that
-            are written; or a mixer.
-        reads, writes: Numbers of tensors.
-        last_reads: Those of `reads` that no later instruction reads.
+    Attributes
+    ----------
+    computes
+        A compiled function, which takes the tensors that are read and returns those that are
+        written; or a mixer.
+    reads, writes
+        Numbers of tensors.
+    last_reads
+        Those of `reads` that no later instruction reads.
     """
 
     computes: Bound | StepMixer
@@ -111,14 +133,19 @@ class StepInstruction(NamedTuple):
 class StepProgram:
     """From token ids (tensor 0), positions (1) and slots of adapters (2), int64 [T], to logits.
 
-    Attributes:
-        instructions: In order; at least one is a mixer that uses block tables.
-        hidden: Number of the hidden states' tensor, which the last instruction writes.
-        kept: Tensors that are read after the last mixer, except its own output. They are
-            reduced to the rows of sampled tokens there, so their rows must be contiguous.
-        head: Takes hidden states [S, H] and returns float32 logits [S, V].
-        dtype: Of the model.
-        deterministic: As in [`paged_attention`][src.ops.paged_attention.paged_attention].
+    Attributes
+    ----------
+    instructions
+        In order; at least one is a mixer that uses block tables.
+    hidden
+        Number of the hidden states' tensor, which the last instruction writes.
+    kept
+        Tensors that are read after the last mixer, except its own output. They are reduced to the
+        rows of sampled tokens there, so their rows must be contiguous.
+    head
+        Takes hidden states [S, H] and returns float32 logits [S, V]. dtype: Of the model.
+    deterministic
+        As in `paged_attention`.
     """
 
     instructions: Sequence[StepInstruction]
@@ -176,9 +203,12 @@ class MaskGate:
         """Let the step go on.
 
         Parameters
-            masks: int32 [R, W], contiguous; bit `v % 32` of word `v // 32` says that token v may
-                be sampled. They must not change until the step has sampled.
-            rows: For each sampling row, its row of `masks`, or a negative number for no mask.
+        ----------
+        masks
+            int32 [R, W], contiguous; bit `v % 32` of word `v // 32` says that token v may be
+            sampled. They must not change until the step has sampled.
+        rows
+            For each sampling row, its row of `masks`, or a negative number for no mask.
         """
         try:
             numbers = array("q", rows)
@@ -202,8 +232,10 @@ class CompiledStep:
     """A step from rows to tokens, in one call. One thread at a time may call it.
 
     Raises
-        ValueError: No mixer of the program uses block tables, or they differ in block size; or a
-            group lacks block tables.
+    ------
+    ValueError
+        No mixer of the program uses block tables, or they differ in block size; or a group lacks
+        block tables.
     """
 
     def __init__(self, caller: Caller, program: StepProgram, rows: StepRows) -> None:
@@ -266,15 +298,23 @@ class CompiledStep:
         """Compute and sample by temperature and seed: token ids [S] int64, also stored in the rows.
 
         Parameters
-            steps: For each row in turn: row, first position, number of tokens, and 1 if the token
-                after them is sampled.
-            num_samples: Number of rows that sample.
-            gate: Provides the masks; the step waits for it once it has logits. None: no masks.
+        ----------
+        steps
+            For each row in turn: row, first position, number of tokens, and 1 if the token after
+            them is sampled.
+        num_samples
+            Number of rows that sample.
+        gate
+            Provides the masks; the step waits for it once it has logits. None: no masks.
 
         Raises
-            ValueError: A row lacks tokens or blocks for the step, or the masks do not fit its rows.
-            MemoryError: A kernel lacks memory for intermediate results.
-            CompiledCodeError: Compiled code failed.
+        ------
+        ValueError
+            A row lacks tokens or blocks for the step, or the masks do not fit its rows.
+        MemoryError
+            A kernel lacks memory for intermediate results.
+        CompiledCodeError
+            Compiled code failed.
         """
         # Not `torch.empty`: it would release the GIL and have to wait for it again.
         token_ids = torch.from_numpy(np.empty(num_samples, dtype=np.int64))

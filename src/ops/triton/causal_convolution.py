@@ -113,7 +113,7 @@ def run(
     out: Tensor,
     silu: bool = True,
 ) -> None:
-    """Launch the kernels; arguments as in [`causal_convolution`][src.ops.causal_convolution]."""
+    """Launch the kernels; arguments as in `causal_convolution`."""
     (tokens, channels), rows, taps = x.shape, len(slots), len(weight)
     blocks = ceil_div(channels, _CHANNELS)
     if tokens == 0:

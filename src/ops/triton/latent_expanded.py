@@ -269,8 +269,8 @@ def run(
 ) -> None:
     """Attend for the expanded rows, whose vectors are in the cache.
 
-    Arguments as in [`latent_attention`][src.ops.latent_attention]. The memory that is taken depends
-    on the number of tokens and on the model, but not on the lengths of contexts.
+    Arguments as in `latent_attention`. The memory that is taken depends on the number of tokens and
+    on the model, but not on the lengths of contexts.
     """
     tokens, heads, _ = query.shape
     block_size, width = cache.shape[1:]

@@ -141,7 +141,7 @@ def run(
     delta: bool,
     normalizes: bool,
 ) -> None:
-    """Launch the kernel; arguments as in [`linear_recurrence`][src.ops.linear_recurrence]."""
+    """Launch the kernel; arguments as in `linear_recurrence`."""
     tokens, heads, dim = value.shape
     key_heads, key_dim = query.shape[1:]
     if tokens == 0:

@@ -168,8 +168,9 @@ def launch(call: PagedAttention, *, prefill: Callable[..., None] | None = None) 
     """Launch the kernels.
 
     Parameters
-        prefill: A [`Prefill`][src.ops.attention_libraries.Prefill] that serves rows with several
-            query tokens instead of the kernel here.
+    ----------
+    prefill
+        A `Prefill` that serves rows with several query tokens instead of the kernel here.
     """
     query, key, value, spec = call.query, call.key, call.value, call.spec
     block_tables, query_start_loc, seq_lens = call.block_tables, call.query_start_loc, call.seq_lens

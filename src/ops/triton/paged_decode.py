@@ -292,11 +292,17 @@ def run(
     """Attend for the rows with one query token; arguments as in `paged_attention`.
 
     Parameters
-        schedule: The schedule of these rows with this window or chunk, in tiles of `shape.tile`.
-        spec: Scale and modifiers of the scores.
-        padded: head_dim rounded up to a power of two.
-        sort: CODES of the caches, which are as `codes.as_stored` gives them.
-        shape: Size of the programs.
+    ----------
+    schedule
+        The schedule of these rows with this window or chunk, in tiles of `shape.tile`.
+    spec
+        Scale and modifiers of the scores.
+    padded
+        head_dim rounded up to a power of two.
+    sort
+        CODES of the caches, which are as `codes.as_stored` gives them.
+    shape
+        Size of the programs.
     """
     heads, head_dim = query.shape[1:]
     rows, (_, block_size, kv_heads, row) = block_tables.shape[0], key_cache.shape
