@@ -192,13 +192,4 @@ MUTATIONS = (
             "stacked = ()",
         ),
     ),
-    *mutations_of(
-        "src/ops/cpu/seen.h",
-        ("tests/compile/test_experts.py::test_experts_are_those_of_the_op[strips of int8]",),
-        (
-            "compiled code reads a stack's scales of rows as scales of groups",
-            "if (seen.dims == stacked + 1) {",
-            "if (seen.dims == 1) {",
-        ),
-    ),
 )
