@@ -50,10 +50,9 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. `ways` chooses how quantized
-    weights are multiplied. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
-    `bind_moves`.
+    `bind_moves`. `ways` chooses how quantized weights are multiplied.
     """
 
     def __init__(self, path: Path) -> None:
