@@ -53,7 +53,7 @@ class KernelLibrary:
     `experts`, `causal_convolution`, `linear_recurrence` and `lora`. `ways` chooses how quantized
     weights are multiplied. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
-    `bind_moves`.
+    `bind_moves`. `ways` chooses how quantized weights are multiplied.
     """
 
     def __init__(self, path: Path) -> None:

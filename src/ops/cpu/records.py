@@ -81,7 +81,9 @@ class Record(ctypes.Structure):
         """The struct of a value, see `record`. Keep the value's tensors as long as it is used.
 
         Raises
-            ValueError: A tensor is not contiguous in host memory.
+        ------
+        ValueError
+            A tensor is not contiguous in host memory.
         """
         given = {}
         for name in cls.declared:
