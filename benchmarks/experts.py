@@ -27,15 +27,13 @@ from torch import Tensor
 from benchmarks.record import Figure, Recorder, add_common
 from src.ops import EXPERTS
 from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.experts import grouped
-from src.ops.matrix import Encoding, Matrix, Tiling, as_matrix, to_quantized_strips, to_strips
+from src.ops.experts import Experts, grouped
+from src.ops.matrix import Encoding, Matrix, Tiling, to_quantized_strips, to_strips
 
 _BEYOND_CACHES: Final = 2**28  # bytes of all layers
 _PASS_SECONDS: Final = 0.05  # minimal duration of a pass
 _MOST_CALLS: Final = 64
 _CHOSEN: Final = {8: 2, 64: 8}
-# Arguments of the op behind the scales: no biases, silu, weights of results, not deterministic.
-_PLAIN: Final = (None, None, 0, 1.0, 0.0, False, False)
 Call = Callable[[int, "Step"], object]
 
 
@@ -49,10 +47,12 @@ class Step:
 
     def cost(self, gate_up: Tensor, down: Tensor) -> tuple[int, int]:
         """Bytes and operations, for any layout of the weights."""
-        none = (None, None, *_PLAIN)
-        kinds = (as_matrix(gate_up).kind, as_matrix(down).kind)
-        cost = EXPERTS.cost(self.hidden, gate_up, down, self.weights, self.ids, *none, *kinds)
+        cost = EXPERTS.cost(*self.call(Matrix.plain(gate_up), Matrix.plain(down)).flat())
         return cost.bytes, cost.flops
+
+    def call(self, gate_up: Matrix, down: Matrix) -> Experts:
+        """The call of a layer with these weights."""
+        return Experts(self.hidden, gate_up, down, self.weights, self.ids)
 
 
 class Layer:
@@ -98,10 +98,8 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
     def run(step: Step, gate_up: Matrix, down: Matrix) -> Tensor:
         library = kernel_library()
         assert library is not None
-        return library.experts(
-            *(step.hidden, gate_up.values, down.values, step.weights, step.ids),
-            *(gate_up.scales, down.scales, *_PLAIN, gate_up.kind, down.kind),
-        )
+        result: Tensor = library.experts(*step.call(gate_up, down).flat())
+        return result
 
     def by_torch(index: int, step: Step) -> Tensor:
         layer = layers[index % len(layers)]
@@ -109,9 +107,8 @@ def contestants(layers: list[Layer]) -> dict[str, Call]:
 
     def loop(index: int, step: Step) -> Any:
         layer = layers[index % len(layers)]
-        given = (step.hidden, layer.gate_up, layer.down, step.weights, step.ids)
-        kinds = (as_matrix(layer.gate_up).kind, as_matrix(layer.down).kind)
-        return EXPERTS.reference(*given, None, None, *_PLAIN, *kinds)
+        call = step.call(Matrix.plain(layer.gate_up), Matrix.plain(layer.down))
+        return EXPERTS.reference(*call.flat())
 
     calls: dict[str, Call] = {"kernel": kernel}
     if layers[0].strips is not None:

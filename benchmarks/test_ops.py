@@ -11,12 +11,12 @@ from torch import Tensor
 
 from src.engine.sizing.roofline import Roofline
 from src.ops import (
-    ADAPT,
     CAUSAL_CONVOLUTION,
     EXPERTS,
     GUMBEL_ARGMAX,
     LINEAR,
     LINEAR_RECURRENCE,
+    LORA,
     OPS,
     PAGED_ATTENTION,
     Op,
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Op, dict[str, Any]]] = {
     ),
     "256 tokens, 8 of 64 experts": (EXPERTS, {"tokens": 256, **_MIXED}),
     "32 tokens, 4 adapters of rank 16": (
-        ADAPT,
+        LORA,
         {
             "slots": [token % 4 for token in range(32)],
             "inputs": 2048,

@@ -6,7 +6,6 @@
 
 from typing import Any
 
-from src.ops.adapt import ADAPT, NO_SLOT, adapt
 from src.ops.attention_spec import AttentionSpec
 from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
 from src.ops.declaration import Cost, Kernel, Op, OpKernel
@@ -17,6 +16,7 @@ from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
 from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
 from src.ops.linear import LINEAR, linear
 from src.ops.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
+from src.ops.lora import LORA, NO_SLOT, lora
 from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.routing import Routing, route
@@ -31,12 +31,11 @@ OPS: tuple[Op[..., Any], ...] = (
     LATENT_ATTENTION,
     CAUSAL_CONVOLUTION,
     LINEAR_RECURRENCE,
-    ADAPT,
+    LORA,
     FLOAT8_PRODUCT,
 )
 
 __all__ = [
-    "ADAPT",
     "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
@@ -45,6 +44,7 @@ __all__ = [
     "LATENT_ATTENTION",
     "LINEAR",
     "LINEAR_RECURRENCE",
+    "LORA",
     "NO_SLOT",
     "OPS",
     "PAGED_ATTENTION",
@@ -55,7 +55,6 @@ __all__ = [
     "Op",
     "OpKernel",
     "Routing",
-    "adapt",
     "causal_convolution",
     "decode_schedule",
     "experts",
@@ -64,6 +63,7 @@ __all__ = [
     "latent_attention",
     "linear",
     "linear_recurrence",
+    "lora",
     "paged_attention",
     "rotate_and_cache",
     "route",

@@ -4,7 +4,7 @@ Each token is computed by k of E experts, and only the weights of chosen experts
 token costs as much as reading k experts, and many tokens cost as much as E dense layers. The
 (token, expert) pairs are sorted by expert, each expert is multiplied by all of its tokens at once,
 and a token's k results are summed in order of rank j. There are no atomic additions, so the order
-of every sum is fixed. [`route`][src.ops.routing.route] chooses the experts beforehand.
+of every sum is fixed. `route` chooses the experts beforehand.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from src.ops.declaration import Cost, Op
-from src.ops.linear import LINEAR
-from src.ops.linear import reference as reference_linear
-from src.ops.matrix import Matrix, Operand, as_matrix
+from src.ops.linear import LINEAR, Linear, multiply
+from src.ops.matrix import Matrix
+from src.ops.matrix_field import MatrixField
+from src.ops.records import Record, nested, number, result, tensor
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 """Activation of the gate -> the number that kernels know it by."""
+_NAMES: Final = {number: name for name, number in ACTIVATIONS.items()}
 CLAMPED_SWIGLU: Final = 2
 """The number of `ClampedSwiglu`."""
 PAIRS_OF_A_CROWD: Final = 16
@@ -34,8 +36,11 @@ class ClampedSwiglu:
     """`(up + 1) * gate * sigmoid(alpha * gate)`, as in gpt-oss.
 
     Attributes
-        alpha: Factor of the gate within the sigmoid.
-        limit: The gate is at most `limit`; up lies within `[-limit, limit]`.
+    ----------
+    alpha
+        Factor of the gate within the sigmoid.
+    limit
+        The gate is at most `limit`; up lies within `[-limit, limit]`.
     """
 
     alpha: float
@@ -47,10 +52,82 @@ Gating: TypeAlias = "str | ClampedSwiglu"
 
 
 def gating_arguments(gating: Gating) -> tuple[int, float, float]:
-    """The op's arguments `activation`, `alpha` and `limit`."""
+    """The flat arguments `activation`, `alpha` and `limit`."""
     if isinstance(gating, ClampedSwiglu):
         return CLAMPED_SWIGLU, gating.alpha, gating.limit
     return ACTIVATIONS[gating], 1.0, 0.0
+
+
+class _GatingParts:
+    """How a `Gating` is flattened; see `records.NestedField`."""
+
+    PARTS: Final = (("activation", "int"), ("alpha", "float"), ("limit", "float"))
+    parts = staticmethod(gating_arguments)
+
+    @staticmethod
+    def of(activation: int, alpha: float, limit: float) -> Gating:
+        if activation == CLAMPED_SWIGLU:
+            return ClampedSwiglu(alpha, limit)
+        return _NAMES[activation]
+
+
+class Experts(Record, result=result("out", "tokens hidden", like="x")):
+    """`sum_j weights[t, j] * down[e] @ (act(gate[e] @ x) * (up[e] @ x))`, with `e = ids[t, j]`.
+
+    Each projection is summed in float32 and rounded once to x's dtype, as `linear` does. The gate's
+    activation and its product with up are computed in float32 and rounded once. So is the sum of a
+    token's k results, in the order of j.
+
+    With `weighs_inputs`, the weight is a factor of x and not of the result (Llama 4): the sum is
+    of `down[e] @ (act(gate[e] @ y) * (up[e] @ y))`, where y is `weights[t, j] * x`, rounded.
+
+    Attributes
+    ----------
+    x
+        [T, H] float32, bfloat16 or float16, last dimension contiguous.
+    gate_up
+        A stack of matrices [E, 2 I, H], plain ones in x's dtype. Each expert has I rows of the
+        gate, then I rows of up. In tiles, I must be a multiple of 64.
+    down
+        A stack of matrices [E, H, I], likewise.
+    weights
+        [T, k] float32.
+    ids
+        [T, k] int64, contiguous. An invalid expert number, such as -1, adds nothing; weights and x
+        may hold anything there. Padding uses this so that no expert is read for it.
+    gate_up_bias
+        [E, 2 I] in x's dtype, contiguous; None for no bias.
+    down_bias
+        [E, H], likewise.
+    activation
+        How gate and up are joined.
+    weighs_inputs
+        Whether weights are factors of the experts' inputs.
+    deterministic
+        Whether a token's result has the same bits whatever else is in the batch. The compiled CPU
+        kernel always guarantees it, the Triton kernel on request, the reference never.
+
+    Returns
+    -------
+    [T, H] in x's dtype.
+    """
+
+    x: Tensor = tensor("tokens hidden", rows=True)
+    gate_up: Matrix = nested(
+        by=MatrixField(
+            "gate_up", "experts 2*intermediate hidden", prefix="gate_up_", is_ordered=True
+        )
+    )
+    down: Matrix = nested(
+        by=MatrixField("down", "experts hidden intermediate", prefix="down_", is_ordered=True)
+    )
+    weights: Tensor = tensor("tokens chosen", torch.float32)
+    ids: Tensor = tensor("tokens chosen", torch.int64)
+    gate_up_bias: Tensor | None = tensor("experts 2*intermediate", default=None)
+    down_bias: Tensor | None = tensor("experts hidden", default=None)
+    activation: Gating = nested(by=_GatingParts, default="silu")
+    weighs_inputs: bool = number(default=False)
+    deterministic: bool = number(on_cpu=False, default=False)
 
 
 def activate(projected: Tensor, activation: int, alpha: float = 1.0, limit: float = 0.0) -> Tensor:
@@ -66,62 +143,34 @@ def activate(projected: Tensor, activation: int, alpha: float = 1.0, limit: floa
     return (gate * up).to(projected.dtype)
 
 
-def reference(
-    hidden: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    gate_up_scales: Tensor | None,
-    down_scales: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: int,
-    alpha: float,
-    limit: float,
-    weighs_inputs: bool,
-    deterministic: bool,
-    gate_up_kind: int,
-    down_kind: int,
-    gate_up_offsets: Tensor | None = None,
-    down_offsets: Tensor | None = None,
-    gate_up_order: Tensor | None = None,
-    down_order: Tensor | None = None,
-) -> Tensor:
-    """See [`experts`][src.ops.experts.experts]."""
+def reference(call: Experts) -> Tensor:
+    """See `Experts`."""
+    hidden, weights, ids = call.x, call.weights, call.ids
+    count = len(call.gate_up.values)
+    joining = gating_arguments(call.activation)
     results = hidden.new_zeros((*ids.shape, hidden.shape[1]))  # [T, k, H]
     for expert in ids.unique().tolist():
-        if not 0 <= expert < len(gate_up):
+        if not 0 <= expert < count:
             continue
         tokens, slots = (ids == expert).nonzero(as_tuple=True)
         x = hidden[tokens]
-        if weighs_inputs:
+        if call.weighs_inputs:
             x = (x.float() * weights[tokens, slots, None]).to(x.dtype)
-        projected = reference_linear(
-            _in_order(x, _of(gate_up_order, expert)),
-            gate_up[expert],
-            _of(gate_up_scales, expert),
-            _of(gate_up_bias, expert),
-            gate_up_kind,
-            _of(gate_up_offsets, expert),
+        projected = _multiply(x, call.gate_up.of(expert), _of(call.gate_up_bias, expert))
+        results[tokens, slots] = _multiply(
+            activate(projected, *joining), call.down.of(expert), _of(call.down_bias, expert)
         )
-        results[tokens, slots] = reference_linear(
-            _in_order(activate(projected, activation, alpha, limit), _of(down_order, expert)),
-            down[expert],
-            _of(down_scales, expert),
-            _of(down_bias, expert),
-            down_kind,
-            _of(down_offsets, expert),
-        )
-    return combine(results, None if weighs_inputs else weights, ids, len(gate_up))
+    return combine(results, None if call.weighs_inputs else weights, ids, count)
 
 
 def _of(tensor: Tensor | None, expert: int) -> Tensor | None:
     return None if tensor is None else tensor[expert]
 
 
-def _in_order(x: Tensor, order: Tensor | None) -> Tensor:
-    return x if order is None else x[:, order.long()]
+def _multiply(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+    if matrix.order is not None:
+        x, matrix = x[:, matrix.order.long()], matrix._replace(order=None)
+    return multiply(x, matrix, bias)
 
 
 def combine(results: Tensor, weights: Tensor | None, ids: Tensor, num_experts: int) -> Tensor:
@@ -141,8 +190,9 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     Nothing here waits for a device, and no size depends on which experts were chosen.
 
     Returns
-        [T * k] int64, the pairs' indices into the flattened ids [T, k], pairs without an expert
-        last; and [E] int32, where each expert's pairs end.
+    -------
+    [T * k] int64, the pairs' indices into the flattened ids [T, k], pairs without an expert last;
+    and [E] int32, where each expert's pairs end.
     """
     is_someone = (ids >= 0) & (ids < num_experts)
     owners, order = ids.where(is_someone, num_experts).flatten().sort(stable=True)
@@ -174,50 +224,28 @@ def grouped(
     return combine(results[place].view(tokens, k, -1), weights, ids, experts)
 
 
-def _fake(
-    hidden: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    gate_up_scales: Tensor | None,
-    down_scales: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: int,
-    alpha: float,
-    limit: float,
-    weighs_inputs: bool,
-    deterministic: bool,
-    gate_up_kind: int,
-    down_kind: int,
-    gate_up_offsets: Tensor | None = None,
-    down_offsets: Tensor | None = None,
-    gate_up_order: Tensor | None = None,
-    down_order: Tensor | None = None,
-) -> Tensor:
-    return hidden.new_empty(hidden.shape)
-
-
 def _matrices(
     count: int, outputs: int, inputs: int, dtype: torch.dtype, weight: str, seed: int
-) -> tuple[Any, ...]:
-    """Kind, weights, scales and offsets of all experts: those of so many layers."""
-    layers = [
-        LINEAR.build(
-            "cpu",
-            tokens=0,
-            inputs=inputs,
-            outputs=outputs,
-            dtype=dtype,
-            weight=weight,
-            seed=seed * count + expert,
-        )
+) -> Matrix:
+    """A stack of those of so many layers."""
+    layers: list[Matrix] = [
+        Linear.of_flat(
+            *LINEAR.build(
+                "cpu",
+                tokens=0,
+                inputs=inputs,
+                outputs=outputs,
+                dtype=dtype,
+                weight=weight,
+                seed=seed * count + expert,
+            )
+        ).weight
         for expert in range(count)
     ]
-    _, matrices, scales, _, kinds, *offsets = zip(*layers, strict=True)
-    held = (matrices, scales, *(offsets or [(None,)]))
-    return kinds[0], *(None if each[0] is None else torch.stack(each) for each in held)
+    stacked: dict[str, Any] = {
+        name: torch.stack([each.tensors()[name] for each in layers]) for name in layers[0].tensors()
+    }
+    return layers[0]._replace(**stacked)
 
 
 def _build(
@@ -237,7 +265,7 @@ def _build(
     deterministic: bool = False,
     ordered: bool = False,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> Experts:
     """Random arguments; `weight` is one of those of `linear`. `ordered`: columns have an order.
 
     Weights and biases of experts that no token chose are NaN. So are the last `padding` tokens,
@@ -251,85 +279,56 @@ def _build(
     if padding:
         x[-padding:], weights[-padding:], ids[-padding:] = torch.nan, torch.nan, -1
         ids[-1] = experts
-    gate_up_kind, gate_up, gate_up_scales, gate_up_offsets = _matrices(
-        experts, 2 * intermediate, hidden, dtype, weight, seed
-    )
-    down_kind, down, down_scales, down_offsets = _matrices(
-        experts, hidden, intermediate, dtype, weight, seed + 1
-    )
+    gate_up = _matrices(experts, 2 * intermediate, hidden, dtype, weight, seed)
+    down = _matrices(experts, hidden, intermediate, dtype, weight, seed + 1)
     gate_up_bias, down_bias = (
         torch.randn(experts, size, generator=random).to(dtype) if biased else None
         for size in (2 * intermediate, hidden)
     )
-    unread = [
-        held if scales is None else scales
-        for held, scales in ((gate_up, gate_up_scales), (down, down_scales))
-    ]
+    unread = [each.values if each.scales is None else each.scales for each in (gate_up, down)]
     unread += [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     for expert in range(experts):
         if not (ids == expert).any():
             for held in unread:
                 held[expert] = 255 if held.dtype == torch.uint8 else torch.nan
-    orders = [
-        torch.stack([torch.randperm(size, generator=random) for _ in range(experts)]).int()
-        if ordered
-        else None
-        for size in (hidden, intermediate)
-    ]
-    scales = (gate_up_scales, down_scales)
-    given = (
-        *(x, gate_up, down, weights, ids, *scales, gate_up_bias, down_bias),
-        *(*gating_arguments(activation), weighs_inputs, deterministic),
-        *(gate_up_kind, down_kind, gate_up_offsets, down_offsets, *orders),
+    if ordered:
+        gate_up, down = (
+            each._replace(
+                order=torch.stack(
+                    [torch.randperm(size, generator=random) for _ in range(experts)]
+                ).int()
+            )
+            for each, size in ((gate_up, hidden), (down, intermediate))
+        )
+    return Experts(
+        x=x.to(device),
+        gate_up=gate_up.map(lambda each: each.to(device)),
+        down=down.map(lambda each: each.to(device)),
+        weights=weights.to(device),
+        ids=ids.to(device),
+        gate_up_bias=None if gate_up_bias is None else gate_up_bias.to(device),
+        down_bias=None if down_bias is None else down_bias.to(device),
+        activation=activation,
+        weighs_inputs=weighs_inputs,
+        deterministic=deterministic,
     )
-    return tuple(each.to(device) if isinstance(each, Tensor) else each for each in given)
 
 
-def _cost(
-    hidden: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    gate_up_scales: Tensor | None,
-    down_scales: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: int,
-    alpha: float,
-    limit: float,
-    weighs_inputs: bool,
-    deterministic: bool,
-    gate_up_kind: int,
-    down_kind: int,
-    gate_up_offsets: Tensor | None = None,
-    down_offsets: Tensor | None = None,
-    gate_up_order: Tensor | None = None,
-    down_order: Tensor | None = None,
-) -> Cost:
-    chosen = ids[(ids >= 0) & (ids < len(gate_up))]
-    held = (
-        *(gate_up, down, gate_up_scales, down_scales, gate_up_bias, down_bias),
-        *(gate_up_offsets, down_offsets, gate_up_order, down_order),
-    )
-    of_one = sum(tensor[0].nbytes for tensor in held if tensor is not None)
-    outputs = Matrix.of_kind(gate_up_kind, gate_up, gate_up_scales).outputs
-    products = hidden.shape[1] * (outputs + outputs // 2)
-    return Cost(
-        bytes=of_one * len(chosen.unique()) + 2 * hidden.nbytes + weights.nbytes + ids.nbytes,
-        flops=2 * products * chosen.numel(),
-    )
+def _cost(call: Experts) -> Cost:
+    x, ids, gate_up, down = call.x, call.ids, call.gate_up, call.down
+    chosen = ids[(ids >= 0) & (ids < len(gate_up.values))]
+    held = [*gate_up.tensors().values(), *down.tensors().values()]
+    held += [bias for bias in (call.gate_up_bias, call.down_bias) if bias is not None]
+    of_one = sum(each[0].nbytes for each in held)
+    products = x.shape[1] * (gate_up.outputs + gate_up.outputs // 2)
+    moved = 2 * x.nbytes + call.weights.nbytes + ids.nbytes
+    return Cost(bytes=of_one * len(chosen.unique()) + moved, flops=2 * products * chosen.numel())
 
 
 EXPERTS = Op(
     "experts",
-    "(Tensor hidden, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
-    "Tensor? gate_up_scales, Tensor? down_scales, Tensor? gate_up_bias, Tensor? down_bias, "
-    "int activation, float alpha, float limit, bool weighs_inputs, bool deterministic, "
-    "int gate_up_kind, int down_kind, Tensor? gate_up_offsets=None, Tensor? down_offsets=None, "
-    "Tensor? gate_up_order=None, Tensor? down_order=None) -> Tensor",
+    Experts,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=[
         {
@@ -415,54 +414,5 @@ EXPERTS = Op(
     lazy={"cuda": "src.ops.triton.experts:run"},
 )
 
-
-def experts(
-    hidden: Tensor,
-    gate_up: Operand,
-    down: Operand,
-    weights: Tensor,
-    ids: Tensor,
-    *,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    activation: Gating = "silu",
-    weighs_inputs: bool = False,
-    deterministic: bool = False,
-) -> Tensor:
-    """`sum_j weights[t, j] * down[e] @ (act(gate[e] @ x) * (up[e] @ x))`, with `e = ids[t, j]`.
-
-    Each projection is summed in float32 and rounded once to hidden's dtype, as `linear` does. The
-    gate's activation and its product with up are computed in float32 and rounded once. So is the
-    sum of a token's k results, in the order of j.
-
-    With `weighs_inputs`, the weight is a factor of x and not of the result (Llama 4): the sum is
-    of `down[e] @ (act(gate[e] @ y) * (up[e] @ y))`, where y is `weights[t, j] * x`, rounded.
-
-    Parameters
-        hidden: [T, H] float32, bfloat16 or float16, last dimension contiguous.
-        gate_up: A stack of matrices [E, 2 I, H], plain ones in hidden's dtype. Each expert has I
-            rows of the gate, then I rows of up. In tiles, I must be a multiple of 64. A tensor is
-            a stack of plain matrices in rows.
-        down: A stack of matrices [E, H, I], likewise.
-        weights: [T, k] float32.
-        ids: [T, k] int64, contiguous. An invalid expert number, such as -1, adds nothing; weights
-            and hidden may hold anything there. Padding uses this so that no expert is read for it.
-        gate_up_bias: [E, 2 I] in hidden's dtype, contiguous; None for no bias.
-        down_bias: [E, H], likewise.
-        activation: How gate and up are joined.
-        weighs_inputs: Whether weights are factors of the experts' inputs.
-        deterministic: Whether a token's result has the same bits whatever else is in the batch. The
-            compiled CPU kernel always guarantees it, the Triton kernel on request, the reference
-            never.
-
-    Returns
-        [T, H] in hidden's dtype.
-    """
-    up, last = as_matrix(gate_up), as_matrix(down)
-    result: Tensor = EXPERTS.overload(
-        *(hidden, up.values, last.values, weights, ids),
-        *(up.scales, last.scales, gate_up_bias, down_bias),
-        *(*gating_arguments(activation), weighs_inputs, deterministic, up.kind, last.kind),
-        *(up.offsets, last.offsets, up.order, last.order),
-    )
-    return result
+experts = EXPERTS.function
+"""The op as a function of the fields of `Experts`."""

@@ -7,58 +7,61 @@ tokens only.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from src.ops.declaration import Case, Cost, Op
+from src.ops.matrix import FLOAT8
+from src.ops.records import Record, number, result, tensor
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    input_scales: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """See [`float8_product`][src.ops.float8_product.float8_product]."""
-    sums = x.float() @ weight.float().t() * input_scales * scales
-    return (sums if bias is None else sums + bias.float()).to(dtype)
+class Float8Product(Record, result=result("out", "tokens outputs", like="x", dtype="dtype")):
+    """`(x * input_scales) @ (weight * scales).T + bias`: [T, K] and [N, K] to [T, N].
+
+    Attributes
+    ----------
+    x
+        [T, K] float8_e4m3fn, contiguous; on CUDA K and N are multiples of 16.
+    weight
+        [N, K] float8_e4m3fn, contiguous.
+    input_scales
+        [T, 1] float32, any strides.
+    scales
+        [N] float32, contiguous.
+    bias
+        [N] of the result's dtype, or None.
+    dtype
+        Of the result; on CUDA bfloat16.
+    """
+
+    x: Tensor = tensor("tokens inputs", FLOAT8)
+    weight: Tensor = tensor("outputs inputs", FLOAT8)
+    input_scales: Tensor = tensor("tokens _", torch.float32, rows=True)
+    scales: Tensor = tensor("outputs", torch.float32)
+    bias: Tensor | None = tensor("outputs")
+    dtype: torch.dtype = number()
 
 
-def on_hopper(
-    x: Tensor,
-    weight: Tensor,
-    input_scales: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def reference(call: Float8Product) -> Tensor:
+    """See `Float8Product`."""
+    sums = call.x.float() @ call.weight.float().t() * call.input_scales * call.scales
+    return (sums if call.bias is None else sums + call.bias.float()).to(call.dtype)
+
+
+@Float8Product.taking_flat
+def on_hopper(call: Float8Product) -> Tensor:
     """The product of cuBLAS or CUTLASS, for compute capability 9.0 and later."""
-    if len(x) == 0:
-        return x.new_empty((0, len(weight)), dtype=dtype)
+    if len(call.x) == 0:
+        return call.x.new_empty((0, len(call.weight)), dtype=call.dtype)
     product: Tensor = torch._scaled_mm(
-        x,
-        weight.t(),
-        scale_a=input_scales.contiguous(),
-        scale_b=scales[None, :],
-        bias=bias,
-        out_dtype=dtype,
+        call.x,
+        call.weight.t(),
+        scale_a=call.input_scales.contiguous(),
+        scale_b=call.scales[None, :],
+        bias=call.bias,
+        out_dtype=call.dtype,
     )
     return product
-
-
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    input_scales: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype)
 
 
 def _build(
@@ -70,7 +73,7 @@ def _build(
     has_bias: bool = False,
     is_static: bool = False,
     seed: int = 0,
-) -> tuple[Any, ...]:
+) -> Float8Product:
     """Random codes; static: one scale for all tokens, which is not repeated in memory."""
     random = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(n, inputs, generator=random) * 8 for n in (tokens, outputs))
@@ -79,9 +82,9 @@ def _build(
     bias = torch.randn(outputs, generator=random).to(device, torch.bfloat16)
     if is_static:
         input_scales = torch.full((1, 1), 0.01)
-    return (
-        x.to(torch.float8_e4m3fn).to(device),
-        weight.to(torch.float8_e4m3fn).to(device),
+    return Float8Product(
+        x.to(FLOAT8).to(device),
+        weight.to(FLOAT8).to(device),
         input_scales.to(device).expand(tokens, 1),
         scales.to(device),
         bias if has_bias else None,
@@ -100,49 +103,22 @@ def _grid() -> list[Case]:
     ]
 
 
-def _cost(
-    x: Tensor,
-    weight: Tensor,
-    input_scales: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Cost:
+def _cost(call: Float8Product) -> Cost:
+    x, weight = call.x, call.weight
     results = len(x) * len(weight)
-    moved = x.numel() + weight.numel() + 4 * (len(x) + len(weight)) + results * dtype.itemsize
+    moved = x.numel() + weight.numel() + 4 * (len(x) + len(weight)) + results * call.dtype.itemsize
     return Cost(bytes=moved, flops=2 * results * x.shape[1])
 
 
 FLOAT8_PRODUCT = Op(
     "float8_product",
-    "(Tensor x, Tensor weight, Tensor input_scales, Tensor scales, Tensor? bias, ScalarType dtype) "
-    "-> Tensor",
+    Float8Product,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=_grid(),
     cost=_cost,
     lazy={"cuda": "src.ops.float8_product:on_hopper"},
 )
 
-
-def float8_product(
-    x: Tensor,
-    weight: Tensor,
-    input_scales: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """`(x * input_scales) @ (weight * scales).T + bias`: [T, K] and [N, K] to [T, N].
-
-    Parameters
-        x: [T, K] float8_e4m3fn, contiguous; on CUDA K and N are multiples of 16.
-        weight: [N, K] float8_e4m3fn, contiguous.
-        input_scales: [T, 1] float32, any strides.
-        scales: [N] float32, contiguous.
-        bias: [N] of the result's dtype, or None.
-        dtype: Of the result; on CUDA bfloat16.
-    """
-    product: Tensor = FLOAT8_PRODUCT.overload(x, weight, input_scales, scales, bias, dtype)
-    return product
+float8_product = FLOAT8_PRODUCT.function
+"""The op as a function of the fields of `Float8Product`."""

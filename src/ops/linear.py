@@ -5,10 +5,9 @@ never in memory: compared with float32, bfloat16 reads half, int8 a quarter, int
 a CPU has bfloat16 products, bfloat16 inputs are multiplied by bfloat16 weights directly. Quantized
 weights are converted to bfloat16 there: int8 exactly, int4 times its scale to within 2^-9.)
 
-A [`Matrix`][src.ops.matrix.Matrix] says what its numbers stand for and how they lie. In the op's
-schema the number `kind` says it (`src.ops.matrix.KINDS`). Tiles are the layout of a CPU's
-dot-product instructions; inputs of quantized tiles are rounded to 8 bits, and multiplied as
-integers.
+A `Matrix` says what its numbers stand for and how they lie. Among the flat arguments the number
+`kind` says it (`src.ops.matrix.KINDS`). Tiles are the layout of a CPU's dot-product instructions;
+inputs of quantized tiles are rounded to 8 bits, and multiplied as integers.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ from src.ops.matrix import (
     to_quantized_strips,
     to_strips,
 )
+from src.ops.matrix_field import MatrixField
+from src.ops.records import Record, nested, result, tensor
 
 _NOTHING = 2.0**-100  # Smaller magnitudes are rounded to zero: their inverse would overflow.
 
@@ -45,7 +46,9 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
     their largest magnitude divided by 127.
 
     Raises
-        ValueError: K is not a multiple of `unit`.
+    ------
+    ValueError
+        K is not a multiple of `unit`.
     """
     tokens, inputs = x.shape
     if inputs % unit:
@@ -59,33 +62,41 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
     return ((units * inverse).round() * steps).view(tokens, inputs)
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    kind: int,
-    offsets: Tensor | None = None,
-) -> Tensor:
-    """See [`linear`][src.ops.linear.linear]."""
-    matrix = Matrix.of_kind(kind, weight, scales, offsets)
+class Linear(Record, result=result("out", "tokens outputs", like="x")):
+    """`x @ weight.T + bias`, see `linear`.
+
+    Attributes
+    ----------
+    x
+        [T, K] float32, bfloat16 or float16, last dimension contiguous.
+    weight
+        A matrix [N, K], plain ones in x's dtype; columns are in the order of inputs.
+    bias
+        [N] in x's dtype; None for no bias.
+
+    Returns
+    -------
+    [T, N] in x's dtype.
+    """
+
+    x: Tensor = tensor("tokens inputs", rows=True)
+    weight: Matrix = nested(by=MatrixField("weight", "outputs inputs", prefix="", is_ordered=False))
+    bias: Tensor | None = tensor("outputs", default=None)
+
+
+def reference(call: Linear) -> Tensor:
+    """See `linear`."""
+    return multiply(call.x, call.weight, call.bias)
+
+
+def multiply(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+    """The product in plain torch."""
     is_tiled = matrix.tiling is Tiling.TILES
-    if scales is None:
-        return functional.linear(x, from_strips(weight) if is_tiled else weight, bias)
+    if matrix.scales is None:
+        return functional.linear(x, from_strips(matrix.values) if is_tiled else matrix.values, bias)
     inputs = round_inputs(x, matrix.rounding_unit) if is_tiled else x.float()
     wide = None if bias is None else bias.float()
     return functional.linear(inputs, matrix.dequantized(), wide).to(x.dtype)
-
-
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    kind: int,
-    offsets: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty((x.shape[0], Matrix.of_kind(kind, weight, scales).outputs))
 
 
 _STRIPS_OF = "strips of "
@@ -158,9 +169,9 @@ def _tensors(
 
 # Its cases' names are read off the signature.
 @functools.wraps(_tensors)
-def _build(device: str, *, weight: str = "same", **case: Any) -> tuple[Any, ...]:
+def _build(device: str, *, weight: str = "same", **case: Any) -> Linear:
     x, values, scales, bias, *offsets = _tensors(device, weight=weight, **case)
-    return x, values, scales, bias, _kind_of(weight, values), *offsets
+    return Linear(x, Matrix.of_kind(_kind_of(weight, values), values, scales, *offsets), bias)
 
 
 def _kind_of(weight: str, values: Tensor) -> int:
@@ -172,22 +183,10 @@ def _kind_of(weight: str, values: Tensor) -> int:
     return Matrix(values, Encoding(number), tiling=tiling).kind
 
 
-def _cost(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    kind: int,
-    offsets: Tensor | None = None,
-) -> Cost:
-    tokens, inputs = x.shape
-    outputs = Matrix.of_kind(kind, weight, scales).outputs
-    moved = (
-        weight.nbytes
-        + (0 if scales is None else scales.nbytes)
-        + (0 if offsets is None else offsets.nbytes)
-        + x.element_size() * tokens * (inputs + outputs)
-    )
+def _cost(call: Linear) -> Cost:
+    x, matrix = call.x, call.weight
+    (tokens, inputs), outputs = x.shape, matrix.outputs
+    moved = matrix.nbytes + x.element_size() * tokens * (inputs + outputs)
     return Cost(bytes=moved, flops=2 * tokens * inputs * outputs)
 
 
@@ -195,10 +194,8 @@ LINEAR = Op(
     # Code that is compiled ahead of time calls the op by a C name derived from this one. It shares
     # a namespace with torch's own ops, where "linear" is taken.
     "streamed_linear",
-    "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias, int kind, Tensor? offsets=None) "
-    "-> Tensor",
+    Linear,
     reference=reference,
-    fake=_fake,
     build=_build,
     cases=[
         {
@@ -256,25 +253,27 @@ LINEAR = Op(
 def linear(x: Tensor, weight: Operand, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, summed in float32 and rounded once.
 
-    With quantized weights in tiles, x is rounded to 8 bits
-    ([`round_inputs`][src.ops.linear.round_inputs]) and multiplied as integers; the matrix's
-    `rounding_unit` says how many inputs of a token share one scale.
+    With quantized weights in tiles, x is rounded to 8 bits (`round_inputs`) and multiplied as
+    integers; the matrix's `rounding_unit` says how many inputs of a token share one scale.
 
     The compiled CPU kernel sums along the inputs in one fixed order, so a token's result has the
     same bits alone and in any batch.
 
     Parameters
-        x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
-        weight: A matrix [N, K], plain ones in x's dtype. A tensor is a plain matrix in rows.
-        bias: [N] in x's dtype; None for no bias.
+    ----------
+    x
+        [T, K] float32, bfloat16 or float16, last dimension contiguous.
+    weight
+        A matrix [N, K], plain ones in x's dtype. A tensor is a plain matrix in rows.
+    bias
+        [N] in x's dtype; None for no bias.
 
     Returns
-        [T, N] in x's dtype.
+    -------
+    [T, N] in x's dtype.
     """
     matrix = as_matrix(weight)
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
-    result: Tensor = LINEAR.overload(
-        x, matrix.values, matrix.scales, bias, matrix.kind, matrix.offsets
-    )
-    return result
+        matrix = matrix._replace(order=None)
+    return LINEAR.function(x, matrix, bias)

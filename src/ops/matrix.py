@@ -254,9 +254,22 @@ def _not_rounded(groups: Tensor) -> tuple[Tensor, Tensor]:
     raise TypeError("floating point weights have no scales")
 
 
-@functools.cache
-def _has_capability(device: torch.device, least: tuple[int, int]) -> bool:
+def has_capability(device: torch.device, least: tuple[int, int]) -> bool:
+    """Whether a CUDA device has a compute capability, or there is none here at all.
+
+    Each device is asked once: launches ask. One without a number is another one from time to time.
+    """
+    # torch's compiler warns of caches: it looks into what they hold the results of.
+    if device.index is None or torch.compiler.is_compiling():
+        return _ask_capability(device, least)
+    return _has_capability(device, least)
+
+
+def _ask_capability(device: torch.device, least: tuple[int, int]) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= least
+
+
+_has_capability = functools.cache(_ask_capability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,9 +316,7 @@ class Number:
         """Whether a CUDA device that is there converts such numbers; others do."""
         if self.capability == (0, 0) or device.type != "cuda":
             return True
-        # Every launch asks. A device without a number is another one from time to time.
-        asked = _has_capability.__wrapped__ if device.index is None else _has_capability
-        return asked(device, self.capability)
+        return has_capability(device, self.capability)
 
 
 NUMBERS: Final = {
@@ -501,6 +512,12 @@ class Matrix(NamedTuple):
         if self.scales is None or self.encoding.group is not None:
             return self.values.shape[-3] * STRIP
         return self.scales.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, K), or (E, N, K) of a stack, whatever its encoding and tiling."""
+        stacked = self.values.shape[:1] if self.is_stack else ()
+        return (*stacked, self.outputs, self.inputs)
 
     @property
     def group(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from src.ops.float8_product import float8_product
 from src.ops.linear import linear
-from src.ops.matrix import FLOAT8, Matrix
+from src.ops.matrix import FLOAT8, Matrix, has_capability
 
 Scaled: TypeAlias = Literal["token", "block", "static"]
 """What shares a scale of inputs: a token, a block of a token's inputs, or all there ever are."""
@@ -142,4 +142,4 @@ def _multiplies_float8(x: Tensor, matrix: Matrix) -> bool:
         return False
     if any(size % 16 for size in matrix.values.shape):
         return False
-    return torch.cuda.get_device_capability(x.device) >= _ROWWISE_CAPABILITY
+    return has_capability(x.device, _ROWWISE_CAPABILITY)

@@ -1,8 +1,8 @@
 """An op's call as one value with named fields.
 
-A [`Record`][src.ops.records.Record] declares what an op is given, once. From it come torch's schema
-and the flat arguments that torch passes, the function that users call, shapes for tracing, and the
-struct and the checks of the CPU's kernels. Reference, kernels and cost take the record.
+A `Record` declares what an op is given, once. From it come torch's schema and the flat arguments
+that torch passes, the function that users call, shapes for tracing, and the struct and the checks
+of the CPU's kernels. Reference, kernels and cost take the record.
 
     class Scale(Record, result=result("out", "tokens width", like="x")):
         '''`x * factor`.'''
@@ -29,8 +29,9 @@ from torch import Tensor
 
 ANY: Final = "any"
 """In place of a dtype: a kernel checks it."""
-_REQUIRED: Final = object()
-_SCALARS: Final = {int: "int", float: "float", bool: "bool"}
+REQUIRED: Final = object()
+"""In place of a default: there is none."""
+_SCALARS: Final = {int: "int", float: "float", bool: "bool", torch.dtype: "ScalarType"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class TensorField:
 
 @dataclass(frozen=True)
 class NumberField:
-    """An integer, a boolean or a floating-point number of a record.
+    """An integer, a boolean, a floating-point number or a dtype of a record.
 
     Attributes
     ----------
@@ -87,12 +88,19 @@ class NestedField:
     Attributes
     ----------
     by
-        A class with `PARTS`, (name, type) of each flat argument; `parts`, which returns those of a
-        value; and `of`, which makes the value of them. None: the value's own class.
+        A class or an object with `PARTS`, (name, type) of each flat argument; `parts`, which
+        returns those of a value; and `of`, which makes the value of them. With `dims`, the value
+        has a `shape` of these dimensions. None: the value's own class.
     """
 
     default: Any
     by: Any
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """A name or an expression for each dimension, as of a tensor."""
+        found: tuple[str, ...] = getattr(self.by, "dims", ())
+        return found
 
 
 Field = TensorField | NumberField | NestedField
@@ -100,12 +108,15 @@ Field = TensorField | NumberField | NestedField
 
 @dataclass(frozen=True)
 class Result:
-    """The tensor that an op returns: a new one of `dims`, on the device of the field `like`."""
+    """The tensor that an op returns: a new one of `dims`, on the device of the field `like`.
+
+    `dtype` is that of `like` if it is None; a string names the field that says it.
+    """
 
     name: str
     dims: tuple[str, ...]
     like: str
-    dtype: torch.dtype | None
+    dtype: torch.dtype | str | None
 
 
 def tensor(
@@ -115,23 +126,23 @@ def tensor(
     rows: bool = False,
     changed: bool = False,
     on_cpu: bool = True,
-    default: Any = _REQUIRED,
+    default: Any = REQUIRED,
 ) -> Any:
     """A field with a tensor, see `TensorField`; expressions in `dims` are without spaces."""
     return TensorField(tuple(dims.split()), dtype, rows, changed, on_cpu, default)
 
 
-def number(*, varies: bool = False, on_cpu: bool = True, default: Any = _REQUIRED) -> Any:
-    """A field with an `int`, a `float` or a `bool`, as it is annotated; see `NumberField`."""
+def number(*, varies: bool = False, on_cpu: bool = True, default: Any = REQUIRED) -> Any:
+    """A field with an `int`, a `float`, a `bool` or a dtype, as annotated; see `NumberField`."""
     return NumberField(varies, on_cpu, default)
 
 
-def nested(*, by: Any = None, default: Any = _REQUIRED) -> Any:
+def nested(*, by: Any = None, default: Any = REQUIRED) -> Any:
     """A field with a value that is flattened for torch, see `NestedField`."""
     return NestedField(default, by)
 
 
-def result(name: str, dims: str, *, like: str, dtype: torch.dtype | None = None) -> Result:
+def result(name: str, dims: str, *, like: str, dtype: torch.dtype | str | None = None) -> Result:
     """What an op returns, see `Result`."""
     return Result(name, tuple(dims.split()), like, dtype)
 
@@ -198,13 +209,19 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
 
     @classmethod
     def place_of(cls, dim: str) -> tuple[str, int]:
-        """The first tensor, never an absent one, and its dimension that has this name.
+        """The first tensor, or nested value with a shape, that has a dimension of this name alone.
+
+        It is never one that may be absent.
 
         Raises
-            LookupError: No such tensor has a dimension of this name alone.
+        ------
+        LookupError
+            There is none.
         """
-        for name, each in cls.tensors().items():
-            if dim in each.dims and not each.is_optional:
+        for name, each in cls.fields.items():
+            if isinstance(each, NumberField) or dim not in each.dims:
+                continue
+            if not (isinstance(each, TensorField) and each.is_optional):
                 return name, each.dims.index(dim)
         raise LookupError(f"no tensor of {cls.__name__} has a dimension {dim!r}")
 
@@ -263,7 +280,8 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
             name, index = self.place_of(dim)
             sizes.append(getattr(self, name).shape[index])
         like: Tensor = getattr(self, made.like)
-        return like.new_empty(sizes, dtype=made.dtype or like.dtype)
+        dtype = getattr(self, made.dtype) if isinstance(made.dtype, str) else made.dtype
+        return like.new_empty(sizes, dtype=dtype or like.dtype)
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
@@ -290,7 +308,7 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         """Flat arguments that may be left out: those with defaults behind all that have none."""
         names: set[str] = set()
         for name, each in cls.fields.items():
-            if isinstance(each, NestedField) or each.default is _REQUIRED:
+            if isinstance(each, NestedField) or each.default is REQUIRED:
                 names.clear()
             else:
                 names.add(name)
@@ -329,34 +347,8 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         return _compiled(cls.__name__, flat, body.format(made), scope)
 
 
-class Signature:
-    """In place of a record's class: the schema of an op whose functions take flat arguments."""
-
-    fields: Mapping[str, Field] = {}
-    of_flat = staticmethod(lambda *given: given)
-
-    def __init__(self, schema: str) -> None:
-        self._schema = schema
-
-    def schema(self) -> str:
-        """As it was given."""
-        return self._schema
-
-    def taking_flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself."""
-        return function
-
-    def passing(self, overload: Callable[..., Any]) -> Callable[..., Any]:
-        """The op of torch itself."""
-        return overload
-
-    def flat_parameters(self) -> list[str]:
-        """Of no op that takes a backend."""
-        return []
-
-
 def _parameter(name: str, each: Field) -> str:
-    return name if each.default is _REQUIRED else f"{name}=default_{name}"
+    return name if each.default is REQUIRED else f"{name}=default_{name}"
 
 
 def _compiled(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from src import ops
-from src.ops.matrix import Matrix, Operand
+from src.ops.matrix import Matrix
 
 
 class Mixed(NamedTuple):
@@ -87,8 +87,8 @@ def impossible(x: Tensor) -> Tensor:
 def mixture(
     x: Tensor,
     router: Tensor,
-    gate_up: Operand,
-    down: Operand,
+    gate_up: Matrix,
+    down: Matrix,
 ) -> Tensor:
     """x [T, 64] through two of eight experts."""
     weights, ids = ops.route(ops.linear(x.float(), router), ops.Routing(chosen=2))

@@ -39,7 +39,7 @@ from src.models.layers.mlp import mlp
 from src.ops.cpu import cpp_compiler, step
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.linear import LINEAR
+from src.ops.linear import LINEAR, Linear
 from src.ops.matrix import Matrix
 from src.ops.projection import Projection
 from tests.compile.functions import (
@@ -231,10 +231,12 @@ def test_projections_are_those_of_the_op(
 ) -> None:
     matrices: list[Any] = []
     for kind in ("same", f"{layout}int8", f"{layout}int4/32"):
-        _, weight, scales, bias, number = LINEAR.build(
-            "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
+        _, matrix, bias = Linear.of_flat(
+            *LINEAR.build(
+                "cpu", tokens=1, inputs=64, outputs=64, dtype=dtype, weight=kind, has_bias=True
+            )
         )
-        matrices += [weight, bias] if scales is None else [Matrix.of_kind(number, weight, scales)]
+        matrices += [matrix.values, bias] if matrix.scales is None else [matrix]
     weights = tuple(matrices)
     job = Job.of(project, (torch.randn(4, 64).to(dtype), *weights), (0,))
     (function,) = Compilation([job], root).load(caller)
@@ -368,7 +370,7 @@ def test_another_compiler_has_artifacts_of_its_own_and_none_takes_any(
 def test_what_else_has_been_imported_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = job._sources(mlp)
     # That of an op with a record, too, whose function is made of text.
-    assert {"linear.py", "adapt.py"} <= {path.name for path in before}
+    assert {"linear.py", "lora.py"} <= {path.name for path in before}
     assert not any(path.name == "step.py" for path in before)
     # As the import of a module leaves it: in the list of modules, and in its package.
     monkeypatch.setitem(sys.modules, "src.ops.another", step)

@@ -10,8 +10,7 @@ from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
 from src.ops.cpu.compiled import Caller
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.experts import EXPERTS
-from src.ops.matrix import Matrix
+from src.ops.experts import EXPERTS, Experts
 from tests.compile.functions import mixture
 
 PACKED = "int4/32 with bfloat16 offsets"
@@ -23,27 +22,25 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.mark.parametrize("weight", ["same", "strips of same", "strips of int8", "e2m1/32", PACKED])
 def test_experts_are_those_of_the_op(tmp_path: Path, library: KernelLibrary, weight: str) -> None:
     """Of layers whose routing is compiled with them, without any call of torch's."""
-    x, gate_up, down, _, _, *rest = EXPERTS.build(
-        "cpu",
-        tokens=64,
-        experts=8,
-        chosen=2,
-        hidden=64,
-        intermediate=64,
-        dtype=torch.bfloat16,
-        weight=weight,
+    call = Experts.of_flat(
+        *EXPERTS.build(
+            "cpu",
+            tokens=64,
+            experts=8,
+            chosen=2,
+            hidden=64,
+            intermediate=64,
+            dtype=torch.bfloat16,
+            weight=weight,
+        )
     )
-    for held in (gate_up, down, *rest[:2]):
+    x, stacks = call.x, (call.gate_up, call.down)
+    for held in (tensor for stack in stacks for tensor in (stack.values, stack.scales)):
         # The experts that nobody chose there, some are chosen here.
         if held is not None and held.is_floating_point():
             held.nan_to_num_(nan=0.01)
         elif held is not None:
             held[held == 255] = 120
-    kinds, offsets = rest[9:11], rest[11:13]
-    stacks = [
-        Matrix.of_kind(*each)
-        for each in zip(kinds, (gate_up, down), rest[:2], offsets, strict=True)
-    ]
     layer = (torch.randn(8, 64), *stacks)
     job = Job.of(mixture, (x, *layer), (0,))
     (function,) = Compilation([job], tmp_path).load(Caller(library.path, 2))

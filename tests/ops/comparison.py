@@ -8,13 +8,13 @@ import torch
 from hypothesis import strategies as st
 
 from src.ops import (
-    ADAPT,
     CAUSAL_CONVOLUTION,
     EXPERTS,
     GUMBEL_ARGMAX,
     LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
+    LORA,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     Op,
@@ -25,7 +25,7 @@ from src.ops.cpu.kernel_library import KernelLibrary
 # The others are called on CUDA only, and have their references on the CPU.
 COMPILED = (
     *(PAGED_ATTENTION, GUMBEL_ARGMAX, LINEAR, EXPERTS),
-    *(LATENT_ATTENTION, CAUSAL_CONVOLUTION, LINEAR_RECURRENCE, ADAPT),
+    *(LATENT_ATTENTION, CAUSAL_CONVOLUTION, LINEAR_RECURRENCE, LORA),
 )
 
 # Both accumulate in float32; what differs is the order of sums and the rounding of the result.

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from src.ops import (
-    ADAPT,
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
@@ -16,6 +15,7 @@ from src.ops import (
     LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
+    LORA,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     Op,
@@ -148,7 +148,7 @@ TESTS_OF: dict[Op[..., Any], OpTests] = {
         large={"rows": (1, 1)},
         matches=states_match,
     ),
-    ADAPT: OpTests(
+    LORA: OpTests(
         checked=(
             {"slots": [0, -1], "inputs": 9, "parts": [5, 2], "ranks": [[2, 1]], "room": 3},
             {

@@ -5,7 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu import abi, entries, weight_kinds
 from src.ops.cpu.records import Record, _records, float32, int64, int64_array, pointer, record
 from src.ops.experts import EXPERTS
@@ -24,8 +26,8 @@ def test_the_entry_points_of_compiled_code_are_written_from_the_schemas() -> Non
 def test_a_shim_declares_what_the_schema_says() -> None:
     assert entries.c_shim(LINEAR) == (
         "int32_t aoti_torch_cpu_streamed_linear(AtenTensorHandle x, AtenTensorHandle weight, "
-        "AtenTensorHandle* scales, AtenTensorHandle* bias, int64_t kind, "
-        "AtenTensorHandle* offsets, AtenTensorHandle* ret)"
+        "AtenTensorHandle* scales, AtenTensorHandle* offsets, int64_t kind, "
+        "AtenTensorHandle* bias, AtenTensorHandle* ret)"
     )
     shim = entries.c_shim(EXPERTS)
     assert "int64_t activation, double alpha, double limit, int32_t weighs_inputs" in shim
@@ -75,13 +77,23 @@ def test_a_layout_that_differs_does_not_compile(tmp_path: Path) -> None:
     assert "as in Python" in failed.stderr
 
 
-@pytest.mark.parametrize("change", ["int64_t tokens;", "// factor"])
+@pytest.mark.parametrize("change", ["int64_t tokens;", "// [rows + 1] contiguous"])
 def test_the_interface_has_another_number_after_a_change(
     monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     assert change in abi._declarations()
     declared = abi._declarations().replace(change, "")
     assert abi.digest(declared) != abi.ABI
+
+
+def test_a_value_has_a_struct_of_its_fields() -> None:
+    sinks = torch.ones(4)
+    packed = abi.AttentionSpec.of(AttentionSpec(0.5, window=3, sinks=sinks))
+    fields = (packed.scale, packed.cap, packed.window, packed.chunk, packed.sinks)  # type: ignore[attr-defined]
+    assert fields == (0.5, 0.0, 3, 0, sinks.data_ptr())
+    for elsewhere in (torch.ones(8)[::2], torch.ones(4, device="meta")):
+        with pytest.raises(ValueError, match="contiguous sinks in host memory"):
+            abi.AttentionSpec.of(AttentionSpec(0.5, sinks=elsewhere))
 
 
 def test_every_kernel_of_the_interface_is_exported() -> None:

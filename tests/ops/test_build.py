@@ -315,7 +315,7 @@ def test_a_kernel_that_nobody_checks_is_a_failure(level_files: dict[str, Path]) 
         # Of rows that are not expanded, and of those that are.
         ("latent_attention", "changed.deterministic = 1, changed.tokens = 1;"),
         ("latent_attention", "changed.rows = 1;"),
-        ("adapt", "changed.room -= 1;"),
+        ("lora", "changed.room -= 1;"),
         ("recurrence", "changed.delta = 0;"),
         ("convolution", "changed.bias = nullptr;"),
         ("experts", "changed.limit *= 2;"),

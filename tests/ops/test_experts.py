@@ -13,7 +13,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from src.ops import EXPERTS, Routing, experts, route
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.experts import ClampedSwiglu, grouped
+from src.ops.experts import ClampedSwiglu, Experts, grouped
+from src.ops.matrix import Matrix
 from tests.ops.comparison import TOLERANCE
 
 HIDDEN, INTERMEDIATE, COUNT, CHOSEN = 64, 48, 8, 2
@@ -59,8 +60,10 @@ def test_equals_transformers(block: Any, renormalize: bool, tokens: int) -> None
         logits = x[0] @ block.gate.weight.T
         chosen = route(logits, Routing(chosen=CHOSEN, renormalize=renormalize))
         layer = (block.experts.gate_up_proj, block.experts.down_proj)
-        for product in (experts, grouped):
-            got = product(x[0], *layer, *chosen)
+        for got in (
+            experts(x[0], *map(Matrix.plain, layer), *chosen),
+            grouped(x[0], *layer, *chosen),
+        ):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -96,8 +99,8 @@ def test_equals_gpt_oss(tokens: int, limit: float) -> None:
         apart = torch.arange(2 * INTERMEDIATE).view(-1, 2).T.flatten()
         got = experts(
             x[0],
-            own.gate_up_proj.transpose(1, 2)[:, apart].contiguous(),
-            own.down_proj.transpose(1, 2).contiguous(),
+            Matrix.plain(own.gate_up_proj.transpose(1, 2)[:, apart].contiguous()),
+            Matrix.plain(own.down_proj.transpose(1, 2).contiguous()),
             *chosen,
             gate_up_bias=own.gate_up_proj_bias[:, apart].contiguous(),
             down_bias=own.down_proj_bias,
@@ -122,8 +125,8 @@ def test_equals_llama4(tokens: int, chosen: int) -> None:
         routing = Routing(chosen=chosen, scoring="sigmoid", renormalize=False)
         got = experts(
             x[0],
-            block.experts.gate_up_proj.transpose(1, 2).contiguous(),
-            block.experts.down_proj.transpose(1, 2).contiguous(),
+            Matrix.plain(block.experts.gate_up_proj.transpose(1, 2).contiguous()),
+            Matrix.plain(block.experts.down_proj.transpose(1, 2).contiguous()),
             *route(x[0] @ block.router.weight.T, routing),
             weighs_inputs=True,
         )
@@ -163,7 +166,9 @@ def test_grouped_product_equals_reference(dtype: torch.dtype) -> None:
             padding=padding,
         )
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-        got, expected = grouped(*args[:5]), EXPERTS.reference(*args)
+        call = Experts.of_flat(*args)
+        matrices = (call.gate_up.values, call.down.values)
+        got, expected = grouped(call.x, *matrices, call.weights, call.ids), EXPERTS.reference(*args)
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
         assert not got.isnan().any()
 
@@ -177,12 +182,20 @@ def test_padding_adds_nothing_and_reads_nothing() -> None:
 
 
 def test_cost_counts_the_experts_that_are_read() -> None:
-    args = EXPERTS.build("cpu", tokens=2, experts=8, chosen=2, hidden=32, intermediate=16)
-    together, apart = (list(args) for _ in range(2))
-    together[4], apart[4] = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0, 1], [2, 3]])
+    call = Experts.of_flat(
+        *EXPERTS.build("cpu", tokens=2, experts=8, chosen=2, hidden=32, intermediate=16)
+    )
+    together, apart = (
+        call.replace(ids=torch.tensor(ids)).flat() for ids in ([[0, 1], [1, 0]], [[0, 1], [2, 3]])
+    )
     of_an_expert = 4 * 32 * 16 * 3
     assert EXPERTS.cost(*apart).bytes - EXPERTS.cost(*together).bytes == 2 * of_an_expert
     assert EXPERTS.cost(*apart).flops == 4 * 2 * 32 * 16 * 3
+
+
+def of_tokens(call: Experts, part: slice) -> Experts:
+    """The call of some of its tokens."""
+    return call.replace(x=call.x[part], weights=call.weights[part], ids=call.ids[part])
 
 
 def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) -> None:
@@ -195,22 +208,24 @@ def test_a_token_is_alike_in_any_company(libraries: dict[str, KernelLibrary]) ->
     ):
         if weight == "strips of same" and dtype == torch.float32:
             continue
-        x, gate_up, down, weights, ids, *rest = EXPERTS.build(
-            "cpu",
-            tokens=600,
-            experts=6,
-            chosen=2,
-            hidden=192,
-            intermediate=128,
-            dtype=dtype,
-            weight=weight,
-            **more,
+        call = Experts.of_flat(
+            *EXPERTS.build(
+                "cpu",
+                tokens=600,
+                experts=6,
+                chosen=2,
+                hidden=192,
+                intermediate=128,
+                dtype=dtype,
+                weight=weight,
+                **more,
+            )
         )
         for library in libraries.values():
-            whole = library.experts(x, gate_up, down, weights, ids, *rest)
+            whole = library.experts(*call.flat())
             for part, threads in ((slice(3, 4), 1), (slice(11, 16), 2), (slice(200, 590), 3)):
                 torch.set_num_threads(threads)
-                some = library.experts(x[part], gate_up, down, weights[part], ids[part], *rest)
+                some = library.experts(*of_tokens(call, part).flat())
                 assert torch.equal(some, whole[part]), (weight, dtype, part)
 
 
@@ -239,10 +254,10 @@ def test_kernel_takes_turns_when_tokens_are_many(library: KernelLibrary) -> None
     gate_up = torch.randn(8, 16, 1024, generator=random) / 32
     down = torch.randn(8, 1024, 8, generator=random)
     weights, ids = torch.rand(3000, 8, generator=random).topk(4, dim=-1)
-    layer, plain = (gate_up, down), (None, None, None, None, 0, 1.0, 0.0, False, True, 0, 0)
-    whole = library.experts(x, *layer, weights, ids, *plain)
+    call = Experts(x, Matrix.plain(gate_up), Matrix.plain(down), weights, ids)
+    whole = library.experts(*call.flat())
     parts = (slice(0, 1000), slice(1000, 3000))
-    calls = [library.experts(x[p], *layer, weights[p], ids[p], *plain) for p in parts]
+    calls = [library.experts(*of_tokens(call, part).flat()) for part in parts]
     assert torch.equal(torch.cat(calls), whole)
 
 
@@ -254,31 +269,33 @@ def test_kernel_reads_slices_of_a_wider_tensor(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "wrong"),
+    ("field", "wrong"),
     [
-        (1, torch.zeros(4, 64, 64, dtype=torch.bfloat16)),
-        (2, torch.zeros(4, 64, 31)),
-        (2, torch.zeros(3, 64, 32)),
-        (3, torch.zeros(5, 3)),
-        (4, torch.zeros(5, 2, dtype=torch.int32)),
-        (7, torch.zeros(4, 63)),
-        (7, torch.zeros(4, 64, dtype=torch.bfloat16)),
-        (8, torch.zeros(64, 4).T),
+        ("gate_up", Matrix.plain(torch.zeros(4, 64, 64, dtype=torch.bfloat16))),
+        ("gate_up", Matrix.plain(torch.zeros(64, 64))),
+        ("gate_up", Matrix.plain(torch.zeros(4, 64, 64))._replace(order=torch.zeros(4, 63).int())),
+        ("gate_up", Matrix.plain(torch.zeros(4, 64, 64))._replace(order=torch.zeros(4, 64).long())),
+        ("down", Matrix.plain(torch.zeros(4, 64, 31))),
+        ("down", Matrix.plain(torch.zeros(3, 64, 32))),
+        ("down", Matrix.plain(torch.zeros(4, 63, 32))),
+        ("weights", torch.zeros(5, 3)),
+        ("ids", torch.zeros(5, 2, dtype=torch.int32)),
+        ("gate_up_bias", torch.zeros(4, 63)),
+        ("gate_up_bias", torch.zeros(4, 64, dtype=torch.bfloat16)),
+        ("down_bias", torch.zeros(64, 4).T),
     ],
 )
-def test_kernel_refuses_what_does_not_fit(
-    library: KernelLibrary, index: int, wrong: torch.Tensor
-) -> None:
-    args = list(EXPERTS.build("cpu", tokens=5, experts=4, chosen=2, hidden=64, intermediate=32))
-    args[index] = wrong
-    with pytest.raises(ValueError, match=r"expected|no matrix of kind 0 has values of"):
-        library.experts(*args)
+def test_kernel_refuses_what_does_not_fit(library: KernelLibrary, field: str, wrong: Any) -> None:
+    args = EXPERTS.build("cpu", tokens=5, experts=4, chosen=2, hidden=64, intermediate=32)
+    with pytest.raises(ValueError, match="expected"):
+        library.experts(*Experts.of_flat(*args).replace(**{field: wrong}).flat())
 
 
 def test_no_tokens_and_no_experts_of_theirs(library: KernelLibrary) -> None:
-    args = EXPERTS.build("cpu", tokens=3, experts=4, chosen=2, hidden=64, intermediate=32)
-    none = (args[0][:0], *args[1:3], args[3][:0], args[4][:0], *args[5:])
+    call = Experts.of_flat(
+        *EXPERTS.build("cpu", tokens=3, experts=4, chosen=2, hidden=64, intermediate=32)
+    )
+    nobody = call.replace(ids=torch.full_like(call.ids, -1))
     for kernel in (library.experts, EXPERTS.reference):
-        assert kernel(*none).shape == (0, 64)
-        nobody = (*args[:4], torch.full_like(args[4], -1), *args[5:])
-        assert torch.equal(kernel(*nobody), torch.zeros(3, 64))
+        assert kernel(*of_tokens(call, slice(0)).flat()).shape == (0, 64)
+        assert torch.equal(kernel(*nobody.flat()), torch.zeros(3, 64))

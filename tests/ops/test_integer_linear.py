@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from src.ops.cpu.abi import LinearArgs
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags
-from src.ops.cpu.projection_calls import bind_linear
-from src.ops.linear import LINEAR, reference, round_inputs
-from src.ops.matrix import STRIP, Matrix, Tiling, to_quantized_strips
+from src.ops.cpu.packing import bind
+from src.ops.linear import LINEAR, Linear, round_inputs
+from src.ops.matrix import STRIP, Tiling, to_quantized_strips
 from tests.ops.comparison import (
     linear_is_alike_in_any_company,
     some_tokens,
@@ -40,8 +41,7 @@ def build(kind: str, **sizes: Any) -> tuple[Any, ...]:
 
 def assert_matches(got: torch.Tensor, args: tuple[Any, ...]) -> None:
     """Against float64 of the rounded inputs; what differs is the rounding of float32 and once."""
-    x, weight, scales, bias, kind, *offsets = args
-    held = Matrix.of_kind(kind, weight, scales, *offsets)
+    x, held, bias = Linear.of_flat(*args)
     rounded = round_inputs(x, held.rounding_unit).double()
     matrix = held.dequantized().double()
     expected = rounded @ matrix.T + (0 if bias is None else bias.double())
@@ -64,7 +64,7 @@ def test_sums_are_those_of_float64(
         )
         for library in libraries.values():
             assert_matches(library.streamed_linear(*args), args)
-        assert_matches(reference(*args), args)
+        assert_matches(LINEAR.reference(*args), args)
 
 
 @pytest.mark.skipif(not LEVELS[1].needs <= MACHINE, reason="the emulation is compiled for AVX2")
@@ -85,7 +85,7 @@ def test_emulated_instructions_give_the_same(
         for dtype in DTYPES:
             args = build(kind, tokens=tokens, inputs=inputs, outputs=outputs, dtype=dtype)
             for library in emulated_linears.values():
-                emulated = bind_linear(library)
+                emulated = bind(library.slipstream_linear, LinearArgs)
                 got = emulated(*args)
                 assert_matches(got, args)
                 assert torch.equal(emulated(args[0][-1:], *args[1:]), got[-1:])
@@ -104,7 +104,7 @@ def test_the_largest_weights_and_inputs_overflow_nothing(
             weight.fill_(nibbles if weight.dtype == torch.uint8 else (-1 if nibbles else 0))
             for linear in (
                 *(library.streamed_linear for library in libraries.values()),
-                *map(bind_linear, emulated_linears.values()),
+                *(bind(each.slipstream_linear, LinearArgs) for each in emulated_linears.values()),
             ):
                 assert_matches(linear(*args), args)
 
@@ -137,8 +137,7 @@ def test_strips_stand_for_the_same_matrix(outputs: int, units: int, kind: str, s
     if kind != "int8":
         outputs = -(-outputs // STRIP) * STRIP
     sizes = {"tokens": 1, "inputs": units * 384, "outputs": outputs}
-    _, weight, scales, _, number, *offsets = LINEAR.build("cpu", **sizes, weight=kind, seed=seed)
-    matrix = Matrix.of_kind(number, weight, scales, *offsets)
+    matrix = Linear.of_flat(*LINEAR.build("cpu", **sizes, weight=kind, seed=seed)).weight
     tiles = matrix.tiled()
     assert tiles.tiling is Tiling.TILES
     assert (tiles.outputs, tiles.inputs) == (matrix.outputs, matrix.inputs)
@@ -157,17 +156,20 @@ def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> No
     x = torch.ones(1, 96, dtype=torch.bfloat16)
     laid_out = torch.zeros(1, 24, 256, dtype=torch.int8)
     with pytest.raises(ValueError, match="in strips a multiple of 64"):
-        library.streamed_linear(x, laid_out, torch.ones(64), None, TILES_INT8)
+        library.streamed_linear(x, laid_out, torch.ones(64), None, TILES_INT8, None)
     with pytest.raises(ValueError, match="expected weights in strips"):
-        library.streamed_linear(torch.ones(1, 96), laid_out, torch.ones(65), None, TILES_INT8)
+        library.streamed_linear(torch.ones(1, 96), laid_out, torch.ones(65), None, TILES_INT8, None)
     _, weight, scales, *_ = LINEAR.build("cpu", tokens=1, inputs=128, outputs=65, weight="int8/32")
     with pytest.raises(ValueError, match="cannot be cut into strips"):
         to_quantized_strips(weight, scales)
-    x, *rest = build("int4/32 with offsets", tokens=1, inputs=384, outputs=64)
-    with pytest.raises(ValueError, match="offsets of their shape"):
-        library.streamed_linear(x, *rest[:-1], rest[-1].bfloat16())
+    x, weight, scales, offsets, *rest = build(
+        "int4/32 with offsets", tokens=1, inputs=384, outputs=64
+    )
+    for wrong in (offsets.bfloat16(), offsets[:, :1]):
+        with pytest.raises(ValueError, match="offsets of the shape"):
+            library.streamed_linear(x, weight, scales, wrong, *rest)
     with pytest.raises(ValueError, match="no strips are of"):
-        library.streamed_linear(torch.ones(1, 96), laid_out, None, None, TILES_INT8)
+        library.streamed_linear(torch.ones(1, 96), laid_out, None, None, TILES_INT8, None)
 
 
 def test_the_unit_is_that_of_the_weights_or_less() -> None:
@@ -175,10 +177,10 @@ def test_the_unit_is_that_of_the_weights_or_less() -> None:
         *(("int8", 64), ("int4/32", 32), ("int4/64", 64), ("int4/96", 32)),
         *(("int8/16", 16), ("int8/48", 16), ("int8/32", 32), ("int8/128", 64)),
     ):
-        _, weight, scales, _, number = build(kind, tokens=1, inputs=384, outputs=64)
-        assert Matrix.of_kind(number, weight, scales).rounding_unit == unit
-    _, weight, scales, _, number = build("int4/384", tokens=1, inputs=384, outputs=64)
-    assert Matrix.of_kind(number, weight, scales).rounding_unit == 64
+        call = Linear.of_flat(*build(kind, tokens=1, inputs=384, outputs=64))
+        assert call.weight.rounding_unit == unit
+    call = Linear.of_flat(*build("int4/384", tokens=1, inputs=384, outputs=64))
+    assert call.weight.rounding_unit == 64
 
 
 def test_few_strips_and_many_threads_have_tokens_cut(libraries: dict[str, KernelLibrary]) -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.linear import LINEAR
-from src.ops.matrix import Matrix
+from src.ops.linear import LINEAR, Linear
 from tests.ops.comparison import (
     linear_is_alike_in_any_company,
     some_tokens,
@@ -30,9 +29,8 @@ def assert_matches(got: torch.Tensor, args: tuple[Any, ...], rounds_groups: bool
 
     ``rounds_groups``: and of weights in groups, to bfloat16, where tokens are of that.
     """
-    x, weight, scales, bias, kind, *offsets = args
-    matrix = Matrix.of_kind(kind, weight, scales, *offsets).dequantized()
-    in_groups = scales is not None and scales.dim() == 2
+    x, weight, bias = Linear.of_flat(*args)
+    matrix, in_groups = weight.dequantized(), weight.encoding.group is not None
     if rounds_groups and in_groups and x.dtype == torch.bfloat16:
         matrix = matrix.bfloat16()
     matrix = matrix.double()
@@ -123,21 +121,23 @@ def test_rows_of_any_length_are_summed(
 
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
     x, weight, *rest = LINEAR.build("cpu", tokens=3, inputs=64, outputs=7)
-    with pytest.raises(ValueError, match=r"in x.s dtype"):
+    with pytest.raises(ValueError, match="in that dtype if without scales"):
         library.streamed_linear(x.bfloat16(), weight, *rest)
     with pytest.raises(ValueError, match="contiguous"):
         library.streamed_linear(x, weight.T.contiguous().T, *rest)
     # The kernel reads so many inputs, rows and numbers of the bias.
     for others in (
-        (weight[:, :48].contiguous(), None, None, 0),
-        (weight[None], None, None, 0),
-        (weight, None, torch.ones(6), 0),
-        (weight, None, torch.ones(7, 1), 0),
+        (weight[:, :48].contiguous(), None, None, 0, None),
+        (weight[None], None, None, 0, None),
+        (weight[0], None, None, 0, None),
+        (weight, None, None, 0, torch.ones(6)),
+        (weight, None, None, 0, torch.ones(7, 1)),
+        (weight, None, torch.ones(7, 2), 0, None),
     ):
-        with pytest.raises(ValueError, match="of as many inputs"):
+        with pytest.raises(ValueError, match="expected"):
             library.streamed_linear(x, *others)
     for kind in (8, 99):
         with pytest.raises(
             ValueError, match=rf"no matrix of kind {kind} has values of torch\.float32"
         ):
-            library.streamed_linear(x, weight, None, None, kind)
+            library.streamed_linear(x, weight, None, None, kind, None)

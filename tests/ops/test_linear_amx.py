@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops.cpu import levels
-from src.ops.cpu.projection_calls import bind_linear
+from src.ops.cpu.abi import LinearArgs
+from src.ops.cpu.packing import bind
 from src.ops.linear import LINEAR
 from tests.ops.test_linear import KINDS, assert_matches
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def linear(emulated_amx: ctypes.CDLL) -> Linear:
-    return bind_linear(emulated_amx)
+    return bind(emulated_amx.slipstream_linear, LinearArgs)
 
 
 def build_args(**changes: Any) -> tuple[Any, ...]:
@@ -64,7 +65,7 @@ def test_sums_are_those_of_float64(linear: Linear, tokens: int, outputs: int) ->
         for weight in ("same", "int8", "int4/32"):
             args = build_args(tokens=tokens, inputs=inputs, outputs=outputs, weight=weight)
             assert_matches(linear(*args), args, rounds_groups=True)
-            without_bias = (*args[:3], None, *args[4:])
+            without_bias = (*args[:-1], None)
             assert_matches(linear(*without_bias), without_bias, rounds_groups=True)
 
 
@@ -96,10 +97,11 @@ def test_tiles_are_used_where_they_can_be(linear: Linear, emulated_amx: ctypes.C
 def test_nothing_behind_weights_and_biases_is_read(linear: Linear, outputs: int) -> None:
     """They end where memory does, as a checkpoint's last tensor may."""
     for kind in ("same", "int8", "int4/32"):
-        x, weight, scales, bias, number = build_args(tokens=3, outputs=outputs, weight=kind)
+        args = build_args(tokens=3, outputs=outputs, weight=kind)
+        x, weight, *rest, bias = args
         with at_the_end_of_memory(weight) as last_weight, at_the_end_of_memory(bias) as last_bias:
-            got = linear(x, last_weight, scales, last_bias, number)
-            assert torch.equal(got, linear(x, weight, scales, bias, number))
+            got = linear(x, last_weight, *rest, last_bias)
+            assert torch.equal(got, linear(*args))
             del last_weight, last_bias
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.linear import LINEAR, linear
-from src.ops.matrix import KINDS, NUMBERS, Encoding, Matrix, Tiling, _has_capability, as_matrix
-from src.ops.projection import InputRounding, Projection
+from src.ops.experts import Experts
+from src.ops.linear import LINEAR, Linear, linear
+from src.ops.matrix import (
+    KINDS,
+    NUMBERS,
+    Encoding,
+    Matrix,
+    Tiling,
+    _has_capability,
+    as_matrix,
+    has_capability,
+)
+from src.ops.projection import InputRounding, Projection, _multiplies_float8
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ENCODINGS = (
@@ -77,8 +90,7 @@ def test_two_encodings_of_equal_shapes_and_dtypes_are_told_apart() -> None:
     x = torch.eye(192)
     for matrix in (levels, codes):
         expected = matrix.dequantized().T
-        given = (x, matrix.values, matrix.scales, None, matrix.kind)
-        torch.testing.assert_close(LINEAR.reference(*given), expected)
+        torch.testing.assert_close(LINEAR.reference(*Linear(x, matrix).flat()), expected)
     assert not torch.equal(levels.dequantized(), codes.dequantized())
 
 
@@ -154,6 +166,37 @@ def test_a_gpu_is_asked_once_what_it_converts(monkeypatch: pytest.MonkeyPatch) -
         _has_capability.cache_clear()
 
 
+def test_a_gpu_is_asked_once_whether_it_multiplies_8_bit_floats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: asked.append(device) or (9, 0)
+    )
+    _has_capability.cache_clear()
+    try:
+        matrix = encoded(Encoding("e4m3", None, torch.float32))[1]
+        x: Any = SimpleNamespace(device=torch.device("cuda", 1), dtype=torch.bfloat16)
+        for _ in range(2):
+            assert _multiplies_float8(x, matrix)
+        assert asked == [torch.device("cuda", 1)]
+        x.dtype = torch.float16
+        assert not _multiplies_float8(x, matrix)
+    finally:
+        _has_capability.cache_clear()
+
+
+def test_a_compiler_that_asks_what_a_gpu_can_is_told_without_a_warning() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if has_capability(torch.device("cuda", 0), (0, 0)) else x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = torch.compile(doubled, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_scales_that_are_fewer_than_rows_or_groups_are_refused(
     library: KernelLibrary, encoding: Encoding
@@ -173,7 +216,7 @@ def test_scales_that_are_fewer_than_rows_or_groups_are_refused(
             # Scales of rows say how many the last tile has.
             if one.shape != (63,) or matrix.tiling is Tiling.ROWS:
                 with pytest.raises(ValueError, match=REFUSED):
-                    library.streamed_linear(x, matrix.values, one, None, kind, offsets)
+                    library.streamed_linear(x, matrix.values, one, offsets, kind)
             with pytest.raises(ValueError, match=REFUSED):
                 call_experts(library, x, stack, several, kind, moved)
 
@@ -190,17 +233,17 @@ def call_experts(
     offsets: torch.Tensor | None,
 ) -> None:
     """With plain matrices behind the activation."""
-    down, weights = torch.ones(2, 192, 32), torch.ones(2, 1)
-    ids = torch.zeros(2, 1, dtype=torch.int64)
-    told = (0, 1.0, 0.0, False, True, kind, 0, offsets)
-    library.experts(x, gate_up, down, weights, ids, scales, None, None, None, *told)
+    down = Matrix.plain(torch.ones(2, 192, 32))
+    weights, ids = torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64)
+    rest = Experts(x, down, down, weights, ids).flat()[6:]
+    library.experts(x, gate_up, scales, offsets, None, kind, *rest)
 
 
 def test_no_kernel_decodes_a_matrix_in_a_call(library: KernelLibrary) -> None:
     """Loading decodes what this refuses."""
     _, matrix = encoded(Encoding("int8", None, torch.float32), inputs=48)
     with pytest.raises(ValueError, match="no kernel multiplies int8 per row with 48 inputs"):
-        library.streamed_linear(torch.ones(1, 48), matrix.values, matrix.scales, None, matrix.kind)
+        library.streamed_linear(*Linear(torch.ones(1, 48), matrix).flat())
 
 
 @pytest.mark.parametrize("number", ["int8", "e4m3"])

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from src.ops.cpu.abi import LinearArgs
 from src.ops.cpu.kernel_library import KernelLibrary
 from src.ops.cpu.levels import LEVELS, cpu_flags, fastest_level
-from src.ops.cpu.projection_calls import bind_linear
-from src.ops.linear import LINEAR, reference
+from src.ops.cpu.packing import bind
+from src.ops.linear import LINEAR, Linear
 from src.ops.matrix import fits_strips, to_strips
 from tests.ops.comparison import (
     bits,
@@ -27,8 +28,9 @@ ROWS, TILES = 1, 17  # kinds of bfloat16
 
 def build(seed: int = 0, **sizes: Any) -> tuple[torch.Tensor, ...]:
     """x, weights in rows, weights in strips, bias."""
-    x, rows, _, bias, _ = LINEAR.build("cpu", dtype=torch.bfloat16, seed=seed, **sizes)
-    return x, rows, to_strips(rows), bias
+    call = Linear.of_flat(*LINEAR.build("cpu", dtype=torch.bfloat16, seed=seed, **sizes))
+    rows = call.weight.values
+    return call.x, rows, to_strips(rows), call.bias
 
 
 def assert_matches(
@@ -48,9 +50,12 @@ def test_sums_are_those_of_float64(libraries: dict[str, KernelLibrary], has_bias
             tokens=tokens, inputs=inputs, outputs=outputs, has_bias=has_bias
         )
         for library in libraries.values():
-            assert_matches(library.streamed_linear(x, strips, None, bias, TILES), x, rows, bias)
+            assert_matches(
+                library.streamed_linear(x, strips, None, None, TILES, bias), x, rows, bias
+            )
         assert torch.equal(
-            reference(x, strips, None, bias, TILES), reference(x, rows, None, bias, ROWS)
+            LINEAR.reference(x, strips, None, None, TILES, bias),
+            LINEAR.reference(x, rows, None, None, ROWS, bias),
         )
 
 
@@ -61,10 +66,10 @@ def test_emulated_instructions_give_the_same(emulated_linears: dict[str, ctypes.
     for tokens, inputs, outputs in cases:
         x, rows, strips, bias = build(tokens=tokens, inputs=inputs, outputs=outputs, has_bias=True)
         for library in emulated_linears.values():
-            emulated = bind_linear(library)
-            got = emulated(x, strips, None, bias, TILES)
+            emulated = bind(library.slipstream_linear, LinearArgs)
+            got = emulated(x, strips, None, None, TILES, bias)
             assert_matches(got, x, rows, bias)
-            assert torch.equal(emulated(x[-1:], strips, None, bias, TILES), got[-1:])
+            assert torch.equal(emulated(x[-1:], strips, None, None, TILES, bias), got[-1:])
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,7 +84,7 @@ def test_a_token_is_the_same_bits_in_any_company(
         outputs=64 * data.draw(st.integers(1, 4)),
         has_bias=data.draw(st.booleans()),
     )
-    args = (x, strips, None, bias, TILES)
+    args = (x, strips, None, None, TILES, bias)
     linear_is_alike_in_any_company(libraries.values(), args, *some_tokens(data, tokens))
 
 
@@ -88,7 +93,7 @@ def test_tokens_that_do_not_stay_close_to_a_core_are_cut(
 ) -> None:
     x, _, strips, _ = build(tokens=700, inputs=1024, outputs=64)
     linear_is_alike_in_any_company(
-        libraries.values(), (x, strips, None, None, TILES), slice(650, 661), 2
+        libraries.values(), (x, strips, None, None, TILES, None), slice(650, 661), 2
     )
 
 
@@ -97,22 +102,22 @@ def test_one_bad_token_stays_its_own_and_rows_may_lie_apart(
 ) -> None:
     x, _, strips, _ = build(tokens=9, inputs=128, outputs=64)
     for library in libraries.values():
-        expected = library.streamed_linear(x, strips, None, None, TILES)
+        expected = library.streamed_linear(x, strips, None, None, TILES, None)
         for bad in (torch.nan, torch.inf):
             spoilt = x.clone()
             spoilt[4] = bad
-            got = library.streamed_linear(spoilt, strips, None, None, TILES)
+            got = library.streamed_linear(spoilt, strips, None, None, TILES, None)
             assert not got[4].isfinite().any()
             others = [0, 1, 2, 3, 5, 6, 7, 8]
             assert torch.equal(got[others], expected[others])
         assert torch.equal(
-            library.streamed_linear(x[::2], strips, None, None, TILES), expected[::2]
+            library.streamed_linear(x[::2], strips, None, None, TILES, None), expected[::2]
         )
         wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=1)
         assert torch.equal(
-            library.streamed_linear(wide[:, :128], strips, None, None, TILES), expected
+            library.streamed_linear(wide[:, :128], strips, None, None, TILES, None), expected
         )
-        assert library.streamed_linear(x[:0], strips, None, None, TILES).shape == (0, 64)
+        assert library.streamed_linear(x[:0], strips, None, None, TILES, None).shape == (0, 64)
 
 
 @settings(max_examples=40, deadline=None)
@@ -148,14 +153,14 @@ def test_what_cannot_be_cut_into_strips_is_refused(library: KernelLibrary) -> No
     with pytest.raises(ValueError, match="cannot be cut"):
         library.lay_out(torch.zeros(64, 128, dtype=torch.bfloat16)[:, :64])
     x, strips = torch.ones(1, 64, dtype=torch.bfloat16), torch.zeros(1, 32, 128).bfloat16()
-    with pytest.raises(ValueError, match="expected weights in strips"):
-        library.streamed_linear(x[:, :62], strips, None, None, TILES)
+    with pytest.raises(ValueError, match=r"weight \[outputs, inputs\].* got x \(1, 62\)"):
+        library.streamed_linear(x[:, :62], strips, None, None, TILES, None)
     with pytest.raises(ValueError, match="no strips are of"):
-        library.streamed_linear(x, strips, torch.ones(64), None, TILES)
+        library.streamed_linear(x, strips, torch.ones(64), None, TILES, None)
     with pytest.raises(ValueError, match=r"no matrix of kind 17 has values of torch\.float32"):
-        library.streamed_linear(x.float(), strips.float(), None, None, TILES)
-    with pytest.raises(ValueError, match=r"in x.s dtype"):
-        library.streamed_linear(x.half(), strips, None, None, TILES)
+        library.streamed_linear(x.float(), strips.float(), None, None, TILES, None)
+    with pytest.raises(ValueError, match="in that dtype if without scales"):
+        library.streamed_linear(x.half(), strips, None, None, TILES, None)
 
 
 def test_what_levels_gain_by() -> None:

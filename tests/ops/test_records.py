@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from src.ops import ADAPT, OPS, adapt
+from src.ops import LORA, OPS, lora
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cpu import records as cpu_records
 from src.ops.cpu.packing import bind
@@ -107,24 +107,11 @@ def test_every_op_has_the_shapes_that_its_record_says() -> None:
         )
 
 
-@cpu_records.record()
+@cpu_records.record(call=Scaled, names={"state_stride": "kept_stride", "exact": "is_exact"})
 class ScaledArgs(cpu_records.Record):
     """What a kernel of `Scaled` would be given."""
 
-    x: int = pointer("const void*")
-    kept: int = pointer("void*")
-    weight: int = pointer("const void*")
     spec: int = pointer("const void*")
-    out: int = pointer("void*")
-    x_stride: int = int64()
-    state_stride: int = int64()
-    tokens: int = int64()
-    parts: int = int64()
-    size: int = int64()
-    dtype: int = int64()
-    threads: int = int64()
-    steps: int = int64()
-    exact: int = int64()
     doubled: int = int64()
 
 
@@ -140,9 +127,7 @@ class Pair(ctypes.Structure):
 def bound(kernel: Callable[[Any], int], **others: Any) -> Callable[..., Any]:
     return bind(
         lambda struct: kernel(struct),
-        Scaled,
         ScaledArgs,
-        names={"state_stride": "kept_stride", "exact": "is_exact"},
         computed={
             "spec": lambda scalars: Pair(int(scalars[2])),
             "doubled": lambda steps: 2 * steps,
@@ -221,7 +206,7 @@ def test_what_a_check_and_a_status_say_is_raised() -> None:
 
 def test_a_struct_with_a_field_of_nothing_is_refused() -> None:
     with pytest.raises(LookupError, match=r"ScaledArgs\.spec is nothing of Scaled"):
-        bind(lambda _: 0, Scaled, ScaledArgs)
+        bind(lambda _: 0, ScaledArgs)
 
 
 @pytest.mark.parametrize("name", ["steps", "main", "threads"])
@@ -232,15 +217,45 @@ def test_a_dimension_with_the_name_of_something_else_is_refused(name: str) -> No
         x: Tensor = tensor(f"tokens {name}")
         steps: int = number()
 
-    @cpu_records.record()
+    @cpu_records.record(call=Named)
     class NamedArgs(cpu_records.Record):
         """Its struct."""
 
-        steps: int = int64()
-
     cpu_records._records.remove(NamedArgs)
     with pytest.raises(LookupError, match=f"Named cannot have a dimension '{name}'"):
-        bind(lambda _: 0, Named, NamedArgs)
+        bind(lambda _: 0, NamedArgs)
+
+
+def test_sizes_follow_from_sums_and_differences() -> None:
+    class Bounded(Record):
+        """Bounds of rows, and the taps behind the first."""
+
+        starts: Tensor = tensor("rows+1", torch.int32)
+        states: Tensor = tensor("taps-1")
+
+    @cpu_records.record(call=Bounded)
+    class BoundedArgs(cpu_records.Record):
+        """Its struct."""
+
+    cpu_records._records.remove(BoundedArgs)
+    seen: list[tuple[int, int]] = []
+
+    def kernel(struct: Any) -> int:
+        seen.append((struct.rows, struct.taps))
+        return 0
+
+    bind(kernel, BoundedArgs)(torch.zeros(4, dtype=torch.int32), torch.zeros(2))
+    assert seen == [(3, 3)]
+
+
+def test_a_struct_has_addresses_of_the_tensors_types() -> None:
+    declared = {name: field.declared for name, field in ScaledArgs.declared.items()}
+    assert (declared["x"], declared["kept"]) == ("const void*", "void*")
+    assert (declared["table"], declared["out"]) == ("const int32_t*", "void*")
+    with pytest.raises(LookupError, match=r"Scaled has no \['nothing'\]"):
+        cpu_records.record(call=Scaled, names={"something": "nothing"})(
+            type("OtherArgs", (cpu_records.Record,), {})
+        )
 
 
 def test_a_size_that_no_whole_number_gives_is_refused() -> None:
@@ -249,11 +264,9 @@ def test_a_size_that_no_whole_number_gives_is_refused() -> None:
 
         x: Tensor = tensor("tokens 4*parts")
 
-    @cpu_records.record()
+    @cpu_records.record(call=Cut)
     class CutArgs(cpu_records.Record):
         """Its struct."""
-
-        parts: int = int64()
 
     cpu_records._records.remove(CutArgs)
     seen: list[int] = []
@@ -262,7 +275,7 @@ def test_a_size_that_no_whole_number_gives_is_refused() -> None:
         seen.append(struct.parts)
         return 0
 
-    call = bind(kernel, Cut, CutArgs)
+    call = bind(kernel, CutArgs)
     call(torch.zeros(1, 12))
     assert seen == [3]
     with pytest.raises(ValueError, match=r"x \[tokens, 4\*parts\].* got x \(1, 14\)"):
@@ -310,12 +323,12 @@ def test_a_size_follows_from_what_is_computed_of_it(dim: str, length: int, size:
 def test_a_graph_that_is_traced_has_the_op_itself() -> None:
     class Layer(torch.nn.Module):
         def forward(self, base: Tensor, *given: Tensor) -> Tensor:
-            return adapt(base * 2, *given)
+            return lora(base * 2, *given)
 
-    args = ADAPT.build("cpu", slots=[0], inputs=8, parts=[8], ranks=[[1], [2]], room=2)
-    expected = adapt(args[0] * 2, *args[1:])
+    args = LORA.build("cpu", slots=[0], inputs=8, parts=[8], ranks=[[1], [2]], room=2)
+    expected = lora(args[0] * 2, *args[1:])
     assert torch.equal(torch.compile(Layer(), fullgraph=True, backend="eager")(*args), expected)
     for strict in (False, True):
         graph = torch.export.export(Layer(), args, strict=strict).graph
         called = [node.target for node in graph.nodes if node.op == "call_function"]
-        assert called == [torch.ops.aten.mul.Tensor, ADAPT.overload]
+        assert called == [torch.ops.aten.mul.Tensor, LORA.overload]

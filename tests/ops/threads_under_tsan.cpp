@@ -41,13 +41,20 @@ bool attend(int rounds) {
   for (int32_t i = 0; i < 32; ++i) tables[size_t(kBlocks + i)] = i;
   const std::vector<int64_t> slots(kTokens, -1);
   const std::vector<float> sinks(kHeads, 0.5f);
-  const AttentionSpec spec{0.2f, 5.0f, 0, 0, sinks.data()};
+  AttentionSpec spec{};
+  spec.scale = 0.2f, spec.cap = 5.0f, spec.window = 0, spec.chunk = 0, spec.sinks = sinks.data();
   for (int round = 0; round < rounds; ++round) {
-    const AttentionArgs args{query.data(), query.data(), query.data(), keys.data(), values.data(),
-                             tables.data(), starts, lengths, slots.data(), out.data(), &spec,
-                             kHeads * kHeadDim, 2 * kHeadDim, 2 * kHeadDim, kBlocks,
-                             kTokens, kRows, kHeads, 2, kHeadDim, kRows * kBlocks, kBlock, kBlocks,
-                             kFloat32, 1 + round % 4, round % 2, kAsQueries, 0};
+    AttentionArgs args{};
+    args.query = query.data(), args.key = query.data(), args.value = query.data();
+    args.key_cache = keys.data(), args.value_cache = values.data();
+    args.block_tables = tables.data(), args.query_start_loc = starts, args.seq_lens = lengths;
+    args.slot_mapping = slots.data(), args.out = out.data(), args.spec = &spec;
+    args.query_stride = kHeads * kHeadDim, args.key_stride = 2 * kHeadDim;
+    args.value_stride = 2 * kHeadDim, args.block_table_stride = kBlocks, args.tokens = kTokens;
+    args.rows = kRows, args.num_heads = kHeads, args.num_kv_heads = 2, args.head_dim = kHeadDim;
+    args.num_blocks = kRows * kBlocks, args.block_size = kBlock, args.max_blocks = kBlocks;
+    args.dtype = kFloat32, args.threads = 1 + round % 4, args.deterministic = round % 2;
+    args.cache_kind = kAsQueries, args.value_dim = 0;
     if (slipstream_paged_attention(&args) != kOk) return false;
   }
   return true;

@@ -12,7 +12,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from src.ops.triton import (
-    adapt,
     causal_convolution,
     codes,
     decode_schedule,
@@ -22,6 +21,7 @@ from src.ops.triton import (
     latent_expanded,
     linear,
     linear_recurrence,
+    lora,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -241,13 +241,13 @@ def compile_linears(size: int, dtype: str) -> None:
                 assert shared + RESERVED <= SHARED_MEMORY, (dtype, tile, group, weight, shared)
 
 
-def compile_adapts(dtype: str) -> None:
+def compile_loras(dtype: str) -> None:
     """Of a projection of queries, keys and values, whatever the rank."""
     ranks = {"ranks": "*i32", "starts": "*i32", "slots": "*i64", "tokens": "i32"}
     matrices = dict.fromkeys(("base", "down", "up"), f"*{dtype}")
     for room in (8, 64, 256):
-        shape = {"parts": 3, "room": room, "padded": max(16, room), "block_t": adapt._TOKENS}
-        for kernel, size in ((adapt._project, "block_k"), (adapt._expand, "block_n")):
+        shape = {"parts": 3, "room": room, "padded": max(16, room), "block_t": lora._TOKENS}
+        for kernel, size in ((lora._project, "block_k"), (lora._expand, "block_n")):
             shared = compile_for_hopper(
                 kernel, dtype, 4, 3, **shape, **{size: 64},
                 pointers={**ranks, **matrices, "inner": "*fp32"},
@@ -315,7 +315,7 @@ def main() -> None:
     for size, dtype in ((2, "bf16"), (2, "fp16"), (4, "fp32")):
         compile_experts(size, dtype)
         compile_linears(size, dtype)
-        compile_adapts(dtype)
+        compile_loras(dtype)
     rotation()
     sys.stdout.write("ok\n")
 

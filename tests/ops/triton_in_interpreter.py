@@ -20,7 +20,6 @@ import triton.runtime.interpreter as interpreter
 from benchmarks import tune_attention
 from benchmarks.record import Recorder
 from src.ops import (
-    ADAPT,
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
@@ -28,14 +27,16 @@ from src.ops import (
     LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
+    LORA,
     PAGED_ATTENTION,
     ROTATE_AND_CACHE,
     AttentionSpec,
 )
 from src.ops.attention_cases import CACHED_CASES
 from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.experts import Experts
+from src.ops.linear import Linear
 from src.ops.triton import (
-    adapt,
     causal_convolution,
     decode_schedule,
     experts,
@@ -44,6 +45,7 @@ from src.ops.triton import (
     latent_expanded,
     linear,
     linear_recurrence,
+    lora,
     paged_attention,
     paged_decode,
     rotate_and_cache,
@@ -226,7 +228,7 @@ def all_else_matches() -> None:
         expected, got = GUMBEL_ARGMAX.reference(*args), gumbel_argmax.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
     recurrences_match()
-    adapts_match()
+    loras_match()
     linears_match()
     experts_match()
     latents_match()
@@ -263,17 +265,17 @@ def recurrences_match() -> None:
         assert torch.equal(bits(pieces["states"]._base), bits(given["states"]._base))
 
 
-def adapts_match() -> None:
+def loras_match() -> None:
     """A token's bits are the same alone and in any company."""
-    for case in ADAPT.cases:
+    for case in LORA.cases:
         if case["dtype"] == torch.bfloat16:
             continue
-        args = ADAPT.build("cpu", **case)
+        args = LORA.build("cpu", **case)
         base, x, *weights, slots = args
-        expected, got = ADAPT.reference(*args), adapt.adapt(*args)
+        expected, got = LORA.reference(*args), lora.lora(*args)
         tolerance = TOLERANCE[case["dtype"]]
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
-        alone = adapt.adapt(base[-1:], x[-1:], *weights, slots[-1:])
+        alone = lora.lora(base[-1:], x[-1:], *weights, slots[-1:])
         assert torch.equal(alone, got[-1:]), case
 
 
@@ -284,7 +286,7 @@ def linears_match() -> None:
         for tokens, outputs, dtype in ((1, 5, torch.float32), (70, 67, torch.float16)):
             case = {"tokens": tokens, "outputs": outputs, "dtype": dtype, "weight": kind}
             args = LINEAR.build("cpu", inputs=192, has_bias=seed % 2 == 0, seed=seed, **case)
-            if len(args) == 6:
+            if Linear.of_flat(*args).weight.offsets is not None:
                 # Contiguous or not: tokens may lie apart.
                 args = (torch.cat((args[0], args[0]), 1)[:, :192], *args[1:])
             expected, got = LINEAR.reference(*args), linear.run(*args)
@@ -320,11 +322,11 @@ def experts_match() -> None:
         tolerance = TOLERANCE[expected.dtype]
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, msg=str(case))
     shape = {"tokens": 90, "experts": 4, "chosen": 2, "hidden": 40, "intermediate": 24}
-    x, gate_up, down, weights, ids, *rest = EXPERTS.build("cpu", **shape, deterministic=True)
-    whole = experts.run(x, gate_up, down, weights, ids, *rest)
+    call = Experts.of_flat(*EXPERTS.build("cpu", **shape, deterministic=True))
+    whole = experts.run(*call.flat())
     for some in (slice(5, 6), slice(30, 80)):
-        alone = experts.run(x[some], gate_up, down, weights[some], ids[some], *rest)
-        assert torch.equal(alone, whole[some]), some
+        part = call.replace(x=call.x[some], weights=call.weights[some], ids=call.ids[some])
+        assert torch.equal(experts.run(*part.flat()), whole[some]), some
 
 
 def latents_match() -> None:

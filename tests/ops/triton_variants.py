@@ -27,13 +27,13 @@ from src.models.registry import family_of
 from src.ops.latent_expansion import LatentShape, plan_expansion
 from src.ops.matrix import NUMBERS
 from src.ops.triton import (
-    adapt,
     causal_convolution,
     decode_schedule,
     experts,
     gumbel_argmax,
     latent_attention,
     linear_recurrence,
+    lora,
     paged_attention,
     rotate_and_cache,
     tuning,
@@ -128,7 +128,7 @@ def adapted(num_tokens: int) -> None:
     """What an adapter adds to a projection."""
     kind = {"dtype": torch.bfloat16}
     slots = torch.zeros(num_tokens + 1, dtype=torch.int64)
-    adapt.adapt(
+    lora.lora(
         torch.empty(num_tokens, 96, **kind),
         torch.empty(num_tokens, 64, **kind),
         torch.empty(4, 3, 16, 64, **kind),

@@ -30,11 +30,11 @@ class ChosenWeight(NamedTuple):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The base's result and the update of each token's slot: [T, K] to [T, N] in x's dtype."""
         base = linear(x, self.base, bias)
-        return ops.adapt(base, x, self.down, self.up, self.ranks, self.starts, self.slots)
+        return ops.lora(base, x, self.down, self.up, self.ranks, self.starts, self.slots)
 
 
 class AdaptedWeight(NamedTuple):
-    """A weight of any format, with the adapters of every slot; see `ops.adapt`."""
+    """A weight of any format, with the adapters of every slot; see `ops.lora`."""
 
     base: Weight
     down: Tensor  # [S, P * R, K]

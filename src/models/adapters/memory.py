@@ -30,7 +30,7 @@ class AdapterRoom:
 
 
 class AdapterMemory:
-    """Slots for the updates of every parameter that may have one; see `ops.adapt`.
+    """Slots for the updates of every parameter that may have one; see `ops.lora`.
 
     Attributes
     ----------

@@ -40,7 +40,7 @@ _VALUES_AT_ONCE = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """The update of one parameter, in the model's dtype; see `ops.adapt`.
+    """The update of one parameter, in the model's dtype; see `ops.lora`.
 
     Attributes
     ----------

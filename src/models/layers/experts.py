@@ -20,7 +20,7 @@ from src.models.layers.linear import linear
 from src.models.layers.mlp import MLPSpec, MLPWeights, partial_mlp
 from src.models.layers.norms import NormSpec, rms_norm
 from src.ops.experts import ClampedSwiglu
-from src.ops.matrix import Operand
+from src.ops.matrix import Operand, as_matrix
 from src.ops.routing import Routing, route
 
 
@@ -68,8 +68,8 @@ def experts(spec: ExpertsSpec, weights: ExpertsWeights, residual: Tensor) -> Ten
     chosen, ids = route(logits, spec.routing, weights.choice_bias, spec.deterministic)
     added = ops.experts(
         normed,
-        weights.gate_up,
-        weights.down,
+        as_matrix(weights.gate_up),
+        as_matrix(weights.down),
         chosen,
         ids,
         gate_up_bias=weights.gate_up_bias,

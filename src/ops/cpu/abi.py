@@ -1,7 +1,8 @@
 """The structs of the CPU kernels' C interface. `abi_records.h` is written from them.
 
-Pointers are to memory of the CPU. `dtype` is a `DType` of `abi.h`, `threads` how many threads a
-kernel may use; flags are 0 or 1.
+A kernel that computes an op is given what the op's record says, see `struct_fields`. Pointers are
+to memory of the CPU. `dtype` is a `DType` of `abi.h`, `threads` how many threads a kernel may use;
+flags are 0 or 1.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from src.ops import attention_spec
+from src.ops.attention_call import PagedAttention
+from src.ops.causal_convolution import CausalConvolution
 from src.ops.cpu.records import (
     Record,
     digest,
-    float32,
     float64,
     int64,
     int64_array,
@@ -22,6 +25,12 @@ from src.ops.cpu.records import (
     record,
     records,
 )
+from src.ops.experts import Experts
+from src.ops.gumbel_argmax import GumbelArgmax
+from src.ops.latent_attention import LatentAttention
+from src.ops.linear import Linear
+from src.ops.linear_recurrence import LinearRecurrence
+from src.ops.lora import Lora
 
 HEADER: Final = Path(__file__).with_name("abi_records.h")
 
@@ -33,57 +42,30 @@ MAX_DIMS: Final = 3
 """Dimensions of a token argument at most: kMaxDims."""
 
 
-@record()
+@record(value=attention_spec.AttentionSpec)
 class AttentionSpec(Record):
-    """Modifiers of a layer's scores, in the order in which they are applied."""
+    """Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 
-    scale: float = float32("factor")
-    cap: float = float32("cap * tanh(score / cap); 0 for none")
-    window: int = int64("keys that a token sees, itself included; 0 for all")
-    chunk: int = int64("a token sees keys of its own chunk of so many tokens; 0 for no chunks")
-    sinks: int = pointer(
-        "const float*", "[num_heads], a logit that takes part in the denominator only; or null"
-    )
+    A soft cap is cap * tanh(score / cap). A token sees `window` keys, itself included, and those of
+    its own `chunk` of so many tokens. Sinks, [num_heads], are logits that take part in the
+    denominator only.
+    """
 
 
-@record(kernel="paged_attention")
+@record(
+    kernel="paged_attention",
+    call=PagedAttention,
+    names={"block_table_stride": "block_tables_stride"},
+)
 class AttentionArgs(Record):
     """Attention over a paged cache. Strides are in elements.
 
-    Heads lie head_dim apart, and the last dimension is contiguous.
+    Heads lie head_dim apart, and the last dimension is contiguous. Rows of a cache of codes have
+    head_dim + 4 bytes. If it is `deterministic`, results must not depend on how a row's tokens are
+    cut into calls.
     """
 
-    query: int = pointer("const void*", "[tokens, num_heads, head_dim]")
-    key: int = pointer("const void*", "[tokens, num_kv_heads, head_dim]")
-    value: int = pointer("const void*", "[tokens, num_kv_heads, head_dim]")
-    key_cache: int = pointer(
-        "void*",
-        "[num_blocks, block_size, num_kv_heads, head_dim] contiguous; of codes, head_dim + 4 bytes",
-    )
-    value_cache: int = pointer("void*", "same")
-    block_tables: int = pointer("const int32_t*", "[rows, block_table_stride]")
-    query_start_loc: int = pointer("const int32_t*", "[rows + 1]")
-    seq_lens: int = pointer("const int32_t*", "[rows]")
-    slot_mapping: int = pointer("const int64_t*", "[tokens]")
-    out: int = pointer("void*", "[tokens, num_heads, head_dim] contiguous")
     spec: int = pointer("const AttentionSpec*")
-    query_stride: int = int64()
-    key_stride: int = int64()
-    value_stride: int = int64()
-    block_table_stride: int = int64()
-    tokens: int = int64()
-    rows: int = int64()
-    num_heads: int = int64()
-    num_kv_heads: int = int64()
-    head_dim: int = int64()
-    num_blocks: int = int64()
-    block_size: int = int64()
-    max_blocks: int = int64()
-    dtype: int = int64()
-    threads: int = int64()
-    deterministic: int = int64(
-        "whether results must not depend on how a row's tokens are cut into calls"
-    )
     cache_kind: int = int64("a CacheKind")
     value_dim: int = int64(
         "0, or how many leading elements of a key are its value, if key_cache is value_cache too. "
@@ -91,7 +73,11 @@ class AttentionArgs(Record):
     )
 
 
-@record(kernel="latent_attention")
+@record(
+    kernel="latent_attention",
+    call=LatentAttention,
+    names={"block_table_stride": "block_tables_stride"},
+)
 class LatentArgs(Record):
     """Latent attention. Strides are in elements.
 
@@ -100,151 +86,32 @@ class LatentArgs(Record):
     belong to the keys of all heads.
     """
 
-    query: int = pointer(
-        "const void*", "[tokens, heads, nope + rope], contiguous but for its tokens"
-    )
-    latent: int = pointer("const void*", "[tokens, rank + rope]")
-    cache: int = pointer("void*", "[num_blocks, block_size, rank + rope] contiguous")
-    up: int = pointer("const void*", "[heads, nope + value, rank] contiguous")
-    block_tables: int = pointer("const int32_t*", "[rows, block_table_stride]")
-    query_start_loc: int = pointer("const int32_t*", "[rows + 1]")
-    seq_lens: int = pointer("const int32_t*", "[rows]")
-    slot_mapping: int = pointer("const int64_t*", "[tokens]")
-    out: int = pointer("void*", "[tokens, heads, value] contiguous")
     spec: int = pointer("const AttentionSpec*", "only the scale counts")
-    query_stride: int = int64()
-    latent_stride: int = int64()
-    block_table_stride: int = int64()
-    tokens: int = int64()
-    rows: int = int64()
-    heads: int = int64()
-    nope: int = int64()
-    rope: int = int64()
-    rank: int = int64()
-    value: int = int64()
-    num_blocks: int = int64()
-    block_size: int = int64()
-    max_blocks: int = int64()
-    dtype: int = int64()
-    threads: int = int64()
-    deterministic: int = int64("as in AttentionArgs")
 
 
-@record(kernel="gumbel_argmax")
+@record(kernel="gumbel_argmax", call=GumbelArgmax)
 class GumbelArgs(Record):
     """Draws a token for each row of logits."""
 
-    logits: int = pointer("const float*", "[rows, vocab_size], rows logits_stride apart")
-    seeds: int = pointer("const int64_t*", "[rows]")
-    positions: int = pointer("const int64_t*", "[rows]")
-    temperatures: int = pointer("const float*", "[rows]")
-    tokens: int = pointer("int64_t*", "[rows]")
-    rows: int = int64()
-    vocab_size: int = int64()
-    logits_stride: int = int64()
-    threads: int = int64()
 
-
-@record(kernel="linear")
+@record(kernel="linear", call=Linear)
 class LinearArgs(Record):
-    """A projection."""
-
-    x: int = pointer("const void*", "[tokens, inputs], rows x_stride apart")
-    weight: int = pointer(
-        "const void*",
-        "[outputs, inputs] contiguous; four bits: [outputs, inputs / 2]. In strips of 64 outputs "
-        "(the last one is padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, "
-        "4], bfloat16 [strips, inputs / 2, 64, 2].",
-    )
-    scales: int = pointer(
-        "const void*",
-        "int8 with group 0: [outputs]; otherwise [outputs, inputs / group], in strips "
-        "[strips, inputs / group, 64]",
-    )
-    bias: int = pointer("const void*", "[outputs] of x's dtype, or null")
-    out: int = pointer("void*", "[tokens, outputs] contiguous, of x's dtype")
-    offsets: int = pointer(
-        "const void*",
-        "of groups, like `scales`: a weight is level * scale - offset; null for zeros",
-    )
-    tokens: int = int64()
-    inputs: int = int64()
-    outputs: int = int64()
-    x_stride: int = int64()
-    dtype: int = int64()
-    kind: int = int64("a DType or a WeightKind")
-    group: int = int64()
-    threads: int = int64()
-    group_dtype: int = int64("of scales and offsets of groups: kFloat32, kBFloat16 or kPowers")
+    """A projection; `kind` is a DType or a WeightKind."""
 
 
-@record(kernel="experts")
+@record(kernel="experts", call=Experts)
 class ExpertsArgs(Record):
-    """A layer of experts.
+    """A layer of experts, whose matrices are stacked.
 
-    Each has a matrix of gate and up, [2 * intermediate, hidden], and one of down,
-    [hidden, intermediate]. Experts are stacked; each is laid out like `weight` and `scales` of
-    LinearArgs.
+    Kinds are as in LinearArgs, and so is each matrix of a stack. `activation` is an Activation;
+    `alpha` and `limit` are those of kClampedSwiglu. If it `weighs_inputs`, weights are factors of x
+    instead of the results. An order says which input an expert's weights in each column are for.
     """
 
-    x: int = pointer("const void*", "[tokens, hidden], rows x_stride apart")
-    gate_up: int = pointer("const void*")
-    down: int = pointer("const void*")
-    gate_up_scales: int = pointer("const void*")
-    down_scales: int = pointer("const void*")
-    weights: int = pointer("const float*", "[tokens, chosen]")
-    ids: int = pointer("const int64_t*", "[tokens, chosen]; an invalid expert number adds nothing")
-    out: int = pointer("void*", "[tokens, hidden] contiguous, of x's dtype")
-    tokens: int = int64()
-    hidden: int = int64()
-    intermediate: int = int64()
-    experts: int = int64()
-    chosen: int = int64()
-    x_stride: int = int64()
-    dtype: int = int64()
-    gate_up_kind: int = int64("as in LinearArgs")
-    gate_up_group: int = int64()
-    down_kind: int = int64()
-    down_group: int = int64()
-    activation: int = int64("an Activation")
-    threads: int = int64()
-    gate_up_bias: int = pointer("const void*", "[experts, 2 * intermediate] of x's dtype, or null")
-    down_bias: int = pointer("const void*", "[experts, hidden] of x's dtype, or null")
-    alpha: float = float64("of kClampedSwiglu")
-    limit: float = float64("of kClampedSwiglu")
-    weighs_inputs: int = int64("whether `weights` are factors of x instead of the results")
-    gate_up_offsets: int = pointer("const void*", "like the scales, or null")
-    down_offsets: int = pointer("const void*")
-    gate_up_group_dtype: int = int64("as in LinearArgs")
-    down_group_dtype: int = int64()
-    gate_up_order: int = pointer(
-        "const int32_t*",
-        "[experts, inputs]: which input an expert's weights in each column are for; null: in order",
-    )
-    down_order: int = pointer("const int32_t*")
 
-
-@record(kernel="adapt")
-class AdaptArgs(Record):
-    """Updates of a projection's results; see `ops.adapt`. All matrices have one dtype."""
-
-    base: int = pointer("const void*", "[tokens, outputs] contiguous")
-    x: int = pointer("const void*", "[tokens, inputs], rows x_stride apart")
-    down: int = pointer("const void*", "[slots, parts * room, inputs] contiguous")
-    up: int = pointer("const void*", "[slots, room, outputs] contiguous")
-    ranks: int = pointer("const int32_t*", "[slots, parts]")
-    starts: int = pointer("const int32_t*", "[parts + 1]")
-    chosen: int = pointer("const int64_t*", "[tokens], slots; negative for none")
-    out: int = pointer("void*", "[tokens, outputs] contiguous")
-    tokens: int = int64()
-    inputs: int = int64()
-    outputs: int = int64()
-    x_stride: int = int64()
-    slots: int = int64()
-    parts: int = int64()
-    room: int = int64()
-    dtype: int = int64()
-    threads: int = int64()
+@record(kernel="lora", call=Lora, names={"chosen": "slots", "slots": "num_slots"})
+class LoraArgs(Record):
+    """Updates of a projection's results; see `ops.lora`. All matrices have one dtype."""
 
 
 @record(kernel="quantize")
@@ -275,61 +142,25 @@ class LayOutArgs(Record):
     threads: int = int64()
 
 
-@record(kernel="convolution")
+@record(
+    kernel="convolution",
+    call=CausalConvolution,
+    names={"starts": "query_start_loc", "state_stride": "states_stride"},
+)
 class ConvolutionArgs(Record):
     """A causal convolution. Strides are in elements.
 
     Rows have their tokens behind one another; those behind the last are padding.
     """
 
-    x: int = pointer("const void*", "[tokens, channels], rows x_stride apart")
-    weight: int = pointer("const void*", "[taps, channels] contiguous; all of one dtype")
-    bias: int = pointer("const void*", "[channels], or null")
-    states: int = pointer("void*", "[num_slots, taps - 1, channels], slots state_stride apart")
-    slots: int = pointer("const int64_t*", "[rows]")
-    starts: int = pointer("const int32_t*", "[rows + 1]")
-    out: int = pointer("void*", "[tokens, channels] contiguous")
-    x_stride: int = int64()
-    state_stride: int = int64()
-    tokens: int = int64()
-    rows: int = int64()
-    channels: int = int64()
-    taps: int = int64()
-    num_slots: int = int64()
-    silu: int = int64("whether SiLU follows")
-    dtype: int = int64()
-    threads: int = int64()
 
-
-@record(kernel="recurrence")
+@record(
+    kernel="recurrence",
+    call=LinearRecurrence,
+    names={"starts": "query_start_loc", "state_stride": "states_stride"},
+)
 class RecurrenceArgs(Record):
     """A linear recurrence. Strides are in elements, rows as in ConvolutionArgs."""
-
-    query: int = pointer("const void*", "[tokens, key_heads, key_dim], tokens query_stride apart")
-    key: int = pointer("const void*", "the same, key_stride")
-    value: int = pointer("const void*", "[tokens, heads, dim], tokens value_stride apart")
-    decay: int = pointer("const float*", "[tokens, heads] contiguous")
-    factor: int = pointer("const float*", "[tokens, heads] contiguous")
-    skip: int = pointer("const float*", "[heads], or null")
-    states: int = pointer("float*", "[num_slots, heads, key_dim, dim], slots state_stride apart")
-    slots: int = pointer("const int64_t*", "[rows]")
-    starts: int = pointer("const int32_t*", "[rows + 1]")
-    out: int = pointer("void*", "[tokens, heads, dim] contiguous")
-    query_stride: int = int64()
-    key_stride: int = int64()
-    value_stride: int = int64()
-    state_stride: int = int64()
-    tokens: int = int64()
-    rows: int = int64()
-    key_heads: int = int64()
-    heads: int = int64()
-    key_dim: int = int64()
-    dim: int = int64()
-    num_slots: int = int64()
-    dtype: int = int64()
-    delta: int = int64()
-    normalizes: int = int64()
-    threads: int = int64()
 
 
 @record()

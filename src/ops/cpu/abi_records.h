@@ -2,15 +2,19 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 1887411032
+#define SLIPSTREAM_ABI 747877164
 
-// Modifiers of a layer's scores, in the order in which they are applied.
+// Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
+//
+// A soft cap is cap * tanh(score / cap). A token sees `window` keys, itself included, and those of
+// its own `chunk` of so many tokens. Sinks, [num_heads], are logits that take part in the
+// denominator only.
 struct AttentionSpec {
-  float scale;  // factor
-  float cap;  // cap * tanh(score / cap); 0 for none
-  int64_t window;  // keys that a token sees, itself included; 0 for all
-  int64_t chunk;  // a token sees keys of its own chunk of so many tokens; 0 for no chunks
-  const float* sinks;  // [num_heads], a logit that takes part in the denominator only; or null
+  float scale;
+  float cap;
+  int64_t window;
+  int64_t chunk;
+  const float* sinks;
 };
 static_assert(sizeof(AttentionSpec) == 32, "as in Python");
 static_assert(offsetof(AttentionSpec, scale) == 0 && sizeof(AttentionSpec::scale) == 4, "as in Python");
@@ -21,36 +25,38 @@ static_assert(offsetof(AttentionSpec, sinks) == 24 && sizeof(AttentionSpec::sink
 
 // Attention over a paged cache. Strides are in elements.
 //
-// Heads lie head_dim apart, and the last dimension is contiguous.
+// Heads lie head_dim apart, and the last dimension is contiguous. Rows of a cache of codes have
+// head_dim + 4 bytes. If it is `deterministic`, results must not depend on how a row's tokens are
+// cut into calls.
 struct AttentionArgs {
-  const void* query;  // [tokens, num_heads, head_dim]
-  const void* key;  // [tokens, num_kv_heads, head_dim]
-  const void* value;  // [tokens, num_kv_heads, head_dim]
-  // [num_blocks, block_size, num_kv_heads, head_dim] contiguous; of codes, head_dim + 4 bytes
-  void* key_cache;
-  void* value_cache;  // same
-  const int32_t* block_tables;  // [rows, block_table_stride]
-  const int32_t* query_start_loc;  // [rows + 1]
-  const int32_t* seq_lens;  // [rows]
-  const int64_t* slot_mapping;  // [tokens]
+  const void* query;  // [tokens, num_heads, head_dim], with a free stride of the first dimension
+  // [tokens, num_kv_heads, head_dim], with a free stride of the first dimension; or null
+  const void* key;
+  // [tokens, num_kv_heads, head_dim], with a free stride of the first dimension; or null
+  const void* value;
+  void* key_cache;  // [num_blocks, block_size, num_kv_heads, any] contiguous
+  void* value_cache;  // [num_blocks, block_size, num_kv_heads, any] contiguous
+  const int32_t* block_tables;  // [rows, max_blocks], with a free stride of the first dimension
+  const int32_t* query_start_loc;  // [rows + 1] contiguous
+  const int32_t* seq_lens;  // [rows] contiguous
+  const int64_t* slot_mapping;  // [tokens] contiguous
   void* out;  // [tokens, num_heads, head_dim] contiguous
-  const AttentionSpec* spec;
+  int64_t tokens;
+  int64_t num_heads;
+  int64_t head_dim;
+  int64_t num_kv_heads;
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t rows;
+  int64_t max_blocks;
   int64_t query_stride;
   int64_t key_stride;
   int64_t value_stride;
   int64_t block_table_stride;
-  int64_t tokens;
-  int64_t rows;
-  int64_t num_heads;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t num_blocks;
-  int64_t block_size;
-  int64_t max_blocks;
+  int64_t deterministic = 0;
   int64_t dtype;
   int64_t threads;
-  // whether results must not depend on how a row's tokens are cut into calls
-  int64_t deterministic;
+  const AttentionSpec* spec;
   int64_t cache_kind;  // a CacheKind
   // 0, or how many leading elements of a key are its value, if key_cache is value_cache too.
   // Elements of `out` behind as many mean nothing then.
@@ -67,22 +73,22 @@ static_assert(offsetof(AttentionArgs, query_start_loc) == 48 && sizeof(Attention
 static_assert(offsetof(AttentionArgs, seq_lens) == 56 && sizeof(AttentionArgs::seq_lens) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, slot_mapping) == 64 && sizeof(AttentionArgs::slot_mapping) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, out) == 72 && sizeof(AttentionArgs::out) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, spec) == 80 && sizeof(AttentionArgs::spec) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, query_stride) == 88 && sizeof(AttentionArgs::query_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, key_stride) == 96 && sizeof(AttentionArgs::key_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, value_stride) == 104 && sizeof(AttentionArgs::value_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, block_table_stride) == 112 && sizeof(AttentionArgs::block_table_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, tokens) == 120 && sizeof(AttentionArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, tokens) == 80 && sizeof(AttentionArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, num_heads) == 88 && sizeof(AttentionArgs::num_heads) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, head_dim) == 96 && sizeof(AttentionArgs::head_dim) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, num_kv_heads) == 104 && sizeof(AttentionArgs::num_kv_heads) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, num_blocks) == 112 && sizeof(AttentionArgs::num_blocks) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, block_size) == 120 && sizeof(AttentionArgs::block_size) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, rows) == 128 && sizeof(AttentionArgs::rows) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, num_heads) == 136 && sizeof(AttentionArgs::num_heads) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, num_kv_heads) == 144 && sizeof(AttentionArgs::num_kv_heads) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, head_dim) == 152 && sizeof(AttentionArgs::head_dim) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, num_blocks) == 160 && sizeof(AttentionArgs::num_blocks) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, block_size) == 168 && sizeof(AttentionArgs::block_size) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, max_blocks) == 176 && sizeof(AttentionArgs::max_blocks) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, max_blocks) == 136 && sizeof(AttentionArgs::max_blocks) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, query_stride) == 144 && sizeof(AttentionArgs::query_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, key_stride) == 152 && sizeof(AttentionArgs::key_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, value_stride) == 160 && sizeof(AttentionArgs::value_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, block_table_stride) == 168 && sizeof(AttentionArgs::block_table_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, deterministic) == 176 && sizeof(AttentionArgs::deterministic) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, dtype) == 184 && sizeof(AttentionArgs::dtype) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, threads) == 192 && sizeof(AttentionArgs::threads) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, deterministic) == 200 && sizeof(AttentionArgs::deterministic) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, spec) == 200 && sizeof(AttentionArgs::spec) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, cache_kind) == 208 && sizeof(AttentionArgs::cache_kind) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, value_dim) == 216 && sizeof(AttentionArgs::value_dim) == 8, "as in Python");
 
@@ -92,32 +98,32 @@ static_assert(offsetof(AttentionArgs, value_dim) == 216 && sizeof(AttentionArgs:
 // `nope` numbers and a value of `value` numbers for each head, and `rope` rotated numbers that
 // belong to the keys of all heads.
 struct LatentArgs {
-  const void* query;  // [tokens, heads, nope + rope], contiguous but for its tokens
-  const void* latent;  // [tokens, rank + rope]
+  const void* query;  // [tokens, heads, nope + rope], with a free stride of the first dimension
+  const void* latent;  // [tokens, rank + rope], with a free stride of the first dimension
   void* cache;  // [num_blocks, block_size, rank + rope] contiguous
   const void* up;  // [heads, nope + value, rank] contiguous
-  const int32_t* block_tables;  // [rows, block_table_stride]
-  const int32_t* query_start_loc;  // [rows + 1]
-  const int32_t* seq_lens;  // [rows]
-  const int64_t* slot_mapping;  // [tokens]
+  const int32_t* block_tables;  // [rows, max_blocks], with a free stride of the first dimension
+  const int32_t* query_start_loc;  // [rows + 1] contiguous
+  const int32_t* seq_lens;  // [rows] contiguous
+  const int64_t* slot_mapping;  // [tokens] contiguous
   void* out;  // [tokens, heads, value] contiguous
-  const AttentionSpec* spec;  // only the scale counts
-  int64_t query_stride;
-  int64_t latent_stride;
-  int64_t block_table_stride;
   int64_t tokens;
-  int64_t rows;
   int64_t heads;
   int64_t nope;
   int64_t rope;
   int64_t rank;
-  int64_t value;
   int64_t num_blocks;
   int64_t block_size;
+  int64_t value;
+  int64_t rows;
   int64_t max_blocks;
+  int64_t query_stride;
+  int64_t latent_stride;
+  int64_t block_table_stride;
+  int64_t deterministic = 0;
   int64_t dtype;
   int64_t threads;
-  int64_t deterministic;  // as in AttentionArgs
+  const AttentionSpec* spec;  // only the scale counts
 };
 static_assert(sizeof(LatentArgs) == 208, "as in Python");
 static_assert(offsetof(LatentArgs, query) == 0 && sizeof(LatentArgs::query) == 8, "as in Python");
@@ -129,31 +135,31 @@ static_assert(offsetof(LatentArgs, query_start_loc) == 40 && sizeof(LatentArgs::
 static_assert(offsetof(LatentArgs, seq_lens) == 48 && sizeof(LatentArgs::seq_lens) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, slot_mapping) == 56 && sizeof(LatentArgs::slot_mapping) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, out) == 64 && sizeof(LatentArgs::out) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, spec) == 72 && sizeof(LatentArgs::spec) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, query_stride) == 80 && sizeof(LatentArgs::query_stride) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, latent_stride) == 88 && sizeof(LatentArgs::latent_stride) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, block_table_stride) == 96 && sizeof(LatentArgs::block_table_stride) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, tokens) == 104 && sizeof(LatentArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, rows) == 112 && sizeof(LatentArgs::rows) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, heads) == 120 && sizeof(LatentArgs::heads) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, nope) == 128 && sizeof(LatentArgs::nope) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, rope) == 136 && sizeof(LatentArgs::rope) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, rank) == 144 && sizeof(LatentArgs::rank) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, value) == 152 && sizeof(LatentArgs::value) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, num_blocks) == 160 && sizeof(LatentArgs::num_blocks) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, block_size) == 168 && sizeof(LatentArgs::block_size) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, max_blocks) == 176 && sizeof(LatentArgs::max_blocks) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, tokens) == 72 && sizeof(LatentArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, heads) == 80 && sizeof(LatentArgs::heads) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, nope) == 88 && sizeof(LatentArgs::nope) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, rope) == 96 && sizeof(LatentArgs::rope) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, rank) == 104 && sizeof(LatentArgs::rank) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, num_blocks) == 112 && sizeof(LatentArgs::num_blocks) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, block_size) == 120 && sizeof(LatentArgs::block_size) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, value) == 128 && sizeof(LatentArgs::value) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, rows) == 136 && sizeof(LatentArgs::rows) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, max_blocks) == 144 && sizeof(LatentArgs::max_blocks) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, query_stride) == 152 && sizeof(LatentArgs::query_stride) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, latent_stride) == 160 && sizeof(LatentArgs::latent_stride) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, block_table_stride) == 168 && sizeof(LatentArgs::block_table_stride) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, deterministic) == 176 && sizeof(LatentArgs::deterministic) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, dtype) == 184 && sizeof(LatentArgs::dtype) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, threads) == 192 && sizeof(LatentArgs::threads) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, deterministic) == 200 && sizeof(LatentArgs::deterministic) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, spec) == 200 && sizeof(LatentArgs::spec) == 8, "as in Python");
 
 // Draws a token for each row of logits.
 struct GumbelArgs {
-  const float* logits;  // [rows, vocab_size], rows logits_stride apart
-  const int64_t* seeds;  // [rows]
-  const int64_t* positions;  // [rows]
-  const float* temperatures;  // [rows]
-  int64_t* tokens;  // [rows]
+  const float* logits;  // [rows, vocab_size], with a free stride of the first dimension
+  const int64_t* seeds;  // [rows] contiguous
+  const int64_t* positions;  // [rows] contiguous
+  const float* temperatures;  // [rows] contiguous
+  int64_t* tokens;  // [rows] contiguous
   int64_t rows;
   int64_t vocab_size;
   int64_t logits_stride;
@@ -170,159 +176,170 @@ static_assert(offsetof(GumbelArgs, vocab_size) == 48 && sizeof(GumbelArgs::vocab
 static_assert(offsetof(GumbelArgs, logits_stride) == 56 && sizeof(GumbelArgs::logits_stride) == 8, "as in Python");
 static_assert(offsetof(GumbelArgs, threads) == 64 && sizeof(GumbelArgs::threads) == 8, "as in Python");
 
-// A projection.
+// A projection; `kind` is a DType or a WeightKind.
 struct LinearArgs {
-  const void* x;  // [tokens, inputs], rows x_stride apart
-  // [outputs, inputs] contiguous; four bits: [outputs, inputs / 2]. In strips of 64 outputs (the
-  // last one is padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4],
-  // bfloat16 [strips, inputs / 2, 64, 2].
+  const void* x;  // [tokens, inputs], with a free stride of the first dimension
+  // [outputs, inputs] contiguous; 4 bits: half as many columns. In strips of 64 outputs (the last
+  // one is padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8, 64, 4], bfloat16
+  // [strips, inputs / 2, 64, 2]
   const void* weight;
   // int8 with group 0: [outputs]; otherwise [outputs, inputs / group], in strips [strips, inputs /
-  // group, 64]
+  // group, 64]; or null
   const void* scales;
-  const void* bias;  // [outputs] of x's dtype, or null
-  void* out;  // [tokens, outputs] contiguous, of x's dtype
-  // of groups, like `scales`: a weight is level * scale - offset; null for zeros
+  // of groups, like the scales: a weight is level * scale - offset; null for zeros
   const void* offsets;
-  int64_t tokens;
-  int64_t inputs;
-  int64_t outputs;
-  int64_t x_stride;
-  int64_t dtype;
-  int64_t kind;  // a DType or a WeightKind
-  int64_t group;
-  int64_t threads;
-  int64_t group_dtype;  // of scales and offsets of groups: kFloat32, kBFloat16 or kPowers
-};
-static_assert(sizeof(LinearArgs) == 120, "as in Python");
-static_assert(offsetof(LinearArgs, x) == 0 && sizeof(LinearArgs::x) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, weight) == 8 && sizeof(LinearArgs::weight) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, scales) == 16 && sizeof(LinearArgs::scales) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, bias) == 24 && sizeof(LinearArgs::bias) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, out) == 32 && sizeof(LinearArgs::out) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, offsets) == 40 && sizeof(LinearArgs::offsets) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, tokens) == 48 && sizeof(LinearArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, inputs) == 56 && sizeof(LinearArgs::inputs) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, outputs) == 64 && sizeof(LinearArgs::outputs) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, x_stride) == 72 && sizeof(LinearArgs::x_stride) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, dtype) == 80 && sizeof(LinearArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, kind) == 88 && sizeof(LinearArgs::kind) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, group) == 96 && sizeof(LinearArgs::group) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, threads) == 104 && sizeof(LinearArgs::threads) == 8, "as in Python");
-static_assert(offsetof(LinearArgs, group_dtype) == 112 && sizeof(LinearArgs::group_dtype) == 8, "as in Python");
-
-// A layer of experts.
-//
-// Each has a matrix of gate and up, [2 * intermediate, hidden], and one of down,
-// [hidden, intermediate]. Experts are stacked; each is laid out like `weight` and `scales` of
-// LinearArgs.
-struct ExpertsArgs {
-  const void* x;  // [tokens, hidden], rows x_stride apart
-  const void* gate_up;
-  const void* down;
-  const void* gate_up_scales;
-  const void* down_scales;
-  const float* weights;  // [tokens, chosen]
-  const int64_t* ids;  // [tokens, chosen]; an invalid expert number adds nothing
-  void* out;  // [tokens, hidden] contiguous, of x's dtype
-  int64_t tokens;
-  int64_t hidden;
-  int64_t intermediate;
-  int64_t experts;
-  int64_t chosen;
-  int64_t x_stride;
-  int64_t dtype;
-  int64_t gate_up_kind;  // as in LinearArgs
-  int64_t gate_up_group;
-  int64_t down_kind;
-  int64_t down_group;
-  int64_t activation;  // an Activation
-  int64_t threads;
-  const void* gate_up_bias;  // [experts, 2 * intermediate] of x's dtype, or null
-  const void* down_bias;  // [experts, hidden] of x's dtype, or null
-  double alpha;  // of kClampedSwiglu
-  double limit;  // of kClampedSwiglu
-  int64_t weighs_inputs;  // whether `weights` are factors of x instead of the results
-  const void* gate_up_offsets;  // like the scales, or null
-  const void* down_offsets;
-  int64_t gate_up_group_dtype;  // as in LinearArgs
-  int64_t down_group_dtype;
-  // [experts, inputs]: which input an expert's weights in each column are for; null: in order
-  const int32_t* gate_up_order;
-  const int32_t* down_order;
-};
-static_assert(sizeof(ExpertsArgs) == 256, "as in Python");
-static_assert(offsetof(ExpertsArgs, x) == 0 && sizeof(ExpertsArgs::x) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up) == 8 && sizeof(ExpertsArgs::gate_up) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down) == 16 && sizeof(ExpertsArgs::down) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_scales) == 24 && sizeof(ExpertsArgs::gate_up_scales) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_scales) == 32 && sizeof(ExpertsArgs::down_scales) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, weights) == 40 && sizeof(ExpertsArgs::weights) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, ids) == 48 && sizeof(ExpertsArgs::ids) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, out) == 56 && sizeof(ExpertsArgs::out) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, tokens) == 64 && sizeof(ExpertsArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, hidden) == 72 && sizeof(ExpertsArgs::hidden) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, intermediate) == 80 && sizeof(ExpertsArgs::intermediate) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, experts) == 88 && sizeof(ExpertsArgs::experts) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, chosen) == 96 && sizeof(ExpertsArgs::chosen) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, x_stride) == 104 && sizeof(ExpertsArgs::x_stride) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, dtype) == 112 && sizeof(ExpertsArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_kind) == 120 && sizeof(ExpertsArgs::gate_up_kind) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_group) == 128 && sizeof(ExpertsArgs::gate_up_group) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_kind) == 136 && sizeof(ExpertsArgs::down_kind) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_group) == 144 && sizeof(ExpertsArgs::down_group) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, activation) == 152 && sizeof(ExpertsArgs::activation) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, threads) == 160 && sizeof(ExpertsArgs::threads) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_bias) == 168 && sizeof(ExpertsArgs::gate_up_bias) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_bias) == 176 && sizeof(ExpertsArgs::down_bias) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, alpha) == 184 && sizeof(ExpertsArgs::alpha) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, limit) == 192 && sizeof(ExpertsArgs::limit) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, weighs_inputs) == 200 && sizeof(ExpertsArgs::weighs_inputs) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_offsets) == 208 && sizeof(ExpertsArgs::gate_up_offsets) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_offsets) == 216 && sizeof(ExpertsArgs::down_offsets) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_group_dtype) == 224 && sizeof(ExpertsArgs::gate_up_group_dtype) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_group_dtype) == 232 && sizeof(ExpertsArgs::down_group_dtype) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, gate_up_order) == 240 && sizeof(ExpertsArgs::gate_up_order) == 8, "as in Python");
-static_assert(offsetof(ExpertsArgs, down_order) == 248 && sizeof(ExpertsArgs::down_order) == 8, "as in Python");
-
-// Updates of a projection's results; see `ops.adapt`. All matrices have one dtype.
-struct AdaptArgs {
-  const void* base;  // [tokens, outputs] contiguous
-  const void* x;  // [tokens, inputs], rows x_stride apart
-  const void* down;  // [slots, parts * room, inputs] contiguous
-  const void* up;  // [slots, room, outputs] contiguous
-  const int32_t* ranks;  // [slots, parts]
-  const int32_t* starts;  // [parts + 1]
-  const int64_t* chosen;  // [tokens], slots; negative for none
+  const void* bias;  // [outputs] contiguous; or null
   void* out;  // [tokens, outputs] contiguous
   int64_t tokens;
   int64_t inputs;
   int64_t outputs;
   int64_t x_stride;
-  int64_t slots;
-  int64_t parts;
-  int64_t room;
+  int64_t kind;
+  int64_t group;  // inputs; 0: a row's
+  int64_t group_dtype;  // of scales and offsets of groups: kFloat32, kBFloat16 or kPowers
   int64_t dtype;
   int64_t threads;
 };
-static_assert(sizeof(AdaptArgs) == 136, "as in Python");
-static_assert(offsetof(AdaptArgs, base) == 0 && sizeof(AdaptArgs::base) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, x) == 8 && sizeof(AdaptArgs::x) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, down) == 16 && sizeof(AdaptArgs::down) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, up) == 24 && sizeof(AdaptArgs::up) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, ranks) == 32 && sizeof(AdaptArgs::ranks) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, starts) == 40 && sizeof(AdaptArgs::starts) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, chosen) == 48 && sizeof(AdaptArgs::chosen) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, out) == 56 && sizeof(AdaptArgs::out) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, tokens) == 64 && sizeof(AdaptArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, inputs) == 72 && sizeof(AdaptArgs::inputs) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, outputs) == 80 && sizeof(AdaptArgs::outputs) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, x_stride) == 88 && sizeof(AdaptArgs::x_stride) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, slots) == 96 && sizeof(AdaptArgs::slots) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, parts) == 104 && sizeof(AdaptArgs::parts) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, room) == 112 && sizeof(AdaptArgs::room) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, dtype) == 120 && sizeof(AdaptArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(AdaptArgs, threads) == 128 && sizeof(AdaptArgs::threads) == 8, "as in Python");
+static_assert(sizeof(LinearArgs) == 120, "as in Python");
+static_assert(offsetof(LinearArgs, x) == 0 && sizeof(LinearArgs::x) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, weight) == 8 && sizeof(LinearArgs::weight) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, scales) == 16 && sizeof(LinearArgs::scales) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, offsets) == 24 && sizeof(LinearArgs::offsets) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, bias) == 32 && sizeof(LinearArgs::bias) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, out) == 40 && sizeof(LinearArgs::out) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, tokens) == 48 && sizeof(LinearArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, inputs) == 56 && sizeof(LinearArgs::inputs) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, outputs) == 64 && sizeof(LinearArgs::outputs) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, x_stride) == 72 && sizeof(LinearArgs::x_stride) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, kind) == 80 && sizeof(LinearArgs::kind) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, group) == 88 && sizeof(LinearArgs::group) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, group_dtype) == 96 && sizeof(LinearArgs::group_dtype) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, dtype) == 104 && sizeof(LinearArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(LinearArgs, threads) == 112 && sizeof(LinearArgs::threads) == 8, "as in Python");
+
+// A layer of experts, whose matrices are stacked.
+//
+// Kinds are as in LinearArgs, and so is each matrix of a stack. `activation` is an Activation;
+// `alpha` and `limit` are those of kClampedSwiglu. If it `weighs_inputs`, weights are factors of x
+// instead of the results. An order says which input an expert's weights in each column are for.
+struct ExpertsArgs {
+  const void* x;  // [tokens, hidden], with a free stride of the first dimension
+  // [experts, 2 * intermediate, hidden] contiguous; 4 bits: half as many columns. In strips of 64
+  // outputs (the last one is padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8,
+  // 64, 4], bfloat16 [strips, inputs / 2, 64, 2]
+  const void* gate_up;
+  // int8 with group 0: [experts, 2 * intermediate]; otherwise [experts, 2 * intermediate, inputs /
+  // group], in strips [strips, inputs / group, 64]; or null
+  const void* gate_up_scales;
+  // of groups, like the scales: a weight is level * scale - offset; null for zeros
+  const void* gate_up_offsets;
+  const int32_t* gate_up_order;  // [experts, hidden] contiguous; or null
+  // [experts, hidden, intermediate] contiguous; 4 bits: half as many columns. In strips of 64
+  // outputs (the last one is padded): int8 [strips, inputs / 4, 64, 4], int4 [strips, inputs / 8,
+  // 64, 4], bfloat16 [strips, inputs / 2, 64, 2]
+  const void* down;
+  // int8 with group 0: [experts, hidden]; otherwise [experts, hidden, inputs / group], in strips
+  // [strips, inputs / group, 64]; or null
+  const void* down_scales;
+  // of groups, like the scales: a weight is level * scale - offset; null for zeros
+  const void* down_offsets;
+  const int32_t* down_order;  // [experts, intermediate] contiguous; or null
+  const float* weights;  // [tokens, chosen] contiguous
+  const int64_t* ids;  // [tokens, chosen] contiguous
+  const void* gate_up_bias;  // [experts, 2 * intermediate] contiguous; or null
+  const void* down_bias;  // [experts, hidden] contiguous; or null
+  void* out;  // [tokens, hidden] contiguous
+  int64_t tokens;
+  int64_t hidden;
+  int64_t experts;
+  int64_t intermediate;
+  int64_t chosen;
+  int64_t x_stride;
+  int64_t gate_up_kind;
+  int64_t gate_up_group;  // inputs; 0: a row's
+  int64_t gate_up_group_dtype;  // of scales and offsets of groups: kFloat32, kBFloat16 or kPowers
+  int64_t down_kind;
+  int64_t down_group;  // inputs; 0: a row's
+  int64_t down_group_dtype;  // of scales and offsets of groups: kFloat32, kBFloat16 or kPowers
+  int64_t activation = 0;
+  double alpha = 1.0;
+  double limit = 0.0;
+  int64_t weighs_inputs = 0;
+  int64_t dtype;
+  int64_t threads;
+};
+static_assert(sizeof(ExpertsArgs) == 256, "as in Python");
+static_assert(offsetof(ExpertsArgs, x) == 0 && sizeof(ExpertsArgs::x) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up) == 8 && sizeof(ExpertsArgs::gate_up) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_scales) == 16 && sizeof(ExpertsArgs::gate_up_scales) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_offsets) == 24 && sizeof(ExpertsArgs::gate_up_offsets) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_order) == 32 && sizeof(ExpertsArgs::gate_up_order) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down) == 40 && sizeof(ExpertsArgs::down) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_scales) == 48 && sizeof(ExpertsArgs::down_scales) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_offsets) == 56 && sizeof(ExpertsArgs::down_offsets) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_order) == 64 && sizeof(ExpertsArgs::down_order) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, weights) == 72 && sizeof(ExpertsArgs::weights) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, ids) == 80 && sizeof(ExpertsArgs::ids) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_bias) == 88 && sizeof(ExpertsArgs::gate_up_bias) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_bias) == 96 && sizeof(ExpertsArgs::down_bias) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, out) == 104 && sizeof(ExpertsArgs::out) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, tokens) == 112 && sizeof(ExpertsArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, hidden) == 120 && sizeof(ExpertsArgs::hidden) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, experts) == 128 && sizeof(ExpertsArgs::experts) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, intermediate) == 136 && sizeof(ExpertsArgs::intermediate) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, chosen) == 144 && sizeof(ExpertsArgs::chosen) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, x_stride) == 152 && sizeof(ExpertsArgs::x_stride) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_kind) == 160 && sizeof(ExpertsArgs::gate_up_kind) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_group) == 168 && sizeof(ExpertsArgs::gate_up_group) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, gate_up_group_dtype) == 176 && sizeof(ExpertsArgs::gate_up_group_dtype) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_kind) == 184 && sizeof(ExpertsArgs::down_kind) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_group) == 192 && sizeof(ExpertsArgs::down_group) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, down_group_dtype) == 200 && sizeof(ExpertsArgs::down_group_dtype) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, activation) == 208 && sizeof(ExpertsArgs::activation) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, alpha) == 216 && sizeof(ExpertsArgs::alpha) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, limit) == 224 && sizeof(ExpertsArgs::limit) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, weighs_inputs) == 232 && sizeof(ExpertsArgs::weighs_inputs) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, dtype) == 240 && sizeof(ExpertsArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(ExpertsArgs, threads) == 248 && sizeof(ExpertsArgs::threads) == 8, "as in Python");
+
+// Updates of a projection's results; see `ops.lora`. All matrices have one dtype.
+struct LoraArgs {
+  const void* base;  // [tokens, outputs] contiguous
+  const void* x;  // [tokens, inputs], with a free stride of the first dimension
+  const void* down;  // [num_slots, parts * room, inputs] contiguous
+  const void* up;  // [num_slots, room, outputs] contiguous
+  const int32_t* ranks;  // [num_slots, parts] contiguous
+  const int32_t* starts;  // [parts + 1] contiguous
+  const int64_t* chosen;  // [tokens] contiguous
+  void* out;  // [tokens, outputs] contiguous
+  int64_t tokens;
+  int64_t outputs;
+  int64_t inputs;
+  int64_t slots;
+  int64_t parts;
+  int64_t room;
+  int64_t x_stride;
+  int64_t dtype;
+  int64_t threads;
+};
+static_assert(sizeof(LoraArgs) == 136, "as in Python");
+static_assert(offsetof(LoraArgs, base) == 0 && sizeof(LoraArgs::base) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, x) == 8 && sizeof(LoraArgs::x) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, down) == 16 && sizeof(LoraArgs::down) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, up) == 24 && sizeof(LoraArgs::up) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, ranks) == 32 && sizeof(LoraArgs::ranks) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, starts) == 40 && sizeof(LoraArgs::starts) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, chosen) == 48 && sizeof(LoraArgs::chosen) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, out) == 56 && sizeof(LoraArgs::out) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, tokens) == 64 && sizeof(LoraArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, outputs) == 72 && sizeof(LoraArgs::outputs) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, inputs) == 80 && sizeof(LoraArgs::inputs) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, slots) == 88 && sizeof(LoraArgs::slots) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, parts) == 96 && sizeof(LoraArgs::parts) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, room) == 104 && sizeof(LoraArgs::room) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, x_stride) == 112 && sizeof(LoraArgs::x_stride) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, dtype) == 120 && sizeof(LoraArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(LoraArgs, threads) == 128 && sizeof(LoraArgs::threads) == 8, "as in Python");
 
 // Rounds weights to int8 by row, or to int4 by group.
 struct QuantizeArgs {
@@ -366,21 +383,21 @@ static_assert(offsetof(LayOutArgs, threads) == 24 && sizeof(LayOutArgs::threads)
 //
 // Rows have their tokens behind one another; those behind the last are padding.
 struct ConvolutionArgs {
-  const void* x;  // [tokens, channels], rows x_stride apart
-  const void* weight;  // [taps, channels] contiguous; all of one dtype
-  const void* bias;  // [channels], or null
-  void* states;  // [num_slots, taps - 1, channels], slots state_stride apart
-  const int64_t* slots;  // [rows]
-  const int32_t* starts;  // [rows + 1]
+  const void* x;  // [tokens, channels], with a free stride of the first dimension
+  const void* weight;  // [taps, channels] contiguous
+  const void* bias;  // [channels] contiguous; or null
+  void* states;  // [num_slots, taps - 1, channels], with a free stride of the first dimension
+  const int64_t* slots;  // [rows] contiguous
+  const int32_t* starts;  // [rows + 1] contiguous
   void* out;  // [tokens, channels] contiguous
-  int64_t x_stride;
-  int64_t state_stride;
   int64_t tokens;
-  int64_t rows;
   int64_t channels;
   int64_t taps;
   int64_t num_slots;
-  int64_t silu;  // whether SiLU follows
+  int64_t rows;
+  int64_t x_stride;
+  int64_t state_stride;
+  int64_t silu = 1;
   int64_t dtype;
   int64_t threads;
 };
@@ -392,43 +409,43 @@ static_assert(offsetof(ConvolutionArgs, states) == 24 && sizeof(ConvolutionArgs:
 static_assert(offsetof(ConvolutionArgs, slots) == 32 && sizeof(ConvolutionArgs::slots) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, starts) == 40 && sizeof(ConvolutionArgs::starts) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, out) == 48 && sizeof(ConvolutionArgs::out) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, x_stride) == 56 && sizeof(ConvolutionArgs::x_stride) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, state_stride) == 64 && sizeof(ConvolutionArgs::state_stride) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, tokens) == 72 && sizeof(ConvolutionArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, rows) == 80 && sizeof(ConvolutionArgs::rows) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, channels) == 88 && sizeof(ConvolutionArgs::channels) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, taps) == 96 && sizeof(ConvolutionArgs::taps) == 8, "as in Python");
-static_assert(offsetof(ConvolutionArgs, num_slots) == 104 && sizeof(ConvolutionArgs::num_slots) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, tokens) == 56 && sizeof(ConvolutionArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, channels) == 64 && sizeof(ConvolutionArgs::channels) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, taps) == 72 && sizeof(ConvolutionArgs::taps) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, num_slots) == 80 && sizeof(ConvolutionArgs::num_slots) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, rows) == 88 && sizeof(ConvolutionArgs::rows) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, x_stride) == 96 && sizeof(ConvolutionArgs::x_stride) == 8, "as in Python");
+static_assert(offsetof(ConvolutionArgs, state_stride) == 104 && sizeof(ConvolutionArgs::state_stride) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, silu) == 112 && sizeof(ConvolutionArgs::silu) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, dtype) == 120 && sizeof(ConvolutionArgs::dtype) == 8, "as in Python");
 static_assert(offsetof(ConvolutionArgs, threads) == 128 && sizeof(ConvolutionArgs::threads) == 8, "as in Python");
 
 // A linear recurrence. Strides are in elements, rows as in ConvolutionArgs.
 struct RecurrenceArgs {
-  const void* query;  // [tokens, key_heads, key_dim], tokens query_stride apart
-  const void* key;  // the same, key_stride
-  const void* value;  // [tokens, heads, dim], tokens value_stride apart
+  const void* query;  // [tokens, key_heads, key_dim], with a free stride of the first dimension
+  const void* key;  // [tokens, key_heads, key_dim], with a free stride of the first dimension
+  const void* value;  // [tokens, heads, dim], with a free stride of the first dimension
   const float* decay;  // [tokens, heads] contiguous
   const float* factor;  // [tokens, heads] contiguous
-  const float* skip;  // [heads], or null
-  float* states;  // [num_slots, heads, key_dim, dim], slots state_stride apart
-  const int64_t* slots;  // [rows]
-  const int32_t* starts;  // [rows + 1]
+  const float* skip;  // [heads] contiguous; or null
+  float* states;  // [num_slots, heads, key_dim, dim], with a free stride of the first dimension
+  const int64_t* slots;  // [rows] contiguous
+  const int32_t* starts;  // [rows + 1] contiguous
   void* out;  // [tokens, heads, dim] contiguous
+  int64_t tokens;
+  int64_t key_heads;
+  int64_t key_dim;
+  int64_t heads;
+  int64_t dim;
+  int64_t num_slots;
+  int64_t rows;
   int64_t query_stride;
   int64_t key_stride;
   int64_t value_stride;
   int64_t state_stride;
-  int64_t tokens;
-  int64_t rows;
-  int64_t key_heads;
-  int64_t heads;
-  int64_t key_dim;
-  int64_t dim;
-  int64_t num_slots;
-  int64_t dtype;
   int64_t delta;
   int64_t normalizes;
+  int64_t dtype;
   int64_t threads;
 };
 static_assert(sizeof(RecurrenceArgs) == 200, "as in Python");
@@ -442,20 +459,20 @@ static_assert(offsetof(RecurrenceArgs, states) == 48 && sizeof(RecurrenceArgs::s
 static_assert(offsetof(RecurrenceArgs, slots) == 56 && sizeof(RecurrenceArgs::slots) == 8, "as in Python");
 static_assert(offsetof(RecurrenceArgs, starts) == 64 && sizeof(RecurrenceArgs::starts) == 8, "as in Python");
 static_assert(offsetof(RecurrenceArgs, out) == 72 && sizeof(RecurrenceArgs::out) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, query_stride) == 80 && sizeof(RecurrenceArgs::query_stride) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, key_stride) == 88 && sizeof(RecurrenceArgs::key_stride) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, value_stride) == 96 && sizeof(RecurrenceArgs::value_stride) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, state_stride) == 104 && sizeof(RecurrenceArgs::state_stride) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, tokens) == 112 && sizeof(RecurrenceArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, rows) == 120 && sizeof(RecurrenceArgs::rows) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, key_heads) == 128 && sizeof(RecurrenceArgs::key_heads) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, heads) == 136 && sizeof(RecurrenceArgs::heads) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, key_dim) == 144 && sizeof(RecurrenceArgs::key_dim) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, dim) == 152 && sizeof(RecurrenceArgs::dim) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, num_slots) == 160 && sizeof(RecurrenceArgs::num_slots) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, dtype) == 168 && sizeof(RecurrenceArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, delta) == 176 && sizeof(RecurrenceArgs::delta) == 8, "as in Python");
-static_assert(offsetof(RecurrenceArgs, normalizes) == 184 && sizeof(RecurrenceArgs::normalizes) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, tokens) == 80 && sizeof(RecurrenceArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, key_heads) == 88 && sizeof(RecurrenceArgs::key_heads) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, key_dim) == 96 && sizeof(RecurrenceArgs::key_dim) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, heads) == 104 && sizeof(RecurrenceArgs::heads) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, dim) == 112 && sizeof(RecurrenceArgs::dim) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, num_slots) == 120 && sizeof(RecurrenceArgs::num_slots) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, rows) == 128 && sizeof(RecurrenceArgs::rows) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, query_stride) == 136 && sizeof(RecurrenceArgs::query_stride) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, key_stride) == 144 && sizeof(RecurrenceArgs::key_stride) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, value_stride) == 152 && sizeof(RecurrenceArgs::value_stride) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, state_stride) == 160 && sizeof(RecurrenceArgs::state_stride) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, delta) == 168 && sizeof(RecurrenceArgs::delta) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, normalizes) == 176 && sizeof(RecurrenceArgs::normalizes) == 8, "as in Python");
+static_assert(offsetof(RecurrenceArgs, dtype) == 184 && sizeof(RecurrenceArgs::dtype) == 8, "as in Python");
 static_assert(offsetof(RecurrenceArgs, threads) == 192 && sizeof(RecurrenceArgs::threads) == 8, "as in Python");
 
 // An argument of a compiled function: a weight, or a tensor whose first dimension is tokens.
@@ -621,8 +638,8 @@ typedef int LinearFunction(const LinearArgs*);
 SLIPSTREAM_EXPORT LinearFunction slipstream_linear;
 typedef int ExpertsFunction(const ExpertsArgs*);
 SLIPSTREAM_EXPORT ExpertsFunction slipstream_experts;
-typedef int AdaptFunction(const AdaptArgs*);
-SLIPSTREAM_EXPORT AdaptFunction slipstream_adapt;
+typedef int LoraFunction(const LoraArgs*);
+SLIPSTREAM_EXPORT LoraFunction slipstream_lora;
 typedef int QuantizeFunction(const QuantizeArgs*);
 SLIPSTREAM_EXPORT QuantizeFunction slipstream_quantize;
 typedef int LayOutFunction(const LayOutArgs*);

@@ -16,21 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.ops.adapt import Adapt
-from src.ops.attention_call import PagedAttention
 from src.ops.attention_spec import AttentionSpec
 from src.ops.cached_rows import is_coded, row_size
-from src.ops.causal_convolution import CausalConvolution
 from src.ops.cpu import abi
-from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import CACHE_KINDS, address_of, kernel_threads, raise_status
 from src.ops.cpu.calls import DTYPES as DTYPES
 from src.ops.cpu.packing import bind
-from src.ops.cpu.projection_calls import bind_experts, bind_linear
-from src.ops.gumbel_argmax import GumbelArgmax
 from src.ops.host_memory import lazy_zeros
-from src.ops.latent_attention import LatentAttention
-from src.ops.linear_recurrence import LinearRecurrence
 from src.ops.matrix import NUMBERS, STRIP, Encoding, Matrix, Tiling, fits_strips
 
 WAKE_COST = 50.0
@@ -57,7 +49,7 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `adapt`. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `lora`. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
     `bind_moves`.
     """
@@ -77,40 +69,20 @@ class KernelLibrary:
         self.paged_attention = bind_attention(self._library.slipstream_paged_attention)
         self.latent_attention = bind(
             self._library.slipstream_latent_attention,
-            LatentAttention,
             abi.LatentArgs,
-            names={"block_table_stride": "block_tables_stride"},
-            computed={"spec": lambda scale: packed_specs([AttentionSpec(scale)])},
+            computed={"spec": lambda scale: abi.AttentionSpec.of(AttentionSpec(scale))},
         )
         self._items: Any = self._library.slipstream_attention_items
         self._items.argtypes, self._items.restype = (
             (ctypes.POINTER(abi.AttentionArgs), _DOUBLES),
             ctypes.c_int64,
         )
-        self.gumbel_argmax = bind(
-            self._library.slipstream_gumbel_argmax, GumbelArgmax, abi.GumbelArgs
-        )
-        self.streamed_linear = bind_linear(self._library)
-        self.experts = bind_experts(self._library)
-        self.adapt = bind(
-            self._library.slipstream_adapt,
-            Adapt,
-            abi.AdaptArgs,
-            names={"chosen": "slots", "slots": "num_slots"},
-        )
-        of_states = {"starts": "query_start_loc", "state_stride": "states_stride"}
-        self.causal_convolution = bind(
-            self._library.slipstream_convolution,
-            CausalConvolution,
-            abi.ConvolutionArgs,
-            names=of_states,
-        )
-        self.linear_recurrence = bind(
-            self._library.slipstream_recurrence,
-            LinearRecurrence,
-            abi.RecurrenceArgs,
-            names=of_states,
-        )
+        self.gumbel_argmax = bind(self._library.slipstream_gumbel_argmax, abi.GumbelArgs)
+        self.streamed_linear = bind(self._library.slipstream_linear, abi.LinearArgs)
+        self.experts = bind(self._library.slipstream_experts, abi.ExpertsArgs)
+        self.lora = bind(self._library.slipstream_lora, abi.LoraArgs)
+        self.causal_convolution = bind(self._library.slipstream_convolution, abi.ConvolutionArgs)
+        self.linear_recurrence = bind(self._library.slipstream_recurrence, abi.RecurrenceArgs)
         self.send = _bind_send(self._library)
 
     def attention_items(self, *arguments: Any) -> AttentionItems:
@@ -329,11 +301,9 @@ def bind_attention(function: Any) -> Callable[..., None]:
     """Paged attention; `function` takes AttentionArgs and returns a status, as of `bind`."""
     return bind(
         function,
-        PagedAttention,
         abi.AttentionArgs,
-        names={"block_table_stride": "block_tables_stride"},
         computed={
-            "spec": lambda sinks, scalars: packed_specs([AttentionSpec.of(sinks, scalars)]),
+            "spec": lambda sinks, scalars: abi.AttentionSpec.of(AttentionSpec.of(sinks, scalars)),
             "cache_kind": lambda key_cache: CACHE_KINDS.get(key_cache.dtype, 0),
             # Keys and values are in caches of their own.
             "value_dim": lambda: 0,

@@ -1,36 +1,33 @@
-"""Calls of the kernels, written from an op's record and from the record of its kernel's struct.
+"""Calls of the kernels, written from an op's record and from the struct that follows from it.
 
-What the op's record says of its tensors is checked at each call. Each field of the struct has the
-name of a tensor (its address), of a dimension, of a number, or of a tensor with `_stride` behind it
-(elements between two of its first dimension). The text of the function is made once, as that of a
-dataclass's `__init__` is: a call takes some microseconds.
+What the op's record says of its tensors is checked at each call. Where each field of the struct
+comes from says `struct_fields`. The text of the function is made once, as that of a dataclass's
+`__init__` is: a call takes some microseconds.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from src.ops.cpu import records
 from src.ops.cpu.calls import DTYPES, kernel_threads, raise_status
+from src.ops.cpu.matrix_reading import reader_of
+from src.ops.cpu.sizes import Sizes, in_parentheses
+from src.ops.cpu.struct_fields import StructField, matrices_of, tensors_of
 from src.ops.declaration import BACKEND
-from src.ops.records import ANY, NumberField, Record, TensorField
-
-_STRIDE: Final = "_stride"
+from src.ops.records import ANY, Record, TensorField
 
 
 def bind(
     function: Any,
-    call: type[Record],
     struct: type[records.Record],
     *,
-    names: Mapping[str, str] | None = None,
     computed: Mapping[str, Callable[..., Any]] | None = None,
     check: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
@@ -41,13 +38,11 @@ def bind(
     function
         A library's, which takes the struct by pointer, or one of Python, which takes the struct
         itself. It returns a `Status`.
-    call, struct
-        The records of the op and of the kernel.
-    names
-        Field of the struct -> what it is called in the op's record, where these differ.
+    struct
+        The kernel's, of an op's record.
     computed
-        Field of the struct -> function of it; its parameters are names of flat arguments. A struct
-        that it returns is passed by its address, and lives as long as the call.
+        Field that the op's record does not say -> function of it; its parameters are names of flat
+        arguments. A struct that it returns is passed by its address, and lives as long as the call.
     check
         A function of flat arguments, too, that raises what the op's record cannot say. What that
         says is true of them.
@@ -55,12 +50,15 @@ def bind(
     Raises
     ------
     LookupError
-        The records do not fit together.
+        A field of the struct comes from nowhere.
     """
+    call = struct.call
+    if call is None:
+        raise LookupError(f"{struct.__name__} is of no op")
     if not inspect.isfunction(function):
         # One of a library: it is given the struct's address.
         function.argtypes = (ctypes.POINTER(struct),)
-    source = _Source(call, struct, names or {}, computed or {}, check)
+    source = _Source(call, struct, computed or {}, check)
     text = "\n".join(source.lines())
     scope = source.scope | {
         "function": function,
@@ -86,26 +84,24 @@ class _Source:
         self,
         call: type[Record],
         struct: type[records.Record],
-        names: Mapping[str, str],
         computed: Mapping[str, Callable[..., Any]],
         check: Callable[..., None] | None,
     ) -> None:
-        self._call, self._struct, self._names = call, struct, names
+        self._call, self._struct = call, struct
         self._computed, self._check = computed, check
-        self._tensors = {name: each for name, each in call.tensors().items() if each.on_cpu}
+        self._tensors, self._matrices = tensors_of(call), matrices_of(call)
+        self._sizes = Sizes(call)
         self.scope: dict[str, Any] = {f"compute_{name}": each for name, each in computed.items()}
         self.scope |= {"check": check}
-        self._dims: dict[str, str] = {}  # name -> how it is computed, in an order that serves
-        self._read: dict[tuple[str, int], str] = {}  # (tensor, dimension) -> variable with its size
-        self._settled: set[tuple[str, int]] = set()  # those that can contradict no other
-        self._unpacked: list[str] = []
+        self.scope |= {
+            f"read_{name}": reader_of(len(each.dims)) for name, each in self._matrices.items()
+        }
         # The tensor whose dtype is that of others.
         own = (name for name, each in self._tensors.items() if each.dtype is None)
         self._main = next(own, None)
 
     def lines(self) -> Iterator[str]:
         """Of the function."""
-        self._find_dims()
         optional = self._call.optional_flat()
         parameters = [
             f"{name}={self._call.fields[name].default!r}" if name in optional else name
@@ -113,14 +109,19 @@ class _Source:
             if name != BACKEND
         ]
         yield f"def {self._call.__name__}({', '.join(parameters)}):"
-        given = ", ".join(self._call.tensors())
+        given = ", ".join([*self._call.tensors(), *self._matrices])
+        for name, matrix in self._matrices.items():
+            read = [self._sizes.variable(name, at) for at in range(len(matrix.dims))]
+            read += [_group_of(name), _group_dtype_of(name)]
+            parts = ", ".join((name, matrix.kind, matrix.scales, matrix.offsets))
+            yield f"    {', '.join(read)} = read_{name}({parts})"
         yield "    try:"
-        for name in self._unpacked:
-            read = (self._size_of(name, at) for at in range(len(self._tensors[name].dims)))
+        for name in filter(self._sizes.is_read, self._tensors):
+            read = [self._sizes.variable(name, at) for at in range(len(self._tensors[name].dims))]
             yield f"        {', '.join(read)}, = {name}.shape"
         yield "    except ValueError:"
         yield f"        raise refusal({given}) from None"
-        for name, value in self._dims.items():
+        for name, value in self._sizes.named.items():
             if name != value:
                 yield f"    {name} = {value}"
         if self._main is not None:
@@ -133,12 +134,12 @@ class _Source:
             yield f"    check({_arguments(self._check)})"
         made = self._call.result
         if made is not None:
-            sizes = "".join(f"{_text(dim)}, " for dim in made.dims)
+            sizes = "".join(f"{in_parentheses(dim)}, " for dim in made.dims)
             self.scope["result_dtype"] = made.dtype
             dtype = f"{made.like}.dtype" if made.dtype is None else "result_dtype"
             # Sizes one by one, and strides all at once, are what torch is quick at.
             yield f"    {made.name} = empty({sizes}dtype={dtype})"
-        fields = {name: self._value(name) for name in self._struct.declared}
+        fields = {name: self._value(name, each) for name, each in self._struct.declared.items()}
         for name in self._computed:
             if self._struct.declared[name].ctype is ctypes.c_void_p:
                 yield f"    of_{name} = {fields[name]}"
@@ -152,39 +153,9 @@ class _Source:
         """Refuse a dimension with the name of something else in the function."""
         taken = {*scope, *self._call.flat_parameters(), "main", "dtype", "status"}
         taken |= set() if self._call.result is None else {self._call.result.name}
-        for dim in self._dims:
+        for dim in self._sizes.named:
             if dim in taken:
                 raise LookupError(f"{self._call.__name__} cannot have a dimension {dim!r}")
-
-    def _find_dims(self) -> None:
-        """Name each size that can be read off a shape, or follows from those known."""
-        waiting = [
-            (ast.parse(dim, mode="eval").body, name, index)
-            for name, each in self._tensors.items()
-            for index, dim in enumerate(each.dims)
-            if not each.is_optional and dim != "_"
-        ]
-        # A size that stands alone is read, not computed.
-        waiting.sort(key=lambda each: not isinstance(each[0], ast.Name))
-        progress = True
-        while progress:
-            progress = False
-            for expression, name, index in waiting:
-                unknown = _names_in(expression) - self._dims.keys()
-                if len(unknown) != 1:
-                    continue
-                dim, progress = unknown.pop(), True
-                is_alone = isinstance(expression, ast.Name)
-                size = dim if is_alone else f"{name}_{index}"
-                self._dims[dim] = dim if is_alone else _solved(expression, size, dim)
-                self._read[name, index] = size
-                if not any(isinstance(each, ast.Mult) for each in ast.walk(expression)):
-                    self._settled.add((name, index))
-        self._unpacked = [name for name in self._tensors if any(name == of for of, _ in self._read)]
-
-    def _size_of(self, name: str, index: int) -> str:
-        """The variable that a size is read into."""
-        return self._read.get((name, index), f"{name}_{index}")
 
     def _conditions(self) -> Iterator[str]:
         if self._main is not None:
@@ -193,9 +164,12 @@ class _Source:
             wanted = list(self._of_tensor(name, each))
             whole = " and ".join(wanted)
             yield f"({name} is None or ({whole}))" if each.is_optional else whole
+        for name, matrix in self._matrices.items():
+            yield f"({matrix.scales} is not None or {name}.dtype == main)"
+            yield from self._of_sizes(name, matrix.dims)
 
     def _of_tensor(self, name: str, each: TensorField) -> Iterator[str]:
-        yield from self._of_sizes(name, each)
+        yield from self._of_sizes(name, each.dims)
         if each.dtype is None and name != self._main:
             yield f"{name}.dtype == main"
         elif isinstance(each.dtype, torch.dtype):
@@ -204,78 +178,69 @@ class _Source:
         if not each.rows:
             yield f"{name}.is_contiguous()"
         elif len(each.dims) == 2:
-            yield f"({name}.stride()[1] == 1 or {_text(each.dims[1])} <= 1)"
+            yield f"({name}.stride()[1] == 1 or {in_parentheses(each.dims[1])} <= 1)"
         else:
-            behind = [_text(dim) for dim in each.dims[1:]]
+            behind = [in_parentheses(dim) for dim in each.dims[1:]]
             strides = "".join(f"{'*'.join(behind[at:])}, " for at in range(1, len(behind)))
             yield f"({name}.stride()[1:] == ({strides}1) or lies_packed({name}))"
 
-    def _of_sizes(self, name: str, each: TensorField) -> Iterator[str]:
-        if name not in self._unpacked and "_" not in each.dims:
-            yield f"{name}.shape == ({''.join(f'{_text(dim)}, ' for dim in each.dims)})"
+    def _of_sizes(self, name: str, dims: tuple[str, ...]) -> Iterator[str]:
+        is_read = self._sizes.is_read(name)
+        if not is_read and "_" not in dims:
+            yield f"{name}.shape == ({''.join(f'{in_parentheses(dim)}, ' for dim in dims)})"
             return
-        if name not in self._unpacked:
-            yield f"{name}.dim() == {len(each.dims)}"
-        for index, dim in enumerate(each.dims):
-            if dim != "_" and (name, index) not in self._settled:
-                is_read = name in self._unpacked
-                size = self._size_of(name, index) if is_read else f"{name}.shape[{index}]"
-                yield f"{size} == {_text(dim)}"
+        if not is_read:
+            yield f"{name}.dim() == {len(dims)}"
+        for index, dim in enumerate(dims):
+            if dim != "_" and not self._sizes.is_settled(name, index):
+                size = self._sizes.variable(name, index) if is_read else f"{name}.shape[{index}]"
+                yield f"{size} == {in_parentheses(dim)}"
 
-    def _value(self, field: str) -> str:
+    def _value(self, name: str, field: StructField) -> str:
         """What is put into a field of the struct."""
-        name = self._names.get(field, field)
-        if field in self._computed:
-            return f"compute_{field}({_arguments(self._computed[field])})"
-        made = self._call.result
-        if made is not None and name == made.name:
-            return f"{name}.data_ptr()"
-        if name in self._tensors:
-            address = f"{name}.data_ptr()"
-            is_optional = self._tensors[name].is_optional
-            return f"(0 if {name} is None else {address})" if is_optional else address
-        if name in self._dims:
-            return name
-        if name.removesuffix(_STRIDE) in self._tensors:
-            return f"{name.removesuffix(_STRIDE)}.stride()[0]"
-        if field == "dtype":
-            return "dtype"
-        if field == "threads":
-            return "threads()"
-        if isinstance(self._call.fields.get(name), NumberField):
-            return name
-        raise LookupError(f"{self._struct.__name__}.{field} is nothing of {self._call.__name__}")
+        if name in self._computed:
+            return f"compute_{name}({_arguments(self._computed[name])})"
+        match field.source:
+            case "address":
+                tensor = self._tensors.get(field.of)
+                # Which parts a matrix has depends on its encoding.
+                is_there = tensor is not None and not tensor.is_optional
+                address = f"{field.of}.data_ptr()"
+                if is_there or field.of in self._matrices:
+                    return address
+                return f"(0 if {field.of} is None else {address})"
+            case "result":
+                assert self._call.result is not None
+                return f"{self._call.result.name}.data_ptr()"
+            case "size" | "number":
+                return field.of
+            case "stride":
+                return f"{field.of}.stride()[0]"
+            case "group":
+                return _group_of(field.of)
+            case "group_dtype":
+                return _group_dtype_of(field.of)
+            case "dtype":
+                return "dtype"
+            case "threads":
+                return "threads()"
+            case None:
+                raise LookupError(
+                    f"{self._struct.__name__}.{name} is nothing of {self._call.__name__}"
+                )
+
+
+def _group_of(matrix: str) -> str:
+    """The variable with a matrix's group."""
+    return f"group_of_{matrix}"
+
+
+def _group_dtype_of(matrix: str) -> str:
+    return f"group_dtype_of_{matrix}"
 
 
 def _arguments(function: Callable[..., Any]) -> str:
     return ", ".join(inspect.signature(function).parameters)
-
-
-def _text(dim: str) -> str:
-    return dim if dim.isidentifier() else f"({dim})"
-
-
-def _names_in(expression: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-
-
-def _solved(expression: ast.expr, value: str, unknown: str) -> str:
-    """What `unknown` is if the expression has this value."""
-    while not isinstance(expression, ast.Name):
-        if not isinstance(expression, ast.BinOp):
-            raise LookupError(f"no size follows from {ast.unparse(expression)}")
-        is_left = unknown in _names_in(expression.left)
-        other = ast.unparse(expression.right if is_left else expression.left)
-        if isinstance(expression.op, ast.Add):
-            value = f"({value} - ({other}))"
-        elif isinstance(expression.op, ast.Sub):
-            value = f"({value} + ({other}))" if is_left else f"(({other}) - {value})"
-        elif isinstance(expression.op, ast.Mult):
-            value = f"({value} // ({other}))"
-        else:
-            raise LookupError(f"no size follows from {ast.unparse(expression)}")
-        expression = expression.left if is_left else expression.right
-    return value
 
 
 def _lies_packed(tensor: Tensor) -> bool:
@@ -291,17 +256,26 @@ def _lies_packed(tensor: Tensor) -> bool:
 def _refusal(call: type[Record], given: tuple[Tensor | None, ...]) -> ValueError:
     """Says what was expected, and what came."""
     expected, got = [], []
-    for (name, each), tensor in zip(call.tensors().items(), given, strict=True):
+    tensors, matrices = call.tensors(), matrices_of(call)
+    for (name, each), tensor in zip(tensors.items(), given, strict=False):
         if not each.on_cpu:
             continue
-        dims = ", ".join("any" if dim == "_" else dim for dim in each.dims)
         dtype = "" if each.dtype is None or each.dtype == ANY else f" {each.dtype}"
-        expected.append(f"{name} [{dims}]{dtype}{' with free rows' if each.rows else ''}")
+        expected.append(
+            f"{name} {_shape(each.dims)}{dtype}{' with free rows' if each.rows else ''}"
+        )
         if tensor is None:
             got.append(f"{name} None")
         else:
             got.append(f"{name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}")
+    for (name, matrix), values in zip(matrices.items(), given[len(tensors) :], strict=True):
+        expected.append(f"{name} {_shape(matrix.dims)}, in that dtype if without scales")
+        got.append(f"{name} {'' if values is None else f'{tuple(values.shape)} {values.dtype}'}")
     return ValueError(
         "expected contiguous tensors, and of one dtype where none is said: "
         f"{', '.join(expected)}; got {', '.join(got)}"
     )
+
+
+def _shape(dims: tuple[str, ...]) -> str:
+    return f"[{', '.join('any' if dim == '_' else dim for dim in dims)}]"

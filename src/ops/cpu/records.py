@@ -9,27 +9,20 @@ of `abi.py`.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+from torch import Tensor
+
+from src.ops.cpu.struct_fields import StructField, fields_of
+from src.ops.records import Record as Call
 
 _WIDTH = 100
-
-
-@dataclass(frozen=True)
-class _Field:
-    """One field: its type in Python and in C++, its length if it is an array, and its meaning."""
-
-    ctype: type
-    declared: str
-    meaning: str
-    length: str = ""
-
-    def line(self, name: str) -> str:
-        return f"  {self.declared} {name}{self.length and f'[{self.length}]'};"
 
 
 def pointer(declared: str, meaning: str = "") -> Any:
@@ -37,27 +30,27 @@ def pointer(declared: str, meaning: str = "") -> Any:
 
     The owner of the memory must outlive the call: a record keeps nothing alive.
     """
-    return _Field(ctypes.c_void_p, declared, meaning)
+    return StructField(ctypes.c_void_p, declared, meaning)
 
 
 def int64(meaning: str = "") -> Any:
     """A field with an integer, a boolean, or a number of an enum."""
-    return _Field(ctypes.c_int64, "int64_t", meaning)
+    return StructField(ctypes.c_int64, "int64_t", meaning)
 
 
 def float64(meaning: str = "") -> Any:
     """A field with a double."""
-    return _Field(ctypes.c_double, "double", meaning)
+    return StructField(ctypes.c_double, "double", meaning)
 
 
 def float32(meaning: str = "") -> Any:
     """A field with a float."""
-    return _Field(ctypes.c_float, "float", meaning)
+    return StructField(ctypes.c_float, "float", meaning)
 
 
 def int64_array(constant: str, length: int, meaning: str = "") -> Any:
     """A field with `length` integers; `constant` is that number's name in C++."""
-    return _Field(ctypes.c_int64 * length, "int64_t", meaning, constant)
+    return StructField(ctypes.c_int64 * length, "int64_t", meaning, constant)
 
 
 class Record(ctypes.Structure):
@@ -68,15 +61,39 @@ class Record(ctypes.Structure):
     kernel
         The entry point that takes a pointer to the struct and returns a `Status`; empty if the
         struct is a part of others.
+    call
+        The op's record whose calls the kernel computes; None: no op has such a struct.
+    declared
+        Its fields by name.
     """
 
     kernel: ClassVar[str] = ""
-    declared: ClassVar[dict[str, _Field]] = {}
+    call: ClassVar[type[Call] | None] = None
+    declared: ClassVar[dict[str, StructField]] = {}
 
     @property
     def address(self) -> int:
         """Where the struct lies in memory, for as long as this object lives."""
         return ctypes.addressof(self)
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """The struct of a value, see `record`. Keep the value's tensors as long as it is used.
+
+        Raises
+        ------
+        ValueError
+            A tensor is not contiguous in host memory.
+        """
+        given = {}
+        for name in cls.declared:
+            each = getattr(value, name)
+            if isinstance(each, Tensor):
+                if not (each.is_cpu and each.is_contiguous()):
+                    raise ValueError(f"expected contiguous {name} in host memory")
+                each = each.data_ptr()
+            given[name] = each or 0
+        return cls(**given)
 
     @classmethod
     def in_cpp(cls) -> str:
@@ -107,24 +124,51 @@ _Class = TypeVar("_Class", bound=type[Record])
 @dataclass_transform(
     kw_only_default=True, field_specifiers=(pointer, int64, float64, float32, int64_array)
 )
-def record(*, kernel: str = "") -> Callable[[_Class], _Class]:
+def record(
+    *,
+    kernel: str = "",
+    call: type[Call] | None = None,
+    names: Mapping[str, str] | None = None,
+    value: type | None = None,
+) -> Callable[[_Class], _Class]:
     """Make a record of a class that declares fields: `tokens: int = int64("how many")`.
 
-    Fields stand in the order of the C++ struct.
+    Fields stand in the order of the C++ struct. Those that follow from `call`, an op's record, come
+    first; see `struct_fields`. `names` says where they are called otherwise: field -> name there.
+    `value` is a dataclass whose fields it has, see `Record.of`: a tensor of it is of float32.
     """
 
     def declare(cls: _Class) -> _Class:
-        cls.kernel = kernel
-        cls.declared = {
-            name: field for name, field in vars(cls).items() if isinstance(field, _Field)
-        }
-        for name in cls.declared:
+        cls.kernel, cls.call = kernel, call
+        own = {name: field for name, field in vars(cls).items() if isinstance(field, StructField)}
+        if call is not None:
+            own = fields_of(call, names or {}) | own
+        if value is not None:
+            own = _fields_of_value(value) | own
+        cls.declared = own
+        for name in own.keys() & vars(cls).keys():
             delattr(cls, name)
         cls._fields_ = [(name, field.ctype) for name, field in cls.declared.items()]
         _records.append(cls)
         return cls
 
     return declare
+
+
+_OF_VALUES: dict[type, Callable[[], Any]] = {
+    float: float32,
+    int: int64,
+    Tensor: lambda: pointer("const float*"),
+}
+
+
+def _fields_of_value(value: type) -> dict[str, StructField]:
+    hints = typing.get_type_hints(value)
+    made = {}
+    for each in dataclasses.fields(value):
+        kinds = typing.get_args(hints[each.name]) or (hints[each.name],)
+        made[each.name] = _OF_VALUES[kinds[0]]()
+    return made
 
 
 def records() -> tuple[type[Record], ...]:

@@ -53,13 +53,20 @@ bool same_attention(AttentionFunction* other, DType dtype, int64_t head_dim, int
   }
   // Sinks as large as the largest scores, and a cap that most scores feel.
   const auto sinks = draw<float>(random, kHeads);
-  const AttentionSpec spec{1.0f / std::sqrt(float(head_dim)), modified ? 1.0f : 0.0f, window, chunk,
-                           modified ? sinks.data() : nullptr};
-  AttentionArgs args{query.data(), key.data(), value.data(), keys.data(), values.data(),
-                     tables.data(), starts, lengths, slots.data(), out.data(), &spec,
-                     kHeads * head_dim, kv_heads * head_dim, kv_heads * head_dim, kMaxBlocks,
-                     tokens, kRows, kHeads, kv_heads, head_dim, blocks, kBlock, kMaxBlocks,
-                     dtype, 2, deterministic, cache_kind, value_dim};
+  AttentionSpec spec{};
+  spec.scale = 1.0f / std::sqrt(float(head_dim)), spec.cap = modified ? 1.0f : 0.0f;
+  spec.window = window, spec.chunk = chunk, spec.sinks = modified ? sinks.data() : nullptr;
+  AttentionArgs args{};
+  args.query = query.data(), args.key = key.data(), args.value = value.data();
+  args.key_cache = keys.data(), args.value_cache = values.data();
+  args.block_tables = tables.data(), args.query_start_loc = starts, args.seq_lens = lengths;
+  args.slot_mapping = slots.data(), args.out = out.data(), args.spec = &spec;
+  args.query_stride = kHeads * head_dim, args.key_stride = kv_heads * head_dim;
+  args.value_stride = kv_heads * head_dim, args.block_table_stride = kMaxBlocks;
+  args.tokens = tokens, args.rows = kRows, args.num_heads = kHeads, args.num_kv_heads = kv_heads;
+  args.head_dim = head_dim, args.num_blocks = blocks, args.block_size = kBlock;
+  args.max_blocks = kMaxBlocks, args.dtype = dtype, args.threads = 2;
+  args.deterministic = deterministic, args.cache_kind = cache_kind, args.value_dim = value_dim;
   if (value_dim > 0) args.value = args.key, args.value_cache = args.key_cache;
   if (slipstream_paged_attention(&args) != kOk) return false;
   args.key_cache = other_keys.data();
@@ -87,8 +94,10 @@ bool same_gumbel(GumbelFunction* other) {
     positions.push_back(row << 30);
     temperatures.push_back(float(row) * 0.25f);
   }
-  GumbelArgs args{logits.data(), seeds.data(), positions.data(), temperatures.data(),
-                  tokens.data(), kRows, kVocab, kVocab, 2};
+  GumbelArgs args{};
+  args.logits = logits.data(), args.seeds = seeds.data(), args.positions = positions.data();
+  args.temperatures = temperatures.data(), args.tokens = tokens.data(), args.rows = kRows;
+  args.vocab_size = kVocab, args.logits_stride = kVocab, args.threads = 2;
   if (slipstream_gumbel_argmax(&args) != kOk) return false;
   args.tokens = other_tokens.data();
   return other(&args) == kOk && tokens == other_tokens;
@@ -116,9 +125,12 @@ bool same_linear(LinearFunction* other, DType dtype, int64_t kind, int64_t token
                                                         : scales.data();
   const void* const its_offsets = is_narrow ? (const void*)narrow_offsets.data() : offsets.data();
   std::vector<T> out(size_t(tokens * outputs)), other_out(out.size());
-  LinearArgs args{x.data(), weight.data(), its_scales, weight.data(), out.data(),
-                  has_offsets ? its_offsets : nullptr, tokens, inputs, outputs, inputs, dtype,
-                  kind, group, 2, group_dtype};
+  LinearArgs args{};
+  args.x = x.data(), args.weight = weight.data(), args.scales = its_scales;
+  args.bias = weight.data(), args.out = out.data();
+  args.offsets = has_offsets ? its_offsets : nullptr, args.tokens = tokens, args.inputs = inputs;
+  args.outputs = outputs, args.x_stride = inputs, args.dtype = dtype, args.kind = kind;
+  args.group = group, args.threads = 2, args.group_dtype = group_dtype;
   if (slipstream_linear(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -246,14 +258,20 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
       kind == kE2M1 ? (const void*)powers.data() : gate_up_scales.data(),
       kind == kE2M1 ? (const void*)powers.data() : down_scales.data()};
   const int64_t group_dtype = kind == kE2M1 ? kPowers : int64_t(kFloat32);
-  ExpertsArgs args{x.data(), gate_up.data(), down.data(), of_rows[0], of_rows[1],
-                   weights.data(), ids.data(), out.data(), tokens, kHidden, intermediate, kExperts,
-                   kChosen, kHidden, dtype, kind, group, kind, group, activation, 2,
-                   biased ? biases.data() : nullptr, biased ? biases.data() : nullptr,
-                   1.702, 1.0, biased,
-                   has_offsets ? gate_up_scales.data() : nullptr,
-                   has_offsets ? down_scales.data() : nullptr, group_dtype, group_dtype, nullptr,
-                   nullptr};
+  ExpertsArgs args{};
+  args.x = x.data(), args.gate_up = gate_up.data(), args.down = down.data();
+  args.gate_up_scales = of_rows[0], args.down_scales = of_rows[1], args.weights = weights.data();
+  args.ids = ids.data(), args.out = out.data(), args.tokens = tokens, args.hidden = kHidden;
+  args.intermediate = intermediate, args.experts = kExperts, args.chosen = kChosen;
+  args.x_stride = kHidden, args.dtype = dtype, args.gate_up_kind = kind;
+  args.gate_up_group = group, args.down_kind = kind, args.down_group = group;
+  args.activation = activation, args.threads = 2;
+  args.gate_up_bias = biased ? biases.data() : nullptr;
+  args.down_bias = biased ? biases.data() : nullptr, args.alpha = 1.702, args.limit = 1.0;
+  args.weighs_inputs = biased;
+  args.gate_up_offsets = has_offsets ? gate_up_scales.data() : nullptr;
+  args.down_offsets = has_offsets ? down_scales.data() : nullptr;
+  args.gate_up_group_dtype = group_dtype, args.down_group_dtype = group_dtype;
   if (slipstream_experts(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
@@ -269,7 +287,7 @@ bool same_expert_layers(ExpertsFunction* other, DType dtype, int64_t kind, int64
 
 // Two parts, of which the second has no whole vector; a slot without a second part.
 template <class T>
-bool same_adapt(AdaptFunction* other, DType dtype) {
+bool same_lora(LoraFunction* other, DType dtype) {
   constexpr int64_t kTokens = 23, kInputs = 83, kSlots = 3, kRoom = 5, kOutputs = 91;
   Random random;
   const auto base = draw<T>(random, size_t(kTokens * kOutputs));
@@ -280,9 +298,12 @@ bool same_adapt(AdaptFunction* other, DType dtype) {
   std::vector<int64_t> chosen;
   for (int64_t i = 0; i < kTokens; ++i) chosen.push_back(i * i % 5 - 2);  // -2 to 2
   std::vector<T> out(base.size()), other_out(base.size());
-  AdaptArgs args{base.data(), x.data(), down.data(), up.data(), ranks, starts, chosen.data(),
-                 out.data(), kTokens, kInputs, kOutputs, kInputs, kSlots, 2, kRoom, dtype, 2};
-  if (slipstream_adapt(&args) != kOk) return false;
+  LoraArgs args{};
+  args.base = base.data(), args.x = x.data(), args.down = down.data(), args.up = up.data();
+  args.ranks = ranks, args.starts = starts, args.chosen = chosen.data(), args.out = out.data();
+  args.tokens = kTokens, args.inputs = kInputs, args.outputs = kOutputs, args.x_stride = kInputs;
+  args.slots = kSlots, args.parts = 2, args.room = kRoom, args.dtype = dtype, args.threads = 2;
+  if (slipstream_lora(&args) != kOk) return false;
   args.out = other_out.data();
   if (other(&args) != kOk) return false;
   float largest = 0;
@@ -322,8 +343,10 @@ bool same_quantize(QuantizeFunction* other, DType dtype) {
     std::vector<uint16_t> offsets(kWeights / 64), other_offsets(kWeights / 64);
     // int8 with a padded last strip.
     const int64_t rows = kind == kInt8Strips ? 150 : 192;
-    QuantizeArgs args{weight.data(), values.data(), scales.data(), offsets.data(), rows, 256, dtype,
-                      kind, 64, 2};
+    QuantizeArgs args{};
+    args.weight = weight.data(), args.values = values.data(), args.scales = scales.data();
+    args.offsets = offsets.data(), args.rows = rows, args.inputs = 256, args.dtype = dtype;
+    args.kind = kind, args.group = 64, args.threads = 2;
     if (slipstream_quantize(&args) != kOk) return false;
     args.values = other_values.data(), args.scales = other_scales.data();
     args.offsets = other_offsets.data();
@@ -368,9 +391,12 @@ bool same_convolution(ConvolutionFunction* other, DType dtype, int64_t silu) {
   const auto weight = draw<T>(random, kTaps * kChannels);
   auto states = draw<T>(random, 4 * kStride), other_states = states;
   std::vector<T> out(x.size()), other_out(x.size());
-  ConvolutionArgs args{x.data(), weight.data(), bias.data(), states.data(), kStateSlots,
-                       kStateStarts, out.data(), kChannels, kStride, kStateTokens, 3, kChannels,
-                       kTaps, 4, silu, dtype, 2};
+  ConvolutionArgs args{};
+  args.x = x.data(), args.weight = weight.data(), args.bias = bias.data();
+  args.states = states.data(), args.slots = kStateSlots, args.starts = kStateStarts;
+  args.out = out.data(), args.x_stride = kChannels, args.state_stride = kStride;
+  args.tokens = kStateTokens, args.rows = 3, args.channels = kChannels, args.taps = kTaps;
+  args.num_slots = 4, args.silu = silu, args.dtype = dtype, args.threads = 2;
   if (slipstream_convolution(&args) != kOk) return false;
   args.states = other_states.data(), args.out = other_out.data();
   return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-5f : 2e-2f) &&
@@ -397,10 +423,16 @@ bool same_recurrence(RecurrenceFunction* other, DType dtype, int64_t delta) {
   for (float& each : factor) each = 0.1f * std::fabs(each);
   auto states = draw<float>(random, 4 * kState), other_states = states;
   std::vector<T> out(value.size()), other_out(value.size());
-  RecurrenceArgs args{query.data(), key.data(), value.data(), decay.data(), factor.data(),
-                      skip.data(), states.data(), kStateSlots, kStateStarts, out.data(),
-                      kKeyHeads * kKeyDim, kKeyHeads * kKeyDim, kHeads * kDim, kState,
-                      kStateTokens, 3, kKeyHeads, kHeads, kKeyDim, kDim, 4, dtype, delta, delta, 2};
+  RecurrenceArgs args{};
+  args.query = query.data(), args.key = key.data(), args.value = value.data();
+  args.decay = decay.data(), args.factor = factor.data(), args.skip = skip.data();
+  args.states = states.data(), args.slots = kStateSlots, args.starts = kStateStarts;
+  args.out = out.data(), args.query_stride = kKeyHeads * kKeyDim;
+  args.key_stride = kKeyHeads * kKeyDim, args.value_stride = kHeads * kDim;
+  args.state_stride = kState, args.tokens = kStateTokens, args.rows = 3;
+  args.key_heads = kKeyHeads, args.heads = kHeads, args.key_dim = kKeyDim, args.dim = kDim;
+  args.num_slots = 4, args.dtype = dtype, args.delta = delta, args.normalizes = delta;
+  args.threads = 2;
   if (slipstream_recurrence(&args) != kOk) return false;
   args.states = other_states.data(), args.out = other_out.data();
   return other(&args) == kOk && same_values(out, other_out, dtype == kFloat32 ? 1e-3f : 3e-2f) &&
@@ -491,8 +523,8 @@ constexpr Check kChecks[] = {
      same_in_all_dtypes<LinearFunction, same_linears<float>, same_linears<bf16>, same_linears<f16>>},
     {"experts", same_in_all_dtypes<ExpertsFunction, same_experts<float>, same_experts<bf16>,
                                    same_experts<f16>>},
-    {"adapt",
-     same_in_all_dtypes<AdaptFunction, same_adapt<float>, same_adapt<bf16>, same_adapt<f16>>},
+    {"lora",
+     same_in_all_dtypes<LoraFunction, same_lora<float>, same_lora<bf16>, same_lora<f16>>},
     {"quantize", same_in_all_dtypes<QuantizeFunction, same_quantize<float>, same_quantize<bf16>,
                                     same_quantize<f16>>},
     {"lay_out", [](void* other) { return same_layout(reinterpret_cast<LayOutFunction*>(other)); }},

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from src.ops.attention_spec import AttentionSpec
+from src.ops.cpu import abi
 from src.ops.cpu.abi import MAX_READS, MAX_WRITES, Instruction, StepContext
-from src.ops.cpu.attention_specs import packed_specs
 from src.ops.cpu.calls import DTYPES, raise_status
 from src.ops.cpu.calls import address_of as address_of_tensor
 from src.ops.cpu.compiled import COMPILED_FAILED, Bound, Caller, stolen
@@ -106,7 +106,7 @@ def layer_spec(spec: AttentionSpec) -> Record:
     ValueError
         Sinks are not contiguous in host memory.
     """
-    return packed_specs([spec])[0]
+    return abi.AttentionSpec.of(spec)
 
 
 class StepInstruction(NamedTuple):

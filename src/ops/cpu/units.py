@@ -24,7 +24,7 @@ UNITS: Final = (
     "quantize.cpp",
     "recurrence.cpp",
     "gumbel.cpp",
-    "adapt.cpp",
+    "lora.cpp",
     "step.cpp",
     "step_mixers.cpp",
     "compiled.cpp",

@@ -8,7 +8,7 @@ sizes only and the launch can be captured. There are enough blocks for the worst
 unneeded ones end at once.
 
 Weights in groups become the dtype of the inputs, exactly, and the products of each group are scaled
-in float32, as in [`linear`][src.ops.triton.linear].
+in float32, as in `linear`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.experts import ACTIVATIONS, CLAMPED_SWIGLU, PAIRS_OF_A_CROWD, sort_by_expert
+from src.ops.experts import (
+    ACTIVATIONS,
+    CLAMPED_SWIGLU,
+    PAIRS_OF_A_CROWD,
+    Experts,
+    gating_arguments,
+    sort_by_expert,
+)
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
 from src.ops.triton.linear import step_of
 
@@ -383,7 +390,9 @@ def _require_kernel(matrix: Matrix) -> None:
     """Loading a model decodes what this refuses.
 
     Raises
-        ValueError: The kernels cannot read such a stack of matrices.
+    ------
+    ValueError
+        The kernels cannot read such a stack of matrices.
     """
     traits, inputs = matrix.encoding.traits, matrix.inputs
     is_known = "cuda" in traits.expert_kernels and traits.is_known_to(matrix.values.device)
@@ -395,43 +404,23 @@ def _require_kernel(matrix: Matrix) -> None:
         )
 
 
-def run(
-    hidden: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-    gate_up_scales: Tensor | None,
-    down_scales: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: int,
-    alpha: float,
-    limit: float,
-    weighs_inputs: bool,
-    deterministic: bool,
-    gate_up_kind: int,
-    down_kind: int,
-    gate_up_offsets: Tensor | None = None,
-    down_offsets: Tensor | None = None,
-    gate_up_order: Tensor | None = None,
-    down_order: Tensor | None = None,
-) -> Tensor:
-    """Launch the kernels; arguments as in the schema of [`experts`][src.ops.experts.experts].
+@Experts.taking_flat
+def run(call: Experts) -> Tensor:
+    """Launch the kernels of `experts`.
 
     There are kernels for weights in rows, in any encoding.
 
     Raises
-        ValueError: There is no kernel for such weights. Loading a model decodes them.
+    ------
+    ValueError
+        There is no kernel for such weights. Loading a model decodes them.
     """
-    up = Matrix.of_kind(gate_up_kind, gate_up, gate_up_scales, gate_up_offsets)
-    last = Matrix.of_kind(down_kind, down, down_scales, down_offsets)
-    up, last = up._replace(order=gate_up_order), last._replace(order=down_order)
+    hidden, up, last, ids = call.x, call.gate_up, call.down, call.ids
     _require_kernel(up)
     _require_kernel(last)
     tokens, size = hidden.shape
     intermediate = last.inputs
-    experts, chosen = len(gate_up), ids.shape[1]
+    experts, chosen = len(up.values), ids.shape[1]
     pairs = tokens * chosen
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     if pairs == 0:
@@ -439,7 +428,7 @@ def run(
     order, ends = sort_by_expert(ids, experts)
     activated = hidden.new_empty((pairs, intermediate))
     results = hidden.new_empty((pairs, size))
-    tile = tile_of(pairs, experts, hidden.element_size(), deterministic=deterministic)
+    tile = tile_of(pairs, experts, hidden.element_size(), deterministic=call.deterministic)
     blocks = pairs // tile.pairs + min(pairs, experts)
     common = {
         "RUN": INT4_RUN,
@@ -451,19 +440,20 @@ def run(
     }
     element = hidden.element_size()
     held = _held(up, element, tile)
+    activation, alpha, limit = gating_arguments(call.activation)
     _gate_up_kernel[(blocks, triton.cdiv(intermediate, tile.outputs))](
-        hidden, gate_up, gate_up_scales, gate_up_offsets, gate_up_bias, gate_up_order,
-        weights if weighs_inputs else None, order, ends, activated, hidden.stride(0), experts,
-        chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha, LIMIT=limit,
-        KIND=held.kind, K=held.step, **common,
+        hidden, up.values, up.scales, up.offsets, call.gate_up_bias, up.order,
+        call.weights if call.weighs_inputs else None, order, ends, activated, hidden.stride(0),
+        experts, chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha,
+        LIMIT=limit, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     held = _held(last, element, tile)
     _down_kernel[(blocks, triton.cdiv(size, tile.outputs))](
-        activated, down, down_scales, down_offsets, down_bias, down_order, order, ends, results,
-        experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
+        activated, last.values, last.scales, last.offsets, call.down_bias, last.order, order, ends,
+        results, experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip
     _combine_kernel[(tokens, triton.cdiv(size, _COMBINED))](
-        results, None if weighs_inputs else weights, ids, out, experts, chosen, size,
+        results, None if call.weighs_inputs else call.weights, ids, out, experts, chosen, size,
         BLOCK=_COMBINED, num_warps=4,
     )  # fmt: skip
     return out

@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from src.ops.matrix import INT4_RUN, Matrix, Tiling
+from src.ops.linear import Linear
+from src.ops.matrix import INT4_RUN, Tiling
 
 
 class Tile(NamedTuple):
@@ -107,25 +108,21 @@ def _linear_kernel(
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token[:, None] & held)
 
 
-def run(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    kind: int,
-    offsets: Tensor | None = None,
-) -> Tensor:
-    """Launch the kernel; arguments as in the schema of [`linear`][src.ops.linear.linear].
+@Linear.taking_flat
+def run(call: Linear) -> Tensor:
+    """Launch the kernel of `linear`.
 
     There is a kernel for quantized weights in rows; plain ones are torch's.
 
     Raises
-        ValueError: There is no kernel for such weights. Loading a model decodes them.
+    ------
+    ValueError
+        There is no kernel for such weights. Loading a model decodes them.
     """
+    x, matrix, bias = call.x, call.weight, call.bias
     tokens, inputs = x.shape
-    matrix = Matrix.of_kind(kind, weight, scales, offsets)
-    if scales is None and matrix.tiling is Tiling.ROWS:
-        return functional.linear(x, weight, bias)
+    if matrix.scales is None and matrix.tiling is Tiling.ROWS:
+        return functional.linear(x, matrix.values, bias)
     traits = matrix.encoding.traits
     is_known = "cuda" in traits.kernels and traits.is_known_to(x.device)
     if matrix.tiling is Tiling.TILES or inputs % INT4_RUN or not is_known:
@@ -135,7 +132,7 @@ def run(
         )
     if x.stride(1) != 1:
         x = x.contiguous()
-    outputs = len(weight)
+    outputs = len(matrix.values)
     out = x.new_empty((tokens, outputs))
     if tokens == 0 or outputs == 0:
         return out
@@ -143,8 +140,8 @@ def run(
     tile = tile_of(tokens)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens))
     _linear_kernel[grid](
-        x, weight, scales, offsets, bias, out, x.stride(0), tokens, inputs, outputs, group,
-        IS_INT4=traits.bits == 4, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
+        x, matrix.values, matrix.scales, matrix.offsets, bias, out, x.stride(0), tokens, inputs,
+        outputs, group, IS_INT4=traits.bits == 4, RUN=INT4_RUN, M=tile.tokens, N=tile.outputs,
         K=step_of(group, x.element_size()), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -48,7 +48,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/triton/adapt.py",
+        "src/ops/triton/lora.py",
         _VARIANTS,
         (
             "one token with an adapter selects another variant",

@@ -7,9 +7,9 @@ MUTATIONS = (
         "src/ops/records.py",
         ("tests/ops/test_records.py",),
         (
-            "an argument before one that must be given may be left out",
-            "                names.clear()\n",
-            "                pass\n",
+            "of arguments with defaults only the last may be left out",
+            "                names.add(name)\n",
+            "                names = {name}\n",
         ),
         (
             "nothing that a call changes is marked as changed",
@@ -28,7 +28,7 @@ MUTATIONS = (
         ),
         (
             "a result that is traced has the dtype of what it is like",
-            "dtype=made.dtype or like.dtype",
+            "dtype=dtype or like.dtype",
             "dtype=like.dtype",
         ),
     ),
@@ -37,7 +37,7 @@ MUTATIONS = (
         ("tests/ops/test_records.py",),
         (
             "sizes are not compared",
-            'yield f"{size} == {_text(dim)}"',
+            'yield f"{size} == {in_parentheses(dim)}"',
             'yield f"{size} == {size}"',
         ),
         (
@@ -72,13 +72,133 @@ MUTATIONS = (
         ),
         (
             "an absent tensor has the address of what is not there",
-            'return f"(0 if {name} is None else {address})" if is_optional else address',
+            'return f"(0 if {field.of} is None else {address})"',
             "return address",
         ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/sizes.py",
+        ("tests/ops/test_records.py",),
         (
             "a size that follows from a difference is taken from a sum",
             'value = f"({value} - ({other}))"',
             'value = f"({value} + ({other}))"',
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/struct_fields.py",
+        ("tests/ops/test_records.py",),
+        (
+            "a name of C++ that stands for nothing is passed over",
+            "if unknown := renamed.keys() - made.keys():",
+            "if unknown := renamed.keys() - renamed.keys():",
+        ),
+        (
+            "a tensor that a call changes is const to its kernel",
+            "'' if tensor.changed else 'const '",
+            "'const '",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/struct_fields.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "what compiled code leaves out is 0",
+            'text = "" if default is REQUIRED else str(whole(default))',
+            'text = ""',
+        ),
+        (
+            "no struct has numbers of a nested value",
+            "                if kind in _PARTS:\n",
+            "                if False:\n",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/entries.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "compiled code hands over no group",
+            'case "group" | "group_dtype":\n            return f"seen_{field.of}.{field.source}"',
+            'case "group" | "group_dtype":\n            return ""',
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/records.py",
+        ("tests/ops/test_abi.py",),
+        (
+            "tensors of a value are read wherever they lie",
+            "if not (each.is_cpu and each.is_contiguous()):",
+            "if not each.is_cpu:",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/matrix_reading.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "scales of too few rows are read to the end",
+            "scales.shape == (*stacked, outputs)",
+            "scales.dim() == 1 + len(stacked)",
+        ),
+        (
+            "scales of groups are read as float32 whatever they are",
+            "return (*stacked, outputs, inputs, group or 0, _GROUP_DTYPES[scales.dtype])",
+            "return (*stacked, outputs, inputs, group or 0, 0)",
+        ),
+        (
+            "offsets of another dtype than the scales are read as if of theirs",
+            "            and offsets.dtype == scales.dtype\n",
+            "",
+        ),
+        (
+            "a matrix without offsets' scales keeps its offsets to itself",
+            "if offsets is not None:\n                raise",
+            "if False:\n                raise",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/matrix_field.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "an op that takes no order forgets a matrix's",
+            "if matrix.order is not None:\n            raise",
+            "if False:\n            raise",
+        ),
+        (
+            "a matrix loses its order among flat arguments",
+            "return matrix._replace(order=order[0]) if order else matrix",
+            "return matrix",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/matrix.py",
+        ("tests/ops/test_matrix.py",),
+        (
+            "every launch asks a GPU what it multiplies",
+            "    return _has_capability(device, least)\n",
+            "    return _ask_capability(device, least)\n",
+        ),
+        (
+            "torch's compiler warns of a cache",
+            "if device.index is None or torch.compiler.is_compiling():",
+            "if device.index is None:",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/matrix.py",
+        ("tests/ops/test_matrix_reading.py",),
+        (
+            "a stack has the shape of one of its matrices",
+            "stacked = self.values.shape[:1] if self.is_stack else ()",
+            "stacked = ()",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/cpu/seen.h",
+        ("tests/compile/test_experts.py::test_experts_are_those_of_the_op[strips of int8]",),
+        (
+            "compiled code reads a stack's scales of rows as scales of groups",
+            "if (seen.dims == stacked + 1) {",
+            "if (seen.dims == 1) {",
         ),
     ),
 )

@@ -20,24 +20,33 @@ NO_SLOT = -1
 """The slot of a token without an update."""
 
 
-class Adapt(Record, result=result("out", "tokens outputs", like="base")):
+class Lora(Record, result=result("out", "tokens outputs", like="base")):
     """`base + x @ down.T @ up`, with the `down` and the `up` of each token's slot.
 
     Sums are in float32, and the result is rounded once. A token's result does not depend on the
     other tokens.
 
     Attributes
-        base: [T, N], contiguous: what the projection gives without an update.
-        x: [T, K] in base's dtype, last dimension contiguous: the projection's inputs.
-        down: [S, P * R, K], contiguous, in base's dtype: rows of P parts, R of each.
-        up: [S, R, N], contiguous, in base's dtype. A part's columns belong to its rows of `down`.
-        ranks: int32 [S, P]: how many of its R rows a part has; nothing behind them is read. 0: the
-            part has no update.
-        starts: int32 [P + 1]: the first column of each part, and N.
-        slots: int64 [T], below S; negative: this token has no update.
+    ----------
+    base
+        [T, N], contiguous: what the projection gives without an update.
+    x
+        [T, K] in base's dtype, last dimension contiguous: the projection's inputs.
+    down
+        [S, P * R, K], contiguous, in base's dtype: rows of P parts, R of each.
+    up
+        [S, R, N], contiguous, in base's dtype. A part's columns belong to its rows of `down`.
+    ranks
+        int32 [S, P]: how many of its R rows a part has; nothing behind them is read. 0: the part
+        has no update.
+    starts
+        int32 [P + 1]: the first column of each part, and N.
+    slots
+        int64 [T], below S; negative: this token has no update.
 
     Returns
-        [T, N] in base's dtype.
+    -------
+    [T, N] in base's dtype.
     """
 
     base: Tensor = tensor("tokens outputs")
@@ -49,8 +58,8 @@ class Adapt(Record, result=result("out", "tokens outputs", like="base")):
     slots: Tensor = tensor("tokens", torch.int64)
 
 
-def reference(call: Adapt) -> Tensor:
-    """See [`Adapt`][src.ops.adapt.Adapt]."""
+def reference(call: Lora) -> Tensor:
+    """See `Lora`."""
     base, x, down, up = call.base, call.x, call.down, call.up
     ranks, starts, slots = call.ranks, call.starts, call.slots
     room, bounds = up.shape[1], starts.tolist()
@@ -75,7 +84,7 @@ def _build(
     room: int,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-) -> Adapt:
+) -> Lora:
     """Random arguments: the slot of each token, outputs of each part, ranks of [slot][part].
 
     What is behind a rank is NaN.
@@ -93,7 +102,7 @@ def _build(
             up[slot, rank:, starts[part] : starts[part + 1]] = torch.nan
     wide = (base, x, down.flatten(1, 2), up)
     moved = [each.to(dtype).to(device) for each in wide]
-    return Adapt(
+    return Lora(
         base=moved[0],
         x=moved[1],
         down=moved[2],
@@ -104,7 +113,7 @@ def _build(
     )
 
 
-def _cost(call: Adapt) -> Cost:
+def _cost(call: Lora) -> Cost:
     """Each chosen update is read once; a token without one is copied."""
     base, x, down, _, ranks, starts, slots = call
     sizes = (starts[1:] - starts[:-1]).tolist()
@@ -119,9 +128,9 @@ def _cost(call: Adapt) -> Cost:
     return Cost(bytes=moved, flops=flops)
 
 
-ADAPT = Op(
-    "adapt",
-    Adapt,
+LORA = Op(
+    "lora",
+    Lora,
     reference=reference,
     build=_build,
     cases=[
@@ -146,8 +155,8 @@ ADAPT = Op(
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ],
     cost=_cost,
-    lazy={"cuda": "src.ops.triton.adapt:adapt"},
+    lazy={"cuda": "src.ops.triton.lora:lora"},
 )
 
-adapt = ADAPT.function
-"""The op as a function of the fields of [`Adapt`][src.ops.adapt.Adapt]."""
+lora = LORA.function
+"""The op as a function of the fields of `Lora`."""

@@ -53,9 +53,9 @@ inline vf take(const T* from, int64_t count) {
 int64_t whole_vectors(int64_t count) { return (count + W - 1) / W * W; }
 
 template <class T>
-class Adapt {
+class Lora {
  public:
-  explicit Adapt(const AdaptArgs& args)
+  explicit Lora(const LoraArgs& args)
       : a(args),
         base(static_cast<const T*>(a.base)),
         x(static_cast<const T*>(a.x)),
@@ -237,7 +237,7 @@ class Adapt {
     }
   }
 
-  const AdaptArgs& a;
+  const LoraArgs& a;
   const T *base, *x, *down, *up;
   T* out;
   const int64_t width;                   // inner results of a token
@@ -248,17 +248,17 @@ class Adapt {
 
 }  // namespace
 
-SLIPSTREAM_EXPORT int slipstream_adapt(const AdaptArgs* args) {
-  const AdaptArgs& a = *args;
+SLIPSTREAM_EXPORT int slipstream_lora(const LoraArgs* args) {
+  const LoraArgs& a = *args;
   if (a.tokens < 0 || a.inputs < 1 || a.outputs < 1 || a.slots < 1 || a.parts < 1 || a.room < 1 ||
       a.threads < 1) {
     return kBadShape;
   }
   try {
     switch (a.dtype) {
-      case kFloat32: return Adapt<float>(a).run();
-      case kBFloat16: return Adapt<bf16>(a).run();
-      case kFloat16: return Adapt<f16>(a).run();
+      case kFloat32: return Lora<float>(a).run();
+      case kBFloat16: return Lora<bf16>(a).run();
+      case kFloat16: return Lora<f16>(a).run();
       default: return kBadShape;
     }
   } catch (const std::bad_alloc&) {

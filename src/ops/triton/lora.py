@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.adapt import Adapt
+from src.ops.lora import Lora
 
 _TOKENS = 16  # the fewest that a tensor core multiplies
 _INPUTS = 64
@@ -93,8 +93,8 @@ def _expand(
         tl.store(out + place, result.to(out.dtype.element_ty), mask=within)
 
 
-@Adapt.taking_flat
-def adapt(call: Adapt) -> Tensor:
+@Lora.taking_flat
+def lora(call: Lora) -> Tensor:
     """Launch the kernels."""
     base, x, down, up = call.base, call.x, call.down, call.up
     ranks, starts, slots = call.ranks, call.starts, call.slots
