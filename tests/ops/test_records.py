@@ -302,12 +302,9 @@ def test_a_size_follows_from_what_is_computed_of_it(dim: str, length: int, size:
         x: Tensor = tensor("tokens")
         bounds: Tensor = tensor(dim)
 
-    @cpu_records.record()
+    @cpu_records.record(call=Bound)
     class BoundArgs(cpu_records.Record):
         """Its struct."""
-
-        tokens: int = int64()
-        size: int = int64()
 
     cpu_records._records.remove(BoundArgs)
     seen: list[tuple[int, int]] = []
@@ -316,7 +313,7 @@ def test_a_size_follows_from_what_is_computed_of_it(dim: str, length: int, size:
         seen.append((struct.tokens, struct.size))
         return 0
 
-    bind(kernel, Bound, BoundArgs)(torch.zeros(2), torch.zeros(length))
+    bind(kernel, BoundArgs)(torch.zeros(2), torch.zeros(length))
     assert seen == [(2, size)]
 
 
