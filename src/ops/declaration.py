@@ -1,13 +1,13 @@
 """One declaration per op: its name, record, reference, kernels and cost.
 
-An [`Op`][src.ops.declaration.Op] is written once. From it come the registration with
-torch (namespace `slipstream`), the tests (every kernel against the reference over
-`cases`, `opcheck`, eager against compiled) and the benchmark (achieved bytes/s and FLOP/s).
+An `Op` is written once. From it come the registration with torch (namespace `slipstream`), the
+tests (every kernel against the reference over `cases`, `opcheck`, eager against compiled) and the
+benchmark (achieved bytes/s and FLOP/s).
 
 Dispatch is one attribute read. Each device type has one active kernel; replacing it is one
 reference assignment. So a library built by a background thread takes over between two calls, never
 during one. Where callers may want different kernels, each call carries the handle of its caller's
-[`Backend`][src.ops.declaration.Backend]; there is no process-wide choice.
+`Backend`; there is no process-wide choice.
 """
 
 from __future__ import annotations
@@ -81,10 +81,15 @@ class OpKernel:
     """A kernel that a plugin brings: it serves the op's calls on a device type in this process.
 
     Attributes
-        op: The op's name inside the namespace, e.g. `gumbel_argmax`.
-        device_type: `cpu` or `cuda`.
-        name: What logs call the kernel.
-        run: Takes exactly the op's arguments, in schema order, without `backend`.
+    ----------
+    op
+        The op's name inside the namespace, e.g. `gumbel_argmax`.
+    device_type
+        `cpu` or `cuda`.
+    name
+        What logs call the kernel.
+    run
+        Takes exactly the op's arguments, in schema order, without `backend`.
     """
 
     op: str
@@ -99,21 +104,32 @@ class Op(Generic[P, R]):
     Calling it calls the op through torch, with the fields of its record as arguments.
 
     Parameters
-        name: Op name inside the namespace.
-        record: The class of its calls. An op never returns an alias of an argument.
-        reference: Plain torch, on any device. It defines the result.
-        fake: Shapes and dtypes only, for tracing; None if the record says them.
-        build: Makes one case: `build(device, **case)`.
-        cases: The grid that the kernels are tested over.
-        cost: Minimal bytes and FLOPs of a call.
-        lazy: Device type -> where its kernel lives (`"module:attribute"`), a function of flat
-            arguments. It is imported at the first call on that device type, so that a CPU process
-            never imports Triton. A device type without an entry is served by the reference.
+    ----------
+    name
+        Op name inside the namespace.
+    record
+        The class of its calls. An op never returns an alias of an argument.
+    reference
+        Plain torch, on any device. It defines the result.
+    fake
+        Shapes and dtypes only, for tracing; None if the record says them.
+    build
+        Makes one case: `build(device, **case)`.
+    cases
+        The grid that the kernels are tested over.
+    cost
+        Minimal bytes and FLOPs of a call.
+    lazy
+        Device type -> where its kernel lives (`"module:attribute"`), a function of flat arguments.
+        It is imported at the first call on that device type, so that a CPU process never imports
+        Triton. A device type without an entry is served by the reference.
 
     Attributes
-        reference, build, cost: As given, with flat arguments (see
-            [`Record`][src.ops.records.Record]) in place of records.
-        overload: The op of torch, which takes flat arguments too.
+    ----------
+    reference, build, cost
+        As given, with flat arguments (see `Record`) in place of records.
+    overload
+        The op of torch, which takes flat arguments too.
     """
 
     def __init__(
@@ -193,7 +209,9 @@ class Op(Generic[P, R]):
         """Serve calls on a device type with a plugin's kernel, whatever else is installed.
 
         Raises
-            ValueError: Another plugin's kernel serves them, or they cannot be served by one.
+        ------
+        ValueError
+            Another plugin's kernel serves them, or they cannot be served by one.
         """
         if device_type == "cpu":
             if self._below is None:

@@ -4,7 +4,7 @@ Each token is computed by k of E experts, and only the weights of chosen experts
 token costs as much as reading k experts, and many tokens cost as much as E dense layers. The
 (token, expert) pairs are sorted by expert, each expert is multiplied by all of its tokens at once,
 and a token's k results are summed in order of rank j. There are no atomic additions, so the order
-of every sum is fixed. [`route`][src.ops.routing.route] chooses the experts beforehand.
+of every sum is fixed. `route` chooses the experts beforehand.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class ClampedSwiglu:
     """`(up + 1) * gate * sigmoid(alpha * gate)`, as in gpt-oss.
 
     Attributes
-        alpha: Factor of the gate within the sigmoid.
-        limit: The gate is at most `limit`; up lies within `[-limit, limit]`.
+    ----------
+    alpha
+        Factor of the gate within the sigmoid.
+    limit
+        The gate is at most `limit`; up lies within `[-limit, limit]`.
     """
 
     alpha: float
@@ -79,23 +82,34 @@ class Experts(Record, result=result("out", "tokens hidden", like="x")):
     of `down[e] @ (act(gate[e] @ y) * (up[e] @ y))`, where y is `weights[t, j] * x`, rounded.
 
     Attributes
-        x: [T, H] float32, bfloat16 or float16, last dimension contiguous.
-        gate_up: A stack of matrices [E, 2 I, H], plain ones in x's dtype. Each expert has I rows of
-            the gate, then I rows of up. In tiles, I must be a multiple of 64.
-        down: A stack of matrices [E, H, I], likewise.
-        weights: [T, k] float32.
-        ids: [T, k] int64, contiguous. An invalid expert number, such as -1, adds nothing; weights
-            and x may hold anything there. Padding uses this so that no expert is read for it.
-        gate_up_bias: [E, 2 I] in x's dtype, contiguous; None for no bias.
-        down_bias: [E, H], likewise.
-        activation: How gate and up are joined.
-        weighs_inputs: Whether weights are factors of the experts' inputs.
-        deterministic: Whether a token's result has the same bits whatever else is in the batch. The
-            compiled CPU kernel always guarantees it, the Triton kernel on request, the reference
-            never.
+    ----------
+    x
+        [T, H] float32, bfloat16 or float16, last dimension contiguous.
+    gate_up
+        A stack of matrices [E, 2 I, H], plain ones in x's dtype. Each expert has I rows of the
+        gate, then I rows of up. In tiles, I must be a multiple of 64.
+    down
+        A stack of matrices [E, H, I], likewise.
+    weights
+        [T, k] float32.
+    ids
+        [T, k] int64, contiguous. An invalid expert number, such as -1, adds nothing; weights and x
+        may hold anything there. Padding uses this so that no expert is read for it.
+    gate_up_bias
+        [E, 2 I] in x's dtype, contiguous; None for no bias.
+    down_bias
+        [E, H], likewise.
+    activation
+        How gate and up are joined.
+    weighs_inputs
+        Whether weights are factors of the experts' inputs.
+    deterministic
+        Whether a token's result has the same bits whatever else is in the batch. The compiled CPU
+        kernel always guarantees it, the Triton kernel on request, the reference never.
 
     Returns
-        [T, H] in x's dtype.
+    -------
+    [T, H] in x's dtype.
     """
 
     x: Tensor = tensor("tokens hidden", rows=True)
@@ -130,7 +144,7 @@ def activate(projected: Tensor, activation: int, alpha: float = 1.0, limit: floa
 
 
 def reference(call: Experts) -> Tensor:
-    """See [`Experts`][src.ops.experts.Experts]."""
+    """See `Experts`."""
     hidden, weights, ids = call.x, call.weights, call.ids
     count = len(call.gate_up.values)
     joining = gating_arguments(call.activation)
@@ -176,8 +190,9 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     Nothing here waits for a device, and no size depends on which experts were chosen.
 
     Returns
-        [T * k] int64, the pairs' indices into the flattened ids [T, k], pairs without an expert
-        last; and [E] int32, where each expert's pairs end.
+    -------
+    [T * k] int64, the pairs' indices into the flattened ids [T, k], pairs without an expert last;
+    and [E] int32, where each expert's pairs end.
     """
     is_someone = (ids >= 0) & (ids < num_experts)
     owners, order = ids.where(is_someone, num_experts).flatten().sort(stable=True)
@@ -400,4 +415,4 @@ EXPERTS = Op(
 )
 
 experts = EXPERTS.function
-"""The op as a function of the fields of [`Experts`][src.ops.experts.Experts]."""
+"""The op as a function of the fields of `Experts`."""

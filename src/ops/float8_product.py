@@ -19,12 +19,19 @@ class Float8Product(Record, result=result("out", "tokens outputs", like="x", dty
     """`(x * input_scales) @ (weight * scales).T + bias`: [T, K] and [N, K] to [T, N].
 
     Attributes
-        x: [T, K] float8_e4m3fn, contiguous; on CUDA K and N are multiples of 16.
-        weight: [N, K] float8_e4m3fn, contiguous.
-        input_scales: [T, 1] float32, any strides.
-        scales: [N] float32, contiguous.
-        bias: [N] of the result's dtype, or None.
-        dtype: Of the result; on CUDA bfloat16.
+    ----------
+    x
+        [T, K] float8_e4m3fn, contiguous; on CUDA K and N are multiples of 16.
+    weight
+        [N, K] float8_e4m3fn, contiguous.
+    input_scales
+        [T, 1] float32, any strides.
+    scales
+        [N] float32, contiguous.
+    bias
+        [N] of the result's dtype, or None.
+    dtype
+        Of the result; on CUDA bfloat16.
     """
 
     x: Tensor = tensor("tokens inputs", FLOAT8)
@@ -36,7 +43,7 @@ class Float8Product(Record, result=result("out", "tokens outputs", like="x", dty
 
 
 def reference(call: Float8Product) -> Tensor:
-    """See [`Float8Product`][src.ops.float8_product.Float8Product]."""
+    """See `Float8Product`."""
     sums = call.x.float() @ call.weight.float().t() * call.input_scales * call.scales
     return (sums if call.bias is None else sums + call.bias.float()).to(call.dtype)
 
@@ -114,4 +121,4 @@ FLOAT8_PRODUCT = Op(
 )
 
 float8_product = FLOAT8_PRODUCT.function
-"""The op as a function of the fields of [`Float8Product`][src.ops.float8_product.Float8Product]."""
+"""The op as a function of the fields of `Float8Product`."""

@@ -5,10 +5,9 @@ never in memory: compared with float32, bfloat16 reads half, int8 a quarter, int
 a CPU has bfloat16 products, bfloat16 inputs are multiplied by bfloat16 weights directly. Quantized
 weights are converted to bfloat16 there: int8 exactly, int4 times its scale to within 2^-9.)
 
-A [`Matrix`][src.ops.matrix.Matrix] says what its numbers stand for and how they lie. Among the flat
-arguments the number `kind` says it (`src.ops.matrix.KINDS`). Tiles are the layout of a CPU's
-dot-product instructions; inputs of quantized tiles are rounded to 8 bits, and multiplied as
-integers.
+A `Matrix` says what its numbers stand for and how they lie. Among the flat arguments the number
+`kind` says it (`src.ops.matrix.KINDS`). Tiles are the layout of a CPU's dot-product instructions;
+inputs of quantized tiles are rounded to 8 bits, and multiplied as integers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,9 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
     their largest magnitude divided by 127.
 
     Raises
-        ValueError: K is not a multiple of `unit`.
+    ------
+    ValueError
+        K is not a multiple of `unit`.
     """
     tokens, inputs = x.shape
     if inputs % unit:
@@ -62,15 +63,20 @@ def round_inputs(x: Tensor, unit: int) -> Tensor:
 
 
 class Linear(Record, result=result("out", "tokens outputs", like="x")):
-    """`x @ weight.T + bias`, see [`linear`][src.ops.linear.linear].
+    """`x @ weight.T + bias`, see `linear`.
 
     Attributes
-        x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
-        weight: A matrix [N, K], plain ones in x's dtype; columns are in the order of inputs.
-        bias: [N] in x's dtype; None for no bias.
+    ----------
+    x
+        [T, K] float32, bfloat16 or float16, last dimension contiguous.
+    weight
+        A matrix [N, K], plain ones in x's dtype; columns are in the order of inputs.
+    bias
+        [N] in x's dtype; None for no bias.
 
     Returns
-        [T, N] in x's dtype.
+    -------
+    [T, N] in x's dtype.
     """
 
     x: Tensor = tensor("tokens inputs", rows=True)
@@ -79,7 +85,7 @@ class Linear(Record, result=result("out", "tokens outputs", like="x")):
 
 
 def reference(call: Linear) -> Tensor:
-    """See [`linear`][src.ops.linear.linear]."""
+    """See `linear`."""
     return multiply(call.x, call.weight, call.bias)
 
 
@@ -247,9 +253,8 @@ LINEAR = Op(
 def linear(x: Tensor, weight: Operand, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, summed in float32 and rounded once.
 
-    With quantized weights in tiles, x is rounded to 8 bits
-    ([`round_inputs`][src.ops.linear.round_inputs]) and multiplied as integers; the matrix's
-    `rounding_unit` says how many inputs of a token share one scale.
+    With quantized weights in tiles, x is rounded to 8 bits (`round_inputs`) and multiplied as
+    integers; the matrix's `rounding_unit` says how many inputs of a token share one scale.
 
     The compiled CPU kernel sums along the inputs in one fixed order, so a token's result has the
     same bits alone and in any batch. There is one exception: with quantized weights in tiles, many
@@ -257,12 +262,17 @@ def linear(x: Tensor, weight: Operand, bias: Tensor | None = None) -> Tensor:
     `LibraryWays.keep_one` excludes it.
 
     Parameters
-        x: [T, K] float32, bfloat16 or float16, last dimension contiguous.
-        weight: A matrix [N, K], plain ones in x's dtype. A tensor is a plain matrix in rows.
-        bias: [N] in x's dtype; None for no bias.
+    ----------
+    x
+        [T, K] float32, bfloat16 or float16, last dimension contiguous.
+    weight
+        A matrix [N, K], plain ones in x's dtype. A tensor is a plain matrix in rows.
+    bias
+        [N] in x's dtype; None for no bias.
 
     Returns
-        [T, N] in x's dtype.
+    -------
+    [T, N] in x's dtype.
     """
     matrix = as_matrix(weight)
     if matrix.order is not None:

@@ -27,17 +27,26 @@ class Lora(Record, result=result("out", "tokens outputs", like="base")):
     other tokens.
 
     Attributes
-        base: [T, N], contiguous: what the projection gives without an update.
-        x: [T, K] in base's dtype, last dimension contiguous: the projection's inputs.
-        down: [S, P * R, K], contiguous, in base's dtype: rows of P parts, R of each.
-        up: [S, R, N], contiguous, in base's dtype. A part's columns belong to its rows of `down`.
-        ranks: int32 [S, P]: how many of its R rows a part has; nothing behind them is read. 0: the
-            part has no update.
-        starts: int32 [P + 1]: the first column of each part, and N.
-        slots: int64 [T], below S; negative: this token has no update.
+    ----------
+    base
+        [T, N], contiguous: what the projection gives without an update.
+    x
+        [T, K] in base's dtype, last dimension contiguous: the projection's inputs.
+    down
+        [S, P * R, K], contiguous, in base's dtype: rows of P parts, R of each.
+    up
+        [S, R, N], contiguous, in base's dtype. A part's columns belong to its rows of `down`.
+    ranks
+        int32 [S, P]: how many of its R rows a part has; nothing behind them is read. 0: the part
+        has no update.
+    starts
+        int32 [P + 1]: the first column of each part, and N.
+    slots
+        int64 [T], below S; negative: this token has no update.
 
     Returns
-        [T, N] in base's dtype.
+    -------
+    [T, N] in base's dtype.
     """
 
     base: Tensor = tensor("tokens outputs")

@@ -10,7 +10,7 @@ from src.ops.matrix import Matrix
 
 
 class MatrixField:
-    """How a [`Matrix`][src.ops.matrix.Matrix] is flattened; see `records.NestedField`.
+    """How a `Matrix` is flattened; see `records.NestedField`.
 
     Parameters
     ----------
@@ -49,7 +49,9 @@ class MatrixField:
         """The flat arguments.
 
         Raises
-            ValueError: Columns have an order, and the op takes none.
+        ------
+        ValueError
+            Columns have an order, and the op takes none.
         """
         if self.order is not None:
             return matrix.values, matrix.scales, matrix.offsets, matrix.order, matrix.kind

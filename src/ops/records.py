@@ -1,8 +1,8 @@
 """An op's call as one value with named fields.
 
-A [`Record`][src.ops.records.Record] declares what an op is given, once. From it come torch's schema
-and the flat arguments that torch passes, the function that users call, shapes for tracing, and the
-struct and the checks of the CPU's kernels. Reference, kernels and cost take the record.
+A `Record` declares what an op is given, once. From it come torch's schema and the flat arguments
+that torch passes, the function that users call, shapes for tracing, and the struct and the checks
+of the CPU's kernels. Reference, kernels and cost take the record.
 
     class Scale(Record, result=result("out", "tokens width", like="x")):
         '''`x * factor`.'''
@@ -214,7 +214,9 @@ class Record(tuple[Any, ...], metaclass=_RecordType):
         It is never one that may be absent.
 
         Raises
-            LookupError: There is none.
+        ------
+        LookupError
+            There is none.
         """
         for name, each in cls.fields.items():
             if isinstance(each, NumberField) or dim not in each.dims:

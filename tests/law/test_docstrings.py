@@ -24,22 +24,10 @@ NAMES = re.compile(r"\*{0,2}[A-Za-z_][\w.]*(, \*{0,2}[A-Za-z_][\w.]*)*")
 # Still in two other dialects; the list only gets shorter.
 OLDER = frozenset(
     {
-        "src/ops/adapt.py",
-        "src/ops/cpu/attention_specs.py",
-        "src/ops/cpu/projection_calls.py",
         "src/ops/cpu/way_calls.py",
         "src/ops/cpu/ways.py",
-        "src/ops/declaration.py",
-        "src/ops/experts.py",
-        "src/ops/float8_product.py",
-        "src/ops/linear.py",
-        "src/ops/lora.py",
         "src/ops/mass_threshold.py",
-        "src/ops/matrix_field.py",
-        "src/ops/records.py",
-        "src/ops/triton/experts.py",
         "src/ops/triton/launching.py",
-        "src/ops/triton/linear.py",
     }
 )
 # Of Sphinx and of MkDocs: nothing renders them.

@@ -8,7 +8,7 @@ sizes only and the launch can be captured. There are enough blocks for the worst
 unneeded ones end at once.
 
 Weights in groups become the dtype of the inputs, exactly, and the products of each group are scaled
-in float32, as in [`linear`][src.ops.triton.linear].
+in float32, as in `linear`.
 """
 
 from __future__ import annotations
@@ -400,7 +400,9 @@ def _require_kernel(matrix: Matrix) -> None:
     """Loading a model decodes what this refuses.
 
     Raises
-        ValueError: The kernels cannot read such a stack of matrices.
+    ------
+    ValueError
+        The kernels cannot read such a stack of matrices.
     """
     traits, inputs = matrix.encoding.traits, matrix.inputs
     is_known = "cuda" in traits.expert_kernels and traits.is_known_to(matrix.values.device)
@@ -414,12 +416,14 @@ def _require_kernel(matrix: Matrix) -> None:
 
 @Experts.taking_flat
 def run(call: Experts) -> Tensor:
-    """Launch the kernels of [`experts`][src.ops.experts.Experts].
+    """Launch the kernels of `experts`.
 
     There are kernels for weights in rows, in any encoding.
 
     Raises
-        ValueError: There is no kernel for such weights. Loading a model decodes them.
+    ------
+    ValueError
+        There is no kernel for such weights. Loading a model decodes them.
     """
     hidden, up, last, ids = call.x, call.gate_up, call.down, call.ids
     _require_kernel(up)

@@ -114,12 +114,14 @@ _launch_linear = launcher(_linear_kernel)
 
 @Linear.taking_flat
 def run(call: Linear) -> Tensor:
-    """Launch the kernel of [`linear`][src.ops.linear.Linear].
+    """Launch the kernel of `linear`.
 
     There is a kernel for quantized weights in rows; plain ones are torch's.
 
     Raises
-        ValueError: There is no kernel for such weights. Loading a model decodes them.
+    ------
+    ValueError
+        There is no kernel for such weights. Loading a model decodes them.
     """
     x, matrix, bias = call.x, call.weight, call.bias
     tokens, inputs = x.shape
