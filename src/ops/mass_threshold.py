@@ -28,14 +28,19 @@ class MassThreshold(Record, result=result("thresholds", "rows", like="values")):
     numbers, with -0 below 0 and NaNs at both ends by their sign.
 
     Attributes
-        values: [S, V] float32, V up to 2**18; the last dimension is contiguous.
-        weights: [S, V] float32 in [0, 1]: the mass of each value, cut off to a multiple of 2**-34.
-            None: each value has the mass 1.
-        shares: [S] float64. With weights, `target` is this share of the row's mass, up to 1;
-            without, it is the target itself, up to V.
+    ----------
+    values
+        [S, V] float32, V up to 2**18; the last dimension is contiguous.
+    weights
+        [S, V] float32 in [0, 1]: the mass of each value, cut off to a multiple of 2**-34. None:
+        each value has the mass 1.
+    shares
+        [S] float64. With weights, `target` is this share of the row's mass, up to 1; without, it is
+        the target itself, up to V.
 
     Returns
-        [S] float32; NaN for a row whose target is 0, for example because nothing has mass.
+    -------
+    [S] float32; NaN for a row whose target is 0, for example because nothing has mass.
     """
 
     values: Tensor = tensor("rows vocab_size", torch.float32, rows=True)
@@ -49,7 +54,7 @@ def to_units(weights: Tensor) -> Tensor:
 
 
 def reference(call: MassThreshold) -> Tensor:
-    """See [`MassThreshold`][src.ops.mass_threshold.MassThreshold].
+    """See `MassThreshold`.
 
     A radix selection by mass: three histograms, from the most significant digit of the keys on,
     each within the bucket that the previous one has chosen.
@@ -153,4 +158,4 @@ MASS_THRESHOLD = Op(
 )
 
 mass_threshold = MASS_THRESHOLD.function
-"""The op as a function of the fields of [`MassThreshold`][src.ops.mass_threshold.MassThreshold]."""
+"""The op as a function of the fields of `MassThreshold`."""

@@ -22,14 +22,6 @@ UNDERLINE = re.compile(r"-{3,}")
 # A name, or several; those of `*args` and `**kwargs`, and exceptions of other libraries, too.
 NAMES = re.compile(r"\*{0,2}[A-Za-z_][\w.]*(, \*{0,2}[A-Za-z_][\w.]*)*")
 # Still in two other dialects; the list only gets shorter.
-OLDER = frozenset(
-    {
-        "src/ops/cpu/way_calls.py",
-        "src/ops/cpu/ways.py",
-        "src/ops/mass_threshold.py",
-        "src/ops/triton/launching.py",
-    }
-)
 # Of Sphinx and of MkDocs: nothing renders them.
 MARKUP = re.compile(r":(class|func|meth|mod|attr|data|exc|obj|ref):`|\]\[src\b")
 
@@ -199,8 +191,7 @@ def test_sections_are_known_underlined_and_of_their_own_names() -> None:
     trees = {path: ast.parse(path.read_text(), str(path)) for path in sources}
     names = Names(trees.values())
     faults = {ids(path): found for path in sources if (found := faults_of(trees[path], names))}
-    assert {name: found for name, found in faults.items() if name not in OLDER} == {}
-    assert faults.keys() >= OLDER & set(map(ids, sources))
+    assert faults == {}
 
 
 GOOD = '''

@@ -24,7 +24,9 @@ class LibraryWays:
         """The ways that a format has.
 
         Raises
-            ValueError: There is no such format.
+        ------
+        ValueError
+            There is no such format.
         """
         bits = self._ways(format)
         if bits < 0:
@@ -39,7 +41,9 @@ class LibraryWays:
         """Choose a way for a format and a class of numbers of rows, for all calls from now on.
 
         Raises
-            ValueError: The library has no such way.
+        ------
+        ValueError
+            The library has no such way.
         """
         if not self._choose(format, rows_class, same_bits, way):
             raise ValueError(f"format {format} has no way {way} for rows of class {rows_class}")

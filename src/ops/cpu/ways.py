@@ -99,11 +99,15 @@ def measure(
     """Time all ways of all formats in turns; `kernels` is left with what it had.
 
     Parameters
-        prepare: From a format and a number of rows to a call of the kernel, on this thread alone.
-        clock: Seconds. The default does not count what other processes do.
+    ----------
+    prepare
+        From a format and a number of rows to a call of the kernel, on this thread alone.
+    clock
+        Seconds. The default does not count what other processes do.
 
     Returns
-        Nothing for formats with one way.
+    -------
+    Nothing for formats with one way.
     """
     choices = []
     for number, format in enumerate(FORMATS):
@@ -148,7 +152,9 @@ def apply(kernels: Kernels, choices: Iterable[Choice]) -> None:
     """Choose these ways.
 
     Raises
-        ValueError: There is no such format, number of rows or way.
+    ------
+    ValueError
+        There is no such format, number of rows or way.
     """
     for choice in choices:
         if choice.format not in _NUMBERS:

@@ -4,8 +4,8 @@
 
 For each launch Triton binds the arguments, finds the class of each, makes a key of classes and
 options as a text, and looks a compiled kernel up by it. With twenty arguments that takes the host
-longer than a small kernel runs. A [`launcher`][src.ops.triton.launching.launcher] keeps what was
-compiled by a key of its own, which tells all arguments apart that Triton tells apart:
+longer than a small kernel runs. A `launcher` keeps what was compiled by a key of its own, which
+tells all arguments apart that Triton tells apart:
 
 - of a tensor its dtype, and whether its address is a multiple of 16 where Triton asks for that;
 - of a number its type and its value, or, where it selects no variant, whether it fits 32 bits;
