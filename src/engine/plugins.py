@@ -6,6 +6,7 @@ same plugin finds them there. Logits processors belong to the engine that enable
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from src.engine.sampling.processors import LogitsProcessor, Processors
 from src.models.families.family import Family
 from src.models.registry import add_family
 from src.ops import OPS
-from src.ops.declaration import Kernel, OpKernel
+from src.ops.declaration import Kernel, Op, OpKernel
 from src.text.reasoning import REASONING_SYNTAXES, ReasoningSyntax
 from src.text.tool_calls.detection import add_reasoning_syntax, add_tool_call_syntax
 from src.text.tool_calls.syntax import Syntax
@@ -109,8 +110,14 @@ def _add_kernel(value: Any, device_type: str, *, is_compiled: bool) -> str:
     if value.device_type == device_type == "cpu" and is_compiled:
         # Compiled code for the CPU calls the kernel library, not what torch dispatches to.
         raise ValueError("a kernel for the CPU needs compile.enforce_eager = true")
-    op.plug(value.device_type, Kernel(value.name, value.run))
+    op.plug(value.device_type, _kernel(op, value))
     return f"{value.op} on {value.device_type}: {value.name}"
+
+
+@functools.cache
+def _kernel(op: Op[..., Any], kernel: OpKernel) -> Kernel:
+    """The same one however often an engine of this process plugs it."""
+    return Kernel(kernel.name, op.record.taking_flat(kernel.run))
 
 
 def _check_processor(processor: Any) -> None:

@@ -277,7 +277,7 @@ def _load_model(
         model.compile_layers()
     if compilation is not None:
         # Memory must not be measured while it compiles.
-        compilation.wait_just_in_time()
+        compilation.wait_just_in_time(model if isinstance(model, Model) else None)
     if config.model.quantization is not None and isinstance(model, Model):
         experts = [model.weights[name] for name in model.names_of("experts")]
         matrices = [w.matrix for w in model.weights.values() if isinstance(w, Projection)]

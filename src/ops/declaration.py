@@ -89,7 +89,7 @@ class OpKernel:
     name
         What logs call the kernel.
     run
-        Takes exactly the op's arguments, in schema order, without `backend`.
+        Takes a call: the op's record, whose fields have the names of the op's arguments.
     """
 
     op: str

@@ -64,7 +64,7 @@ def reference(call: Lora) -> Tensor:
     ranks, starts, slots = call.ranks, call.starts, call.slots
     room, bounds = up.shape[1], starts.tolist()
     sums = base.float().clone()
-    for slot in sorted(set(slots.tolist()) - {NO_SLOT}):
+    for slot in sorted({slot for slot in slots.tolist() if slot >= 0}):
         tokens = (slots == slot).nonzero().squeeze(1)
         inputs = x[tokens].float()
         for part, rank in enumerate(ranks[slot].tolist()):
@@ -119,7 +119,7 @@ def _cost(call: Lora) -> Cost:
     sizes = (starts[1:] - starts[:-1]).tolist()
     moved, flops = 2 * base.nbytes, 0
     chosen = slots.tolist()
-    for slot in set(chosen) - {NO_SLOT}:
+    for slot in {each for each in chosen if each >= 0}:
         tokens = chosen.count(slot)
         moved += x.element_size() * tokens * x.shape[1]
         for rank, size in zip(ranks[slot].tolist(), sizes, strict=True):
@@ -148,7 +148,7 @@ LORA = Op(
         for slots, inputs, parts, ranks, room in [
             ([1], 64, (48,), [[8], [8]], 8),
             ([-1, -1, -1], 32, (32,), [[4]], 4),
-            ([0, -1, 1, 0, 0, 1, 0, 0, 0, 0], 96, (64, 32, 32), [[16, 16, 16], [4, 0, 8]], 16),
+            ([0, -1, 1, 0, 0, -2, 0, 1, 0, 0], 96, (64, 32, 32), [[16, 16, 16], [4, 0, 8]], 16),
             ([2, 2, 0, 2, 2, 2, -1], 35, (33, 7), [[0, 3], [1, 1], [5, 0]], 6),
             ([0] * 70 + [1] * 3, 257, (130, 65), [[64, 64], [1, 2]], 64),
         ]

@@ -464,11 +464,13 @@ class Matrix(NamedTuple):
         ------
         ValueError
             There is no such kind, its values have another dtype, or its scales are of neither rows
-            nor groups.
+            nor groups, or of floats, which have none.
         """
         if kind not in KINDS or KINDS[kind][0].dtype != values.dtype:
             raise ValueError(f"no matrix of kind {kind} has values of {values.dtype}")
         number, tiling = KINDS[kind]
+        if scales is not None and number.round is _not_rounded:
+            raise ValueError(f"weights of {number.name} have no scales")
         matrix = cls(values, _encoding(number.name), scales, offsets, None, tiling)
         if scales is None:
             return matrix

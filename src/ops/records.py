@@ -11,12 +11,13 @@ of the CPU's kernels. Reference, kernels and cost take the record.
         weight: Tensor | None = tensor("width")
         factor: float = number(default=1.0)
 
-Dimensions have names, and expressions of names: `rows + 1`, `parts * room`. A name means the same
+Dimensions have names, and expressions of names: `rows+1`, `parts*room`. A name means the same
 size everywhere in a record; `_` is any size.
 """
 
 from __future__ import annotations
 
+import ast
 import operator
 import typing
 from collections.abc import Callable, Mapping
@@ -128,7 +129,18 @@ def tensor(
     on_cpu: bool = True,
     default: Any = REQUIRED,
 ) -> Any:
-    """A field with a tensor, see `TensorField`; expressions in `dims` are without spaces."""
+    """A field with a tensor, see `TensorField`; expressions in `dims` are without spaces.
+
+    Raises
+    ------
+    ValueError
+        A dimension is no expression.
+    """
+    for dim in dims.split():
+        try:
+            ast.parse(dim, mode="eval")
+        except SyntaxError:
+            raise ValueError(f"{dim!r} is no dimension: write expressions without spaces") from None
     return TensorField(tuple(dims.split()), dtype, rows, changed, on_cpu, default)
 
 

@@ -20,8 +20,8 @@ Method = Literal["int8", "int4"]
 _AT_ONCE = 2**17  # weights quantized at a time, so that what is computed of them stays in a cache
 _PARTS = 256  # of a step: values are rounded to them before they are summed
 _NOTHING = 2.0**-100  # of a range: its inverse would overflow
-# Numbers of a group whose sums float32 has: the largest is 15 levels times 15 * 256 parts.
-_MOST_IN_FLOAT32 = 2**24 // (15 * 15 * _PARTS)
+# Numbers of a group whose sums float32 has: the largest are squares of 256 parts that were missed.
+_MOST_IN_FLOAT32 = 2**24 // _PARTS**2
 
 
 def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = False) -> Matrix:
@@ -89,8 +89,8 @@ def round_to_int4(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     """
     # Groups side by side, [group_size, groups]: what is done to all of them runs along memory. What
     # is computed goes to the same places again: memory that is new costs more than arithmetic.
-    groups = rows.view(-1, group_size).t().contiguous()
-    parts, levels, room = torch.empty(3, *groups.shape)
+    groups = rows.reshape(-1, group_size).t().contiguous()
+    parts, levels, room = groups.new_empty(3, *groups.shape)
     least, greatest = groups.amin(dim=0), groups.amax(dim=0)
     extent = greatest - least
     spreads = (extent >= _NOTHING) & extent.isfinite()
@@ -108,7 +108,8 @@ def round_to_int4(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     offsets = torch.where(is_centred, 0.0, offsets)
     offsets = torch.where(spreads, offsets, (-least).to(torch.bfloat16))
     step = torch.where(scales == 0, 1.0, scales.float())
-    rounded = groups.add_(offsets.float()).div_(step).round_().clamp_(-8, 7).add_(8)
+    # The groups may be the caller's own memory: one group of one row is as it was.
+    rounded = torch.add(groups, offsets.float(), out=room).div_(step).round_().clamp_(-8, 7).add_(8)
     packed = pack_int4(rounded.to(torch.uint8).t().contiguous().view(rows.shape))
     return packed, scales.view(len(rows), -1), offsets.view(len(rows), -1)
 

@@ -62,7 +62,8 @@ def test_an_installation_on_which_all_tests_run_works(
 ) -> None:
     found = findings(capsys, *ANY_PORT)
     assert found.pop("code") == [0]
-    assert set(found) == {
+    # Kernels that multiply quantized weights in several ways say which they have chosen.
+    assert found.keys() - {"quantized"} == {
         *("python", "packages", "torch", "compiler", "kernels", "gpu"),
         *("memory", "cpus", "caches", "models", "port"),
     }
@@ -219,7 +220,7 @@ def test_a_level_that_fails_is_named(
     own = verdict if level == "serving" else PASSED
     monkeypatch.setattr(installation, "check", lambda *_: own)
     monkeypatch.setattr(installation, "_recorded", lambda _: {name: verdict})
-    found = one_of(kernels.cpu_kernels)
+    found = next(iter(kernels.cpu_kernels()))
     assert found.state == state
     assert re.search(rf"{re.escape(verdict)}: ([a-z0-9_]+, )*{name}\b", found.text)
     assert found.remedy is not None

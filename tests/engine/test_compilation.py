@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import subprocess
@@ -30,10 +31,12 @@ from src.ops.cpu.build import ensure_built
 from src.ops.cpu.cache_root import cache_root
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
+from tests.models.test_quantized_checkpoints import GPTQ
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import greedy, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED, families
 from tests.support.probe import Probe
+from tests.support.quantized import gptq, write_quantized
 
 # Compilers take their time on a machine that does other things too.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
@@ -327,8 +330,8 @@ def test_just_in_time_compilation_times_kernels_on_the_tokens_of_a_prompt(
     counts: set[int] = set()
 
     class Counting:
-        def __init__(self, *_: Any) -> None:
-            pass
+        def __init__(self, *_: Any, times: bool) -> None:
+            assert times
 
         def __call__(self, chain: Any, weights: Any, *tensors: torch.Tensor) -> None:
             counts.update(map(len, tensors))
@@ -340,6 +343,34 @@ def test_just_in_time_compilation_times_kernels_on_the_tokens_of_a_prompt(
     compiled = running._compiled(outline_model(checkpoint))
     assert compiled
     assert counts == {256}
+
+
+def test_weights_that_are_held_otherwise_than_compilers_were_told_go_on_uncompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Queries, keys and values of different orders are decoded, which no outline can tell."""
+    seeds = itertools.count()
+    pack = gptq(shuffled=True, seed=lambda: next(seeds))
+    plain = make_checkpoint(tmp_path / "plain", num_hidden_layers=1)
+    directory = write_quantized(plain, tmp_path / "packed", GPTQ | {"desc_act": True}, pack)
+    closed: list[bool] = []
+
+    class Nothing:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(compilation, "Compilation", Nothing)
+    running = compilation.ProgramCompilation(
+        outline_model(directory), 1, cache_root(), StartTimeline(), awaited=True, most_tokens=64
+    )
+    worker: Any = None
+    running.finish(worker, load_model(directory))
+    (told,) = [line for line in caplog.messages if "uncompiled" in line]
+    assert "columns of different orders are decoded" in told
+    assert closed
 
 
 @pytest.mark.parametrize("off", [{"compile__startup": "off"}, {}])

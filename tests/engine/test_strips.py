@@ -58,7 +58,7 @@ def dims(model: Model) -> list[int]:
         ("cpp-avx2", False, "avx512", True, True),
         ("cpp-avx512", False, "avx512_bf16", False, False),
         ("cpp-avx512_vnni", False, "portable", False, True),
-        ("cpp-amx", False, "amx", False, True),
+        ("cpp-amx", False, "amx", True, True),
         ("reference", True, "avx512_bf16", True, True),
         ("reference", True, "avx2_vnni", True, True),
         ("reference", True, "avx512", False, False),

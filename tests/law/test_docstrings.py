@@ -21,7 +21,6 @@ HEADING = re.compile(rf"({'|'.join(HEADINGS)}):?")
 UNDERLINE = re.compile(r"-{3,}")
 # A name, or several; those of `*args` and `**kwargs`, and exceptions of other libraries, too.
 NAMES = re.compile(r"\*{0,2}[A-Za-z_][\w.]*(, \*{0,2}[A-Za-z_][\w.]*)*")
-# Still in two other dialects; the list only gets shorter.
 # Of Sphinx and of MkDocs: nothing renders them.
 MARKUP = re.compile(r":(class|func|meth|mod|attr|data|exc|obj|ref):`|\]\[src\b")
 

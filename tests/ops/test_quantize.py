@@ -91,6 +91,25 @@ def test_what_is_not_finite_spoils_its_own_row_alone(
             assert torch.equal(got.scales[others], expected.scales[others])
 
 
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_the_reference_leaves_weights_as_they_are(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one group of one row, and rows that lie apart; whatever torch's default dtype is."""
+    monkeypatch.setattr(rounding, "kernel_library", lambda: None)
+    for weight in (torch.randn(1, 32), torch.randn(4, 96)[:, :64]):
+        before = weight.clone()
+        expected = rounding.quantize(before.clone(), method, 32)
+        monkeypatch.setattr(rounding, "_AT_ONCE", 64)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = rounding.quantize(weight, method, 32)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert torch.equal(weight, before)
+        assert torch.equal(found.dequantized(), expected.dequantized())
+
+
 def test_what_does_not_fit_is_refused(library: KernelLibrary) -> None:
     weight = torch.ones(64, 96)
     with pytest.raises(ValueError, match="multiple of 32"):

@@ -100,11 +100,27 @@ def test_a_result_that_is_traced_has_sizes_of_named_dimensions() -> None:
     assert (made.shape, made.dtype) == ((4, 2), torch.float64)
 
 
-def test_every_op_has_the_shapes_that_its_record_says() -> None:
-    for op in OPS:
-        assert op.overload._schema == torch._C.parse_schema(
-            f"slipstream::{op.name}{op.record.schema()}"
-        )
+# Compiled code that is kept calls ops by these.
+SCHEMAS = [
+    "streamed_linear(Tensor x, Tensor weight, Tensor? scales, Tensor? offsets, int kind, "
+    "Tensor? bias=None) -> Tensor",
+    "lora(Tensor base, Tensor x, Tensor down, Tensor up, Tensor ranks, Tensor starts, "
+    "Tensor slots) -> Tensor",
+    "causal_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) states, Tensor slots, "
+    "Tensor query_start_loc, Tensor(b!) out, bool silu=True) -> ()",
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_torch_and_traced_graphs_see_these_arguments(schema: str) -> None:
+    (op,) = (op for op in OPS if schema.startswith(f"{op.name}("))
+    assert str(op.overload._schema) == f"slipstream::{schema}"
+
+
+def test_dimensions_are_expressions() -> None:
+    for wrong in ("rows + 1", "rows+", "2x"):
+        with pytest.raises(ValueError, match="is no dimension: write expressions without spaces"):
+            tensor(wrong)
 
 
 @cpu_records.record(call=Scaled, names={"state_stride": "kept_stride", "exact": "is_exact"})

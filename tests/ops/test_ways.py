@@ -93,6 +93,16 @@ def test_where_there_is_one_way_nothing_is_measured() -> None:
     assert ways.told(kernels) == []
 
 
+def test_a_choice_of_a_process_with_tiles_disturbs_none_without() -> None:
+    choices = [ways.Choice("int4/32", 1, "byte tiles", "byte tiles")]
+    without = kernels_with()
+    before = dict(without.table)
+    ways.apply(without, choices)
+    assert without.table == before
+    assert not ways.has_several(without)
+    assert ways.has_several(kernels_with(4))
+
+
 def test_one_slow_turn_does_not_decide() -> None:
     kernels = kernels_with(0)
     calls = 0
@@ -119,7 +129,6 @@ def test_what_was_never_measured_is_refused() -> None:
         ways.Choice("int5", 1, "fours", "fours"),
         ways.Choice("int4/32", 3, "fours", "fours"),
         ways.Choice("int4/32", 1, "eights", "fours"),
-        ways.Choice("int8", 1, "byte tiles", "fours"),
     ):
         with pytest.raises(ValueError):
             ways.apply(kernels, [choice])

@@ -88,7 +88,8 @@ def cpu_kernels() -> Iterator[Finding]:
         yield Finding("kernels", "good", text)
     library = kernel_library()
     if library is not None and (lines := ways.told(library.ways)):
-        yield Finding("quantized", "good", f"measured to be the fastest here: {'; '.join(lines)}")
+        how = "measured to be the fastest here" if library.has_measured_ways else "not measured"
+        yield Finding("quantized", "good", f"{how}: {'; '.join(lines)}")
 
 
 def _told(states: list[LevelState]) -> str:

@@ -24,6 +24,8 @@ class CudaCapture:
         self._device = device
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._open: torch.cuda.CUDAGraph | None = None
+        # What a capture behind an abandoned one writes to: there may be no memory left then.
+        self._scratch = torch.empty(1, device=device)
 
     def begin_series(self) -> None:
         """See `CaptureBackend`: the order of captures alone defines a series."""
@@ -61,10 +63,13 @@ class CudaCapture:
         # torch's own generator stays in its capturing state until a capture ends well, and whatever
         # draws from it would fail.
         with contextlib.suppress(RuntimeError):
-            empty = torch.cuda.CUDAGraph()
-            empty.capture_begin(capture_error_mode="thread_local")
-            torch.empty(1, device=self._device).zero_()
-            empty.capture_end()
+            small = torch.cuda.CUDAGraph()
+            small.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._scratch.zero_()
+            finally:
+                # Whatever happens, the stream must not stay in a capture.
+                small.capture_end()
 
     def borrowed(self, tensor: Tensor) -> Tensor:
         """See `CaptureBackend`."""

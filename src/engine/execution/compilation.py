@@ -63,6 +63,10 @@ HEAD_START = 3.0
 A small model is ready by then. Beside running compilers its start took three times as long.
 """
 _NONE_LEFT = object()
+_DECIDE = (
+    "values decided how weights are held: columns of different orders are decoded, and offsets "
+    "that are all zero are left out"
+)
 
 
 class ProgramCompilation:
@@ -123,6 +127,7 @@ class ProgramCompilation:
         self._lays_out_head = outline is not None and not outline.aliases
         if outline is not None:
             self._begin()
+            self._forms = _forms(outline)
             if self._in_strips:
                 deque(outline.lay_out(), maxlen=0)
             kinds = _alike(outline)
@@ -187,11 +192,21 @@ class ProgramCompilation:
         threading.Thread(target=run, name="slipstream-compile-regions").start()
         self._just_in_time = regions
 
-    def wait_just_in_time(self) -> None:
-        """Wait until just-in-time compilation has ended, if it was begun. Blocks."""
+    def wait_just_in_time(self, model: Model | None = None) -> None:
+        """Wait until just-in-time compilation has ended, if it was begun. Blocks.
+
+        What was compiled before the weights of ``model`` were read is compiled once more if their
+        values decided how they are held.
+        """
         regions = self._just_in_time
-        if regions is not None:
-            wait([regions])
+        if regions is None:
+            return
+        wait([regions])
+        is_done = not self._closed.is_set() and regions.exception() is None
+        if model is not None and is_done and _forms(model) != self._forms:
+            logger.info("compiling once more, since %s", _DECIDE)
+            self.begin_just_in_time(model)
+            wait([self._just_in_time])
 
     def _begin(self) -> None:
         self._started = time.monotonic()
@@ -235,6 +250,9 @@ class ProgramCompilation:
         self._just_in_time = None
 
     def _load(self, ahead: Compilation, worker: Worker, model: Model) -> None:
+        if _forms(model) != self._forms:
+            ahead.close()
+            raise CompilationError(f"compilers were told before weights were read, and {_DECIDE}")
         try:
             library = self._library()
             if self._in_strips and not takes_strips():
@@ -288,11 +306,6 @@ class ProgramCompilation:
         regions, self._just_in_time = self._just_in_time, None
         assert regions is not None
         compiled, seconds = regions.result()
-        if not self._closed.is_set() and _forms(model) != self._forms:
-            # Their values may decide: matrices whose columns have different orders are decoded, and
-            # offsets that are all zero are dropped.
-            logger.info("weights are not held as it was compiled for: compiling once more")
-            compiled, seconds = self._compiled(model), time.monotonic() - self._started
         if self._closed.is_set():
             raise CompilationClosedError("closed while compiling")
         worker.code.swap_in(Code.of_variants([Code(functions) for functions in compiled]), seconds)
@@ -306,8 +319,9 @@ class ProgramCompilation:
             # The compiler generates code for this number of threads.
             torch.set_num_threads(self._num_threads)
         most = max(self._most_tokens, MOST_WARM_UP_TOKENS)
-        alike = _alike(model)
+        # First: a weight that changes meanwhile is another one than these say.
         self._forms = _forms(model)
+        alike = _alike(model)
         compiled = [
             CompiledFunction(run_chain, _token_arguments(calls[0][1]), most, times=self._is_awaited)
             for calls in alike

@@ -185,10 +185,12 @@ class KernelCache:
         if hashlib.sha256(path.read_bytes()).hexdigest() != manifest["sha256"]:
             raise UnusableLibraryError(f"{path}: changed since it was built")
         library = KernelLibrary(path)
-        if manifest["ways"] is None:
-            _log.warning(_NOT_MEASURED, "when these CPU kernels were built")
+        # Nothing was measured by a process without tiles either, which had nothing to choose.
+        if manifest["ways"] or not ways.has_several(library.ways):
+            ways.apply(library.ways, [ways.Choice(**choice) for choice in manifest["ways"] or ()])
+            library.has_measured_ways = True
         else:
-            ways.apply(library.ways, [ways.Choice(**choice) for choice in manifest["ways"]])
+            _log.warning(_NOT_MEASURED, "when these CPU kernels were built")
         return str(manifest["level"]), library
 
     def _build_into(self, directory: Path, scratch: Path) -> tuple[str, KernelLibrary]:
@@ -217,6 +219,7 @@ class KernelCache:
         except UnusableLibraryError as error:
             raise BuildError(f"the library just built cannot be loaded: {error}") from error
         choices = self._measured(library)
+        library.has_measured_ways = choices is not None
         if KILLED in report.values():
             # A manifest would keep this level from being tried again by the next start.
             _log.warning("CPU kernels serve this process alone, the next builds anew: %s", report)

@@ -50,11 +50,17 @@ class KernelLibrary:
     """One built instruction set level.
 
     The kernels are `paged_attention`, `latent_attention`, `gumbel_argmax`, `streamed_linear`,
-    `experts`, `causal_convolution`, `linear_recurrence` and `lora`. `ways` chooses how quantized
-    weights are multiplied. Other compiled functions are
+    `experts`, `causal_convolution`, `linear_recurrence` and `lora`. Other compiled functions are
     `send`, which sends to many sockets without the GIL, and the results of `bind_masks` and
     `bind_moves`. `ways` chooses how quantized weights are multiplied.
+
+    Attributes
+    ----------
+    has_measured_ways
+        Whether the choice of ways is the one that the builder measured, or a fixed table.
     """
+
+    has_measured_ways = False
 
     def __init__(self, path: Path) -> None:
         self.path = path

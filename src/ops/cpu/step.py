@@ -143,7 +143,9 @@ class StepProgram:
         Tensors that are read after the last mixer, except its own output. They are reduced to the
         rows of sampled tokens there, so their rows must be contiguous.
     head
-        Takes hidden states [S, H] and returns float32 logits [S, V]. dtype: Of the model.
+        Takes hidden states [S, H] and returns float32 logits [S, V].
+    dtype
+        Of the model.
     deterministic
         As in `paged_attention`.
     """

@@ -149,7 +149,9 @@ def _best(times: dict[int, float], usual: int) -> int:
 
 
 def apply(kernels: Kernels, choices: Iterable[Choice]) -> None:
-    """Choose these ways.
+    """Choose these ways; those of formats that have one way in this process stay.
+
+    A process that may not use tiles has none, though the one that built the library had.
 
     Raises
     ------
@@ -159,10 +161,17 @@ def apply(kernels: Kernels, choices: Iterable[Choice]) -> None:
     for choice in choices:
         if choice.format not in _NUMBERS:
             raise ValueError(f"expected a format of {sorted(_NUMBERS)}, got {choice.format!r}")
+        if len(kernels.available(_NUMBERS[choice.format])) == 1:
+            continue
         for same_bits, way in ((False, choice.way), (True, choice.same_bits)):
             kernels.choose(
                 _NUMBERS[choice.format], ROWS.index(choice.rows), same_bits, WAYS.index(way)
             )
+
+
+def has_several(kernels: Kernels) -> bool:
+    """Whether there is anything to choose."""
+    return any(len(kernels.available(number)) > 1 for number in range(len(FORMATS)))
 
 
 def told(kernels: Kernels) -> list[str]:
