@@ -22,6 +22,7 @@ from src.ops import (
     Op,
 )
 from src.ops.declaration import Case
+from src.ops.matrix import KINDS, Tiling
 from tests.ops.comparison import (
     TOLERANCE,
     attention_matches,
@@ -59,6 +60,24 @@ def _is_close(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...
     expected = op.reference(*args)
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(kernel(*args), expected, rtol=tolerance, atol=tolerance)
+
+
+def _experts_are_close(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """As others, but where inputs are rounded to 8 bits.
+
+    What the first product gives is an input of the second. Sums of another order round it to
+    another bfloat16, and then it may be nearer to the next of its 127 steps: that is a step of one
+    of a hundred inputs, for all outputs of a token.
+    """
+    number, tiling = KINDS[args[op.record.flat_parameters().index("down_kind")]]
+    if tiling is Tiling.ROWS or number.bits > 8:
+        _is_close(op, kernel, args)
+        return
+    expected, got = op.reference(*args), kernel(*args)
+    tolerance = TOLERANCE[expected.dtype]
+    wrong = (got - expected).abs() > tolerance * (1 + expected.abs())
+    assert wrong.float().mean() < 0.01
+    torch.testing.assert_close(got, expected, rtol=5 * tolerance, atol=5 * tolerance)
 
 
 TESTS_OF: dict[Op[..., Any], OpTests] = {
@@ -135,7 +154,7 @@ TESTS_OF: dict[Op[..., Any], OpTests] = {
         ),
         small={"tokens": 1, "experts": 4, "chosen": 1, "hidden": 32, "intermediate": 8},
         large={"tokens": 1, "experts": 4, "chosen": 2, "hidden": 32, "intermediate": 8},
-        matches=_is_close,
+        matches=_experts_are_close,
     ),
     FLOAT8_PRODUCT: OpTests(
         checked=({"tokens": 2, "has_bias": True}, {"tokens": 1, "is_static": True}),

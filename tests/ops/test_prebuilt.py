@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from src.ops.cpu.compilers import BuildError
 from src.ops.cpu.kernel_cache import KernelCache
 from src.ops.cpu.levels import LEVELS, Level
 from src.ops.cpu.prebuild import prebuild
+from tests.ops.test_ways import kernels_with
 
 
 class Image:
@@ -86,7 +89,12 @@ def test_a_cpu_takes_its_own_level_and_compiles_nothing(
 
     monkeypatch.setattr(kernel_cache, "check", check)
     loaded: list[Path] = []
-    monkeypatch.setattr(kernel_cache, "KernelLibrary", loaded.append)
+
+    def load(path: Path) -> Any:
+        loaded.append(path)
+        return SimpleNamespace(ways=kernels_with(), streamed_linear=None)
+
+    monkeypatch.setattr(kernel_cache, "KernelLibrary", load)
     cache = image.cache()
     assert cache.build()[0] == level.name
     assert checked == ["portable", level.name]

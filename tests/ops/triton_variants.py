@@ -24,8 +24,9 @@ from src.models import Model
 from src.models.fields import Fields
 from src.models.model import ModelOptions
 from src.models.registry import family_of
+from src.ops.experts import Experts
 from src.ops.latent_expansion import LatentShape, plan_expansion
-from src.ops.matrix import NUMBERS
+from src.ops.matrix import Matrix
 from src.ops.triton import (
     causal_convolution,
     decode_schedule,
@@ -144,14 +145,14 @@ def adapted(num_tokens: int) -> None:
 def mixed(num_tokens: int, num_experts: int, chosen: int) -> None:
     """What a layer of experts launches."""
     kind = {"dtype": torch.bfloat16}
-    experts.run(
-        torch.empty(num_tokens, 64, **kind),
-        torch.empty(num_experts, 2 * 32, 64, **kind),
-        torch.empty(num_experts, 64, 32, **kind),
-        torch.ones(num_tokens, chosen),
-        torch.zeros(num_tokens, chosen, dtype=torch.int64),
-        *(None, None, None, None, 0, 1.0, 0.0, False, False, *(2 * (NUMBERS["bfloat16"].kind,))),
+    call = Experts(
+        x=torch.empty(num_tokens, 64, **kind),
+        gate_up=Matrix.plain(torch.empty(num_experts, 2 * 32, 64, **kind)),
+        down=Matrix.plain(torch.empty(num_experts, 64, 32, **kind)),
+        weights=torch.ones(num_tokens, chosen),
+        ids=torch.zeros(num_tokens, chosen, dtype=torch.int64),
     )
+    experts.run(*call.flat())
 
 
 def truncated(rows: int, vocab_size: int) -> None:
