@@ -206,7 +206,7 @@ class ProgramCompilation:
         if model is not None and is_done and _forms(model) != self._forms:
             logger.info("compiling once more, since %s", _DECIDE)
             self.begin_just_in_time(model)
-            wait([self._just_in_time])
+            self.wait_just_in_time()
 
     def _begin(self) -> None:
         self._started = time.monotonic()
