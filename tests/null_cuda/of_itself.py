@@ -137,6 +137,35 @@ def test_torch_draws_after_an_abandoned_capture(stream: torch.cuda.Stream, has_e
     torch.cuda.get_rng_state()
 
 
+def test_an_abandoned_capture_leaves_the_stream_when_there_is_no_memory(
+    stream: torch.cuda.Stream,
+) -> None:
+    """The natural reason to abandon one. A stream that stays in a capture serves nothing."""
+    backend = CudaCapture(torch.device("cuda"))
+    given = torch.zeros(16, device="cuda")
+    with torch.cuda.stream(stream):
+        # The first one of a process takes memory for torch's generator.
+        backend.begin()
+        given.zero_()
+        first = backend.end()
+    torch.cuda.empty_cache()
+    held, size = [], torch.cuda.mem_get_info()[0]
+    while size >= 2**21:
+        try:
+            held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            size //= 2
+    with torch.cuda.stream(stream):
+        backend.begin()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**24, device="cuda")
+        backend.abandon()
+        assert not torch.cuda.is_current_stream_capturing()
+        given.zero_()
+    del held, first
+    torch.cuda.empty_cache()
+
+
 def in_a_thread(call: Callable[[], object]) -> object:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
