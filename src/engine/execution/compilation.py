@@ -250,15 +250,14 @@ class ProgramCompilation:
         self._just_in_time = None
 
     def _load(self, ahead: Compilation, worker: Worker, model: Model) -> None:
-        if _forms(model) != self._forms:
-            ahead.close()
-            raise CompilationError(f"compilers were told before weights were read, and {_DECIDE}")
         try:
             library = self._library()
             if self._in_strips and not takes_strips():
                 raise CompilationError(
                     f"it is compiled for weights in strips, which {kernel_status()} does not take"
                 )
+            if _forms(model) != self._forms:
+                raise CompilationError(f"compilers begin before weights are read, and {_DECIDE}")
             caller = Caller(library.path, self._num_threads)
         except (CompilationError, CompiledCodeError):
             ahead.close()
