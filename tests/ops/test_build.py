@@ -110,8 +110,11 @@ def test_without_a_measurement_a_fixed_table_serves(
     caplog.clear()
     loaded = private.load()
     assert loaded is not None
-    (told,) = caplog.messages
-    assert "was not measured (when these CPU kernels were built); a fixed table serves" in told
+    if ways.has_several(built.ways):
+        (told,) = caplog.messages
+        assert "was not measured (when these CPU kernels were built); a fixed table serves" in told
+    else:
+        assert caplog.messages == []
     # A copy: one file is one library for a process, whatever it has chosen.
     file = private.directory() / f"{private.levels[-1].name}.so"
     usual = KernelLibrary(Path(shutil.copy(file, private.directory() / "copy.so")))
