@@ -12,11 +12,12 @@ from torch import Tensor
 from src.engine.execution.group_attention import GroupAttention
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
+from src.engine.execution.mixers.convolution import convolution_constants
 from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
 from src.models.layers.recurrence import RecurrenceMixerSpec, RecurrenceMixerWeights
 from src.ops import causal_convolution, linear_recurrence
-from src.ops.cpu.abi import ConvolutionArgs, RecurrenceArgs, RecurrenceLayer
+from src.ops.cpu.abi import RecurrenceArgs, RecurrenceLayer
 from src.ops.cpu.calls import address_of
 from src.ops.cpu.step import StepMixer, constants
 from src.ops.declaration import Backend
@@ -47,19 +48,8 @@ class Recurrence(LayerMixer[None]):
         spec: RecurrenceMixerSpec = mixer.spec
         own: RecurrenceMixerWeights = weights
         inputs, states = kv_cache.layers[mixer.layer].values()
-        given = (own.weight, own.bias, own.skip)
-        assert all(each is None or each.is_contiguous() for each in given)
-        convolution = constants(
-            ConvolutionArgs,
-            weight=own.weight.data_ptr(),
-            bias=address_of(own.bias),
-            states=inputs.data_ptr(),
-            state_stride=inputs.stride(0),
-            channels=spec.channels,
-            taps=spec.taps,
-            num_slots=len(inputs),
-            silu=True,
-        )
+        assert own.skip is None or own.skip.is_contiguous()
+        convolution = convolution_constants(spec, own.weight, own.bias, inputs, silu=True)
         recurrence = constants(
             RecurrenceArgs,
             skip=address_of(own.skip),

@@ -11,6 +11,7 @@ from torch import Tensor
 from src.engine.execution.group_attention import GroupAttention
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
+from src.engine.execution.mixers.convolution import convolution_constants
 from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
 from src.models.layers.short_convolution import (
@@ -18,9 +19,7 @@ from src.models.layers.short_convolution import (
     ShortConvolutionMixerWeights,
 )
 from src.ops import causal_convolution
-from src.ops.cpu.abi import ConvolutionArgs
-from src.ops.cpu.calls import address_of
-from src.ops.cpu.step import StepMixer, constants
+from src.ops.cpu.step import StepMixer
 from src.ops.declaration import Backend
 
 
@@ -47,18 +46,7 @@ class ShortConvolution(LayerMixer[None]):
         spec: ShortConvolutionMixerSpec = mixer.spec
         own: ShortConvolutionMixerWeights = weights
         (inputs,) = kv_cache.layers[mixer.layer].values()
-        assert own.weight.is_contiguous()
-        record = constants(
-            ConvolutionArgs,
-            weight=own.weight.data_ptr(),
-            bias=address_of(own.bias),
-            states=inputs.data_ptr(),
-            state_stride=inputs.stride(0),
-            channels=spec.channels,
-            taps=spec.taps,
-            num_slots=len(inputs),
-            silu=False,
-        )
+        record = convolution_constants(spec, own.weight, own.bias, inputs, silu=False)
         return StepMixer(
             function="short_convolution", record=record, holds=(own, inputs), width=spec.channels
         )
