@@ -26,11 +26,11 @@ from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.loading.options import LoadOptions
 from src.ops import OPS, Kernel, Op
-from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.cpu.cache_root import cache_root
-from src.ops.cpu.kernel_cache import KernelCache
-from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.cpu.levels import cpu_flags
+from src.ops.build.cache_root import cache_root
+from src.ops.build.kernel_cache import KernelCache
+from src.ops.build.kernels import ensure_built, kernel_library
+from src.ops.build.levels import cpu_flags
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.models.harness import PagedSequence
 from tests.support.checkpoints import CLASSES, make_checkpoint
 
