@@ -237,7 +237,7 @@ class RowGrammars:
                     logger.exception("a grammar could not be begun")
                     self._followers.pop(arrival.row, None)
             rows = dict.fromkeys(arrival.row for arrival in arrivals)
-            self._advance(self._prepare(list(rows)).parts)
+            self._advance_matchers(self._prepare(list(rows)).parts)
         finally:
             # All work that was queued for these requests has been done by now.
             self._ended.difference_update(forgotten)
@@ -278,7 +278,7 @@ class RowGrammars:
         batch.history.append(token_ids)
         for part in batch.parts:
             part.take(token_ids)
-        self._advance(batch.parts)
+        self._advance_matchers(batch.parts)
 
     def _drop(self, rows: list[int], token_ids: np.ndarray) -> None:
         """Fail the rows for which no token could be sampled. The other rows go on."""
@@ -306,7 +306,7 @@ class RowGrammars:
             for entry, follower in batch.followers.items():
                 follower.token_ids += history[:, entry].tolist()
 
-    def _advance(self, parts: Sequence[GrammarSteps]) -> None:
+    def _advance_matchers(self, parts: Sequence[GrammarSteps]) -> None:
         """Advance matchers, and fail the rows that cannot go on."""
         while parts:
             left: list[GrammarSteps] = []
