@@ -33,6 +33,7 @@ from src.ops.build.levels import cpu_flags
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.models.harness import PagedSequence
 from tests.support.checkpoints import CLASSES, make_checkpoint
+from tests.support.kernel_flags import refuse_warnings
 
 Digests = dict[str, str]
 
@@ -119,6 +120,7 @@ def _install(level: str, library: KernelLibrary | None) -> None:
 
 
 def _libraries() -> dict[str, KernelLibrary | None]:
+    refuse_warnings()
     files = KernelCache(cache_root()).build_all(_OPTIMIZATION)
     return {_REFERENCE: None} | {name: KernelLibrary(path) for name, path in files.items()}
 
