@@ -48,9 +48,9 @@ class Tile(NamedTuple):
 
 
 _FEW, _MANY, _MANY_IN_GROUPS = "few", "many", "many, in groups"
-# (Compute capability or 0 for all others, (pairs, bytes of an input)) -> tile. That of Hopper was the
-# fastest of those measured on an H200; the others are reasoned. Weights in groups take a sum of each
-# group too, so their tiles are smaller.
+# (Compute capability or 0 for all others, (pairs, bytes of an input)) -> tile. That of Hopper was
+# the fastest of those measured on an H200; the others are reasoned. Weights in groups take a sum of
+# each group too, so their tiles are smaller.
 _TILES = {
     (90, (_MANY, 2)): Tile(128, 128, 64, 8, 3),
     (0, (_FEW, 2)): Tile(16, 64, 128, 4, 4),

@@ -35,9 +35,9 @@ class Tile(NamedTuple):
     stages: int
 
 
-# (Compute capability or 0 for all others, bytes of an element) -> tile. One size serves all steps, so
-# that none has to wait for a compiler. That of Hopper was the fastest of those measured on an H200;
-# the others are reasoned.
+# (Compute capability or 0 for all others, bytes of an element) -> tile. One size serves all steps,
+# so that none has to wait for a compiler. That of Hopper was the fastest of those measured on an
+# H200; the others are reasoned.
 _TILES = {
     (90, 2): Tile(64, 64, 8, 2),
     (0, 2): Tile(64, 32, 8, 2),

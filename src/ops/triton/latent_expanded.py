@@ -31,10 +31,11 @@ class ExpandedTile(NamedTuple):
     stages: int
 
 
-# (Compute capability or 0 for all others, bytes of an element) -> tile. One size serves all steps, so
-# that none has to wait for a compiler. That of Hopper was the fastest of those measured on an H200;
-# the others are reasoned. With 64 tokens and 8 warps, which is half a tile of Hopper's products for each warp, an H200 gave
-# wrong sums in float32 (Triton 3.6, 24 + 16 elements of a key). 32 tokens take other products.
+# (Compute capability or 0 for all others, bytes of an element) -> tile. One size serves all steps,
+# so that none has to wait for a compiler. That of Hopper was the fastest of those measured on an
+# H200; the others are reasoned. With 64 tokens and 8 warps, which is half a tile of Hopper's
+# products for each warp, an H200 gave wrong sums in float32 (Triton 3.6, 24 + 16 elements of a
+# key). 32 tokens take other products.
 TILES = {
     (90, 2): ExpandedTile(128, 64, 8, 3),
     (0, 2): ExpandedTile(128, 64, 8, 2),
