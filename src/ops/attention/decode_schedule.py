@@ -23,9 +23,9 @@ from torch import Tensor
 from src.ops.attention.cached_rows import row_size
 from src.ops.attention.cases import build as build_attention
 from src.ops.attention.spec import AttentionSpec
-from src.ops.attention.tuning import capability_of, computed_size, decode_shape, packed_rows
 from src.ops.declaration import Cost, Op
 from src.ops.records import Record, number, result, tensor
+from src.ops.tuning import capability_of, computed_size, decode_shape, packed_rows
 
 LEAST_SHARED = 4
 """Minimal number of tiles that a pack shares: a merge costs as much as reading part of a tile."""

@@ -22,7 +22,8 @@ from src.ops.attention.cached_rows_triton import as_stored, write_codes
 from src.ops.attention.call import PagedAttention
 from src.ops.attention.decode_schedule import decode_schedule
 from src.ops.attention.spec import AttentionSpec
-from src.ops.attention.tuning import (
+from src.ops.launching_triton import ceil_div, launcher, next_power_of_2
+from src.ops.tuning import (
     PrefillShape,
     capability_of,
     computed_size,
@@ -30,7 +31,6 @@ from src.ops.attention.tuning import (
     packed_rows,
     prefill_shape,
 )
-from src.ops.launching_triton import ceil_div, launcher, next_power_of_2
 
 
 # As for the schedule's kernels: arguments that vary from step to step select no other variant.

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from src.ops.attention.attend_triton import LOG2_E, attend, first_visible, softmax_state, with_sink
 from src.ops.attention.spec import AttentionSpec
-from src.ops.attention.tuning import DecodeShape, multiprocessors, packed_rows
 from src.ops.launching_triton import launcher
+from src.ops.tuning import DecodeShape, multiprocessors, packed_rows
 
 _MERGED = 16
 """Number of pieces that are merged at once."""
