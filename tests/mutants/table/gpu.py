@@ -35,8 +35,8 @@ MUTATIONS = (
         _VARIANTS,
         (
             "large tiles of many experts are compiled while the first long prompt waits",
-            "return *few, max(many, min(needed, most_tokens))",
-            "return *few, many",
+            "for tokens in (few, max(many, needed)))",
+            "for tokens in (few, many))",
         ),
     ),
     *mutations_of(
