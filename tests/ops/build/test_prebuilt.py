@@ -16,7 +16,7 @@ from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
 from src.ops.build.levels import LEVELS, Level
 from src.ops.build.prebuild import prebuild
-from tests.ops.test_ways import kernels_with
+from tests.ops.build.test_ways import kernels_with
 
 
 class Image:
