@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from src.ops.build import kernel_cache
-from src.ops.build import level_check
-from src.ops.build import prebuilt
+from src.ops.build import kernel_cache, level_check, prebuilt
 from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
 from src.ops.build.levels import LEVELS, Level
