@@ -84,6 +84,20 @@ def test_every_package_and_module_says_what_it_is() -> None:
     assert not silent
 
 
+def test_git_ignores_no_source() -> None:
+    """A name in `.gitignore` may be that of a folder of ours, whose files would be left behind."""
+    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return
+    ours = (Path(name) for name in listed.stdout.split("\0"))
+    places = ("src", "tests", "benchmarks", "docs", "configs")
+    assert not [
+        path.as_posix() for path in ours if path.suffix in TEXT_SUFFIXES and path.parts[0] in places
+    ]
+
+
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for path in SOURCE if path.suffix == ".py"}
     assert not [ids(folder) for folder in folders if not (folder / "__init__.py").is_file()]

@@ -14,21 +14,20 @@ from pathlib import Path
 import pytest
 
 from src.ops import OPS
-from src.ops.build import kernels as build
-from src.ops.build import level_check
-from src.ops.build import ways
 from src.ops.build import kernel_cache as cached
-from src.ops.runtime.abi import KERNELS
+from src.ops.build import kernels as build
+from src.ops.build import level_check, ways
 from src.ops.build.cache_root import cache_root
 from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
-from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.build.level_check import KILLED, check
 from src.ops.build.levels import LEVELS, cpu_flags
-from src.ops.runtime.c_records import Record, _records, int64, record
 from src.ops.build.scratch import is_ours, make_directory
-from src.ops.projections import rounding
 from src.ops.build.units import SAME_FOR_EVERY_LEVEL, SOURCES, UNITS
+from src.ops.projections import rounding
+from src.ops.runtime.abi import KERNELS
+from src.ops.runtime.c_records import Record, _records, int64, record
+from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from tests.ops.comparison import COMPILED
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ import torch
 
 from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import ArtifactCache
-from src.compile.own_tensors import with_own_tensors
+from src.compile.replace_torch_shims import with_library_tensors
 from src.ops.runtime.compiled import Caller, CompiledCodeError
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.compile.functions import Passed, pass_constant, pass_on, pass_on_with_torch
@@ -94,7 +94,7 @@ def test_only_torch_takes_a_weight_of_so_many_dimensions(
 
 def test_names_of_tensor_functions_are_changed_in_place() -> None:
     code = b"\x7fELF..." + NAMES + b"of aoti_torch_clone\0"
-    assert with_own_tensors(code, "") == (
+    assert with_library_tensors(code, "") == (
         b"\x7fELF...\0slipstream_empty_strided\0aoti_torch_dtype_int8\0slipstream_get_sizes\0"
         b"of aoti_torch_clone\0"
     )
@@ -109,7 +109,7 @@ def test_names_of_tensor_functions_are_changed_in_place() -> None:
     ],
 )
 def test_code_that_calls_anything_else_is_left_to_torch(code: bytes) -> None:
-    assert with_own_tensors(code, "") is None
+    assert with_library_tensors(code, "") is None
 
 
 class TensorFunctions:

@@ -47,7 +47,7 @@ _OWN: Final = frozenset(
 )
 
 
-def with_own_tensors(library: bytes, source: str) -> bytes | None:
+def with_library_tensors(library: bytes, source: str) -> bytes | None:
     """Rewrite a shared library of compiled code to use the kernel library's tensors.
 
     Returns None if the library uses any other function of torch, which would expect torch's

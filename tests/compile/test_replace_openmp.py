@@ -16,7 +16,7 @@ from torch import Tensor
 
 from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import Artifact, ArtifactCache
-from src.compile.own_threads import with_own_threads
+from src.compile.replace_openmp import with_library_threads
 from src.ops.runtime.compiled import Caller
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.compile.functions import gate_twice
@@ -29,8 +29,8 @@ COUNTS = (3, 0, 1, 2, 64, 1000)
 ONE_LOOP = "#pragma omp parallel\n{\n#pragma omp for\nfor (;;) {}\n}\n"
 COMPILE_SERIALLY = """
 import pickle, sys
-from src.compile import own_threads, worker
-own_threads.with_own_threads = lambda *_: None
+from src.compile import replace_openmp, worker
+replace_openmp.with_library_threads = lambda *_: None
 worker._compile_into(*pickle.load(sys.stdin.buffer))
 """
 NAMES = b"\0GOMP_parallel\0omp_get_thread_num\0omp_get_num_threads\0GOMP_4.0\0GOMP_barrier\0"
@@ -142,14 +142,14 @@ def test_compiled_code_knows_no_openmp(job: Job, root: Path) -> None:
 
 def test_names_of_openmp_are_changed_in_place() -> None:
     code = b"\x7fELF..." + NAMES + b"of GOMP_parallel\0"
-    assert with_own_threads(code, ONE_LOOP + "#pragma omp simd simdlen(8)\n" + ONE_LOOP) == (
+    assert with_library_threads(code, ONE_LOOP + "#pragma omp simd simdlen(8)\n" + ONE_LOOP) == (
         b"\x7fELF...\0slipstream_do\0slipstream_my_part\0slipstream_in_parts\0GOMP_4.0\0"
         b"slipstream_0\0of GOMP_parallel\0"
     )
 
 
 def test_code_without_loops_for_threads_stays() -> None:
-    assert with_own_threads(b"\x7fELF...", "for (;;) {}") == b"\x7fELF..."
+    assert with_library_threads(b"\x7fELF...", "for (;;) {}") == b"\x7fELF..."
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_code_without_loops_for_threads_stays() -> None:
     ],
 )
 def test_other_code_is_not_changed(code: bytes, source: str) -> None:
-    assert with_own_threads(code, source) is None
+    assert with_library_threads(code, source) is None

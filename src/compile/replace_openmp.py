@@ -62,7 +62,7 @@ def _alone(shared: Any) -> Any:
     return Alone
 
 
-def with_own_threads(library: bytes, source: str) -> bytes | None:
+def with_library_threads(library: bytes, source: str) -> bytes | None:
     """Rewrite a shared library of compiled code to run its loops on the kernel library's threads.
 
     Returns None if the library uses any other function of OpenMP; if a parallel region is not
