@@ -160,6 +160,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs: int | None = None,
         num_snapshots: int | None = None,
         num_adapter_slots: int = 0,
+        max_drafts: int = 0,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
 
@@ -189,6 +190,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             priority_tenants=section.priority_tenants,
             share_prefixes=config.cache.share_prefixes,
             plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
+            max_drafts=max_drafts,
         )
 
 
