@@ -145,10 +145,10 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 
 
 class SpeculationSection(Section, frozen=True, kw_only=True):
-    """``[speculation]``: guesses of the next tokens, which one step verifies (docs/speculation.md)."""
+    """``[speculation]``: guesses of next tokens, which one step verifies (docs/speculation.md)."""
 
-    # What guesses. "auto": "suffix" where it can be served, else nothing. "suffix": the longest end of the row's tokens that stood there before. "ngram":
-    # the same with the bounds below. "off": nothing.
+    # What guesses. "suffix": they go on as where the longest end of the row's tokens stood before.
+    # "ngram": the same with the bounds below. "auto": "suffix" where it can be served.
     method: Literal["auto", "off", "suffix", "ngram"] = "off"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram

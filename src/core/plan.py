@@ -211,3 +211,12 @@ class StepTimes(msgspec.Struct):
     device_start: float = 0.0
     device_end: float = 0.0
     arrived: float = 0.0
+
+
+def drafted_tokens(result: StepResult) -> tuple[int, int]:
+    """How many drafts a step has verified, and how many of them were right."""
+    drafting = [row for row in result.rows if row.drafted]
+    return (
+        sum(row.drafted for row in drafting),
+        sum(len(row.token_ids) - 1 for row in drafting),
+    )

@@ -99,8 +99,8 @@ class StepPlanner:
         groups = allocator.short_groups(state)
         while allocator.pool.num_free < len(groups):
             builder.short = True
-            # While steps in flight will free blocks anyway, nobody else is preempted. Nor is anybody
-            # for a block that is needed only if drafts in flight are right.
+            # While steps in flight will free blocks anyway, nobody else is preempted, nor for a
+            # block that is needed only if drafts in flight are right.
             spares = state.slack > 0 or allocator.blocks_are_coming()
             victim = None if spares else allocator.victim(state)
             if victim is None:

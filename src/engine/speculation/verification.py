@@ -99,9 +99,7 @@ class Speculation:
             self._tokens[step.row, known : known + len(guessed)] = guessed
             index.append(len(rows))
             rows.append(
-                RowStep(
-                    step.row, step.generation, known - 1, 1 + len(guessed), True, len(guessed)
-                )
+                RowStep(step.row, step.generation, known - 1, 1 + len(guessed), True, len(guessed))
             )
             drafts.append(guessed)
         return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
