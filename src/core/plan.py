@@ -69,6 +69,21 @@ class RowStep(msgspec.Struct, frozen=True):
 
     If ``samples``, the last of them is the row's last known token, and the step samples the token
     at position ``start + num_tokens``. Otherwise this is a prefill chunk with more to come.
+
+    With drafts the step verifies: behind the last known token come up to ``drafts`` tokens that the
+    device has guessed, and the step samples behind the known one and behind each of them. So it
+    gives 1 to ``1 + drafts`` tokens. How many is not known before the step is committed. Meanwhile
+    the plans of later steps have bounds, and the device begins where the row really ends.
+
+    Attributes
+    ----------
+    drafts
+        How many of ``num_tokens`` are drafts, at most.
+    slack
+        The row begins up to this many positions behind ``start``: steps in flight draft for it.
+    limit
+        With drafts or slack: the most tokens that the row may have, those to be sampled included.
+        A row that has them already computes nothing, and gives no token.
     """
 
     row: int
@@ -76,6 +91,14 @@ class RowStep(msgspec.Struct, frozen=True):
     start: int
     num_tokens: int
     samples: bool
+    drafts: int = 0
+    slack: int = 0
+    limit: int = 0
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the step samples for the row, at most."""
+        return 1 + self.drafts if self.samples else 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -99,8 +122,13 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """Tokens that the step computes; at most, where it verifies drafts."""
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of them are drafts, at most."""
+        return sum(row.drafts for row in self.rows)
 
 
 class RowResult(msgspec.Struct, frozen=True):
@@ -109,12 +137,15 @@ class RowResult(msgspec.Struct, frozen=True):
     Attributes
     ----------
     token_ids
-        Sampled tokens in order; empty for a prefill chunk with more to come.
+        Sampled tokens in order; empty for a prefill chunk with more to come. Of a step that
+        verifies drafts: as many as the drafts allowed, and the one behind them.
     logprobs
         One entry per sampled token, when asked for.
     prompt_logprobs
         Entries for prompt positions ``start + 1 .. start + num_tokens`` that lie inside the prompt,
         when asked for.
+    drafted
+        Drafts that the step has verified.
     """
 
     row: int
@@ -122,6 +153,12 @@ class RowResult(msgspec.Struct, frozen=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    drafted: int = 0
+
+    def first(self, count: int) -> RowResult:
+        """The same with its first ``count`` tokens only."""
+        logprobs = None if self.logprobs is None else self.logprobs[:count]
+        return msgspec.structs.replace(self, token_ids=self.token_ids[:count], logprobs=logprobs)
 
 
 class RowFailure(NamedTuple):
@@ -174,3 +211,12 @@ class StepTimes(msgspec.Struct):
     device_start: float = 0.0
     device_end: float = 0.0
     arrived: float = 0.0
+
+
+def drafted_tokens(result: StepResult) -> tuple[int, int]:
+    """How many drafts a step has verified, and how many of them were right."""
+    drafting = [row for row in result.rows if row.drafted]
+    return (
+        sum(row.drafted for row in drafting),
+        sum(len(row.token_ids) - 1 for row in drafting),
+    )

@@ -213,8 +213,8 @@ def test_what_is_no_log_is_refused(text: str) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     recorded_run(tmp_path / "log")
-    text = (tmp_path / "log").read_text().replace('["limits",3', '["limits",4', 1)
-    with pytest.raises(ReplayError, match="version 4, expected 2 to 3"):
+    text = (tmp_path / "log").read_text().replace('["limits",4', '["limits",5', 1)
+    with pytest.raises(ReplayError, match="version 5, expected 2 to 4"):
         replay(read_lines(text.splitlines()))
 
 
@@ -291,3 +291,20 @@ def test_handing_over_costs_microseconds(tmp_path: Path) -> None:
     spent = time.thread_time() - started
     log.close()
     assert spent / 10_000 < 20e-6
+
+
+def test_drafts_are_replayed(tmp_path: Path) -> None:
+    """With what came of them: requests that end within accepted drafts among them."""
+    log = PlanLog(tmp_path / "log")
+    limits = make_limits(num_blocks=64, max_num_batched_tokens=24, max_drafts=4)
+    simulation = Simulation(limits, 2, RecordingScheduler(limits, log))
+    for key in range(12):
+        simulation.add(make_request(key, 5, 20, seed=key))
+        simulation.step()
+    simulation.drain()
+    log.close()
+    assert simulation.worker.num_accepted > 10
+    assert FinishReason.STOP in simulation.finished.values()
+    report = replay(read_lines((tmp_path / "log").read_bytes().splitlines()))
+    assert report.difference is None
+    assert report.stats == simulation.scheduler.stats

@@ -67,6 +67,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Tenants whose requests of a priority below 0 go before those of all others.
     share_prefixes
         Whether tenants read each other's cached prefixes. Otherwise each has its own.
+    max_drafts
+        The most drafts that a step verifies of one row; 0 for none.
     plan_late
         Read by the loop, not by the scheduler: whether it plans a step shortly before the running
         step ends (`Pace`), or as soon as that step runs.
@@ -94,6 +96,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     priority_tenants: tuple[str, ...] = ()
     share_prefixes: bool = False
     plan_late: bool = False
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
@@ -104,7 +107,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"max_mixed_prefill_tokens must be at least 1, got {self.max_mixed_prefill_tokens}"
             )
-        for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
+        for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode", "max_drafts"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if (self.num_snapshots or 0) < 0 or self.snapshot_interval < 1:
@@ -127,6 +130,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             and self.policy == "priority"
         )
         return URGENT if is_urgent else request.tenant
+
+    @property
+    def drafts(self) -> int:
+        """``max_drafts``, or 0 with recurrent states: a rejected draft would stay in them."""
+        return self.max_drafts if self.num_snapshots is None else 0
 
     @property
     def layout(self) -> str:
@@ -152,6 +160,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs: int | None = None,
         num_snapshots: int | None = None,
         num_adapter_slots: int = 0,
+        max_drafts: int = 0,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
 
@@ -181,6 +190,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             priority_tenants=section.priority_tenants,
             share_prefixes=config.cache.share_prefixes,
             plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
+            max_drafts=max_drafts,
         )
 
 

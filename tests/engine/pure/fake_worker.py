@@ -5,12 +5,18 @@ written there. A step is checked before it is executed: whatever a row attends t
 its own prefix, so that a reuse race, a wrong prefix hit, a lost block or an early release shows at
 the step that would have read garbage. Sampling is a function of the row's tokens alone, so
 what a request must answer is known in advance (``expected_output``).
+
+Where a plan allows drafts it verifies random ones, right and wrong, as many as it likes. It alone
+knows where such a row ends while steps are in flight, as a device does.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
+
+import msgspec
 
 from src.core.blocks import Chunk
 from src.core.outputs import FinishReason, TokenLogprobs
@@ -99,6 +105,8 @@ class FakeWorker:
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.last_step_id = 0
         self.num_launched_tokens = 0
+        self.num_drafted = self.num_accepted = 0
+        self.random = random.Random(0)
 
     def launch(self, plan: StepPlan) -> None:
         require(plan.step_id == self.last_step_id + 1, f"step {plan.step_id} is out of turn")
@@ -118,12 +126,20 @@ class FakeWorker:
             require(append.index == len(table), "a gap or overlap in a block table")
             table.extend(append.block_ids)
         for step in plan.rows:
-            self._check_step(step)
-        results = [self._execute(step) for step in plan.rows]
+            require(step.num_tokens >= 1, "an empty row step")
+            require(0 <= step.drafts <= limits.drafts, "more drafts than there may be")
+        exact = [self._resolve(step) for step in plan.rows]
+        for step, drafts in exact:
+            self._check_step(step, drafts)
+        results = [self._execute(step, drafts) for step, drafts in exact]
+        steps = [step for step, _ in exact if step.num_tokens]
         # A second look: nothing that this step wrote may have been under another of its rows.
-        for step in plan.rows:
-            self._check_prefix(step, self.rows[step.row], step.start + step.num_tokens)
+        for step in steps:
+            # Behind its row's end there is what was rejected.
+            end = min(step.start + step.num_tokens, len(self.rows[step.row].tokens) - step.samples)
+            self._check_prefix(step, self.rows[step.row], end)
         self._save_states(plan)
+        plan = msgspec.structs.replace(plan, rows=steps)
         self.in_flight.append((plan, StepResult(plan.step_id, results)))
         self.num_launched_tokens += plan.num_tokens
 
@@ -148,7 +164,7 @@ class FakeWorker:
                     self.snapshots[save.slot] = None
         for step in behind:
             if (step.row, step.generation) not in lost:
-                self._check_prefix(step, self.rows[step.row], step.start + step.num_tokens)
+                self._check_prefix(step, self.rows[step.row], step.start + 1)
         return failed
 
     def _load_states(self, plan: StepPlan) -> None:
@@ -204,18 +220,41 @@ class FakeWorker:
             install, request, "" if self.limits.share_prefixes else request.tenant
         )
 
-    def _check_step(self, step: RowStep) -> None:
+    def _resolve(self, step: RowStep) -> tuple[RowStep, list[int]]:
+        """The step that is really computed, and its drafts; without tokens if there is none."""
+        if not (step.drafts or step.slack):
+            return step, []
+        row = self.rows[step.row]
+        known = len(row.tokens)
+        require(step.samples, "drafts of a prompt")
+        require(step.start <= known - 1 <= step.start + step.slack, "it does not begin there")
+        limit = len(row.request.prompt_token_ids) + row.request.max_tokens
+        require(step.limit == limit, "another limit")
+        if known >= limit:
+            return msgspec.structs.replace(step, num_tokens=0), []
+        drafts: list[int] = []
+        tokens = list(row.tokens)
+        for _ in range(self.random.randint(0, min(step.drafts, limit - known - 1))):
+            right = sample(row.request, tokens)
+            drafts.append(right if self.random.random() < 0.7 else (right + 1) % VOCAB)
+            tokens.append(drafts[-1])
+        count = len(drafts)
+        return RowStep(step.row, step.generation, known - 1, 1 + count, True, count), drafts
+
+    def _check_step(self, step: RowStep, drafts: list[int]) -> None:
         row = self.rows[step.row]
         require(row.generation == step.generation, "a stale generation is planned")
+        if not step.num_tokens:
+            return
         if row.next_start is None:
             require(step.start % self.limits.block_size == 0, "a hit is not whole blocks")
         else:
             require(step.start == row.next_start, "positions skipped or computed twice")
         end = step.start + step.num_tokens
-        require(step.num_tokens >= 1, "an empty row step")
-        require(end <= len(row.tokens), "a token that does not exist is computed")
-        require(step.samples == (end == len(row.tokens)), "samples is wrong")
-        num_output = len(row.tokens) - len(row.request.prompt_token_ids)
+        known = len(row.tokens) + len(drafts)
+        require(end <= known, "a token that does not exist is computed")
+        require(step.samples == (end == known), "samples is wrong")
+        num_output = known - len(row.request.prompt_token_ids)
         require(num_output < row.request.max_tokens, "sampled beyond max_tokens")
         size = self.limits.block_size
         seen = [self._seen(group, step.start, end, row) for group in range(len(row.tables))]
@@ -265,11 +304,15 @@ class FakeWorker:
                     f"row {step.row} position {position}: not the KV of its own prefix",
                 )
 
-    def _execute(self, step: RowStep) -> RowResult:
+    def _execute(self, step: RowStep, drafts: list[int]) -> RowResult:
         row = self.rows[step.row]
         request = row.request
+        if not step.num_tokens:
+            return RowResult(step.row, step.generation, [])
         size = self.limits.block_size
-        names = row.names
+        names = list(row.names)
+        for token in drafts:
+            names.append(next_name(names[-1], token))
         end = step.start + step.num_tokens
         for position in range(step.start, end):
             for group, table in enumerate(row.tables):
@@ -278,11 +321,19 @@ class FakeWorker:
         if request.params.prompt_logprobs is not None:
             last = min(end, len(request.prompt_token_ids) - 1)
             prompt_logprobs = [prompt_logprob(request, p) for p in range(step.start + 1, last + 1)]
-        token_ids = []
+        token_ids: list[int] = []
         if step.samples:
-            token_ids.append(sample(request, row.tokens))
-            row.tokens.append(token_ids[0])
-            row.names.append(next_name(names[-1], token_ids[0]))
+            for draft in [*drafts, None]:
+                token_ids.append(sample(request, row.tokens))
+                row.tokens.append(token_ids[-1])
+                row.names.append(next_name(row.names[-1], token_ids[-1]))
+                if token_ids[-1] != draft:
+                    break
+            end -= len(drafts) + 1 - len(token_ids)
+            self.num_drafted += len(drafts)
+            self.num_accepted += len(token_ids) - 1
         row.state = None if row.state is None else names[end - 1]
         row.next_start = end
-        return RowResult(step.row, step.generation, token_ids, None, prompt_logprobs)
+        return RowResult(
+            step.row, step.generation, token_ids, None, prompt_logprobs, drafted=len(drafts)
+        )

@@ -97,7 +97,7 @@ class Simulation:
             for state in states
             if state.phase is Phase.RUNNING
             and state.target - state.launched == 1
-            and state.target < state.limit
+            and not state.is_exhausted
         }
         # One token of a prompt may be left too; who waits for that has waited anyway.
         prompts = {state.row for state in states if state.launched < state.prompt_len}

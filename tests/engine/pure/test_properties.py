@@ -63,6 +63,7 @@ def limits_of(draw: st.DrawFn, /, **changes: object) -> SchedulerLimits:
         "max_bypasses": draw(st.integers(0, 3)),
         "lookahead_tokens": draw(st.sampled_from([0, 0, 1, 3])),
         "enable_prefix_caching": draw(st.booleans()),
+        "max_drafts": draw(st.sampled_from([0, 0, 1, 2, 5])),
     }
     return make_limits(**(values | changes))
 

@@ -371,7 +371,7 @@ def test_a_result_out_of_turn_or_of_other_rows_is_refused() -> None:
         ([], "has 1 rows, its result 0"),
         ([RowResult(step.row, step.generation + 1, [3])], "generation 2 came back"),
         ([RowResult(step.row + 1, step.generation, [3])], "row 1 generation 1 came back"),
-        ([RowResult(step.row, step.generation, [])], "0 tokens came back, 1 expected"),
+        ([RowResult(step.row, step.generation, [])], "0 tokens came back, 1 to 1 expected"),
     ]:
         with pytest.raises(InvariantError, match=message):
             scheduler.commit(StepResult(1, rows))

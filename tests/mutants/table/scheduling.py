@@ -32,18 +32,18 @@ MUTATIONS = (
         _SCHEDULER_TESTS,
         (
             "blocks count as computed as soon as they are launched",
-            "state.committed = planned.start + planned.num_tokens",
+            "state.committed += planned.num_tokens - planned.drafts",
             "state.committed = state.launched",
         ),
         (
             "a row decodes into a block that it does not have",
-            "elif state.launched < state.capacity or",
-            "elif state.launched <= state.capacity or",
+            "elif min(state.launched, state.limit - 2) < state.capacity or",
+            "elif min(state.launched, state.limit - 2) <= state.capacity or",
         ),
         (
             "a row samples one token more than it may have",
-            "state.phase is not Phase.RUNNING or state.target >= state.limit",
-            "state.phase is not Phase.RUNNING or state.target > state.limit",
+            "if state.phase is not Phase.RUNNING or state.is_exhausted:",
+            "if state.phase is not Phase.RUNNING or state.target > state.limit:",
         ),
         (
             "rows and blocks are given back before their fence",
@@ -101,8 +101,8 @@ MUTATIONS = (
         ),
         (
             "a victim is taken though blocks are on their way back",
-            "None if allocator.blocks_are_coming() else allocator.victim(state)",
-            "allocator.victim(state)",
+            "spares = state.slack > 0 or allocator.blocks_are_coming()",
+            "spares = state.slack > 0",
         ),
         (
             "one more than allowed goes past the first in line",
@@ -425,8 +425,8 @@ MUTATIONS = (
         ),
         (
             "prompts and decodes have one forecast",
-            "return self._prefill if plan.num_tokens > len(plan.rows) else self._decode",
-            "return self._decode",
+            "            return self._prefill\n",
+            "            return self._decode\n",
         ),
     ),
     *mutations_of(
