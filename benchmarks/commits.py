@@ -32,7 +32,7 @@ from benchmarks.record import Figure, Recorder, add_common
 from benchmarks.shapes import SHAPES
 from src.core.gguf import open_gguf
 from src.core.settings import CHECKOUT
-from src.ops.cpu.cache_root import cache_root
+from src.ops.build.cache_root import cache_root
 
 _HERE = "."
 _WORSE = 1.02
