@@ -126,6 +126,26 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/projections/pair_tiles.h",
+        (
+            "tests/ops/build/test_kernels.py::test_every_level_of_this_machine_and_compiler_is_tested",
+        ),
+        (
+            "results that are written past the caches have half of their outputs twice",
+            "_mm512_stream_si512((__m512i*)to, (__m512i)both);",
+            "_mm512_stream_si512((__m512i*)to, (__m512i)(v == 0 ? both : vb{}));",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/build/kernel_cache.py",
+        ("tests/ops/build/test_kernels.py::test_another_model_of_cpu_takes_its_own_measurements",),
+        (
+            "what was measured on another model of CPU is taken",
+            "self._machine.encode(), cpu_model().encode())",
+            "self._machine.encode())",
+        ),
+    ),
+    *mutations_of(
         "src/ops/build/ways.py",
         ("tests/ops/build/test_ways.py::test_the_fastest_way_is_chosen_where_it_gains",),
         (

@@ -21,7 +21,7 @@ from src.ops.build.cache_root import cache_root
 from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
 from src.ops.build.level_check import KILLED, check
-from src.ops.build.levels import LEVELS, cpu_flags
+from src.ops.build.levels import LEVELS, cpu_flags, cpu_model
 from src.ops.build.scratch import is_ours, make_directory
 from src.ops.build.units import SAME_FOR_EVERY_LEVEL, SOURCES, UNITS
 from src.ops.projections import rounding
@@ -95,6 +95,34 @@ def test_built_once_then_loaded(private: KernelCache) -> None:
     assert loaded is not None
     assert loaded[0] == level
     assert (private.directory() / "manifest.json").stat().st_mtime_ns == modified
+
+
+def test_another_model_of_cpu_takes_its_own_measurements(
+    private: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where machines share a cache, or one is copied: features alone do not tell what is fast."""
+    private.build()
+    (tmp_path / "calls").write_text("")
+    monkeypatch.setattr(cached, "cpu_model", lambda: "another model with the same features")
+    elsewhere = KernelCache(tmp_path / "cache")
+    assert elsewhere.load() is None
+    elsewhere.build()
+    # The objects are the same, so they are only linked.
+    assert ".o" not in {Path(line).suffix for line in (tmp_path / "calls").read_text().split()}
+    assert elsewhere.load() is not None
+
+
+def test_a_model_is_read_from_what_the_kernel_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = (
+        "processor\t: 0\nvendor_id\t: GenuineIntel\n"
+        "model\t\t: 143\nmodel name\t: Xeon: a\nflags\t: x\n"
+    )
+    (tmp_path / "cpuinfo").write_text(f"{one}\n{one.replace('143', '207')}\n")
+    real = open
+    monkeypatch.setattr("builtins.open", lambda name, *rest: real(tmp_path / "cpuinfo", *rest))
+    assert cpu_model() == "vendor_id: GenuineIntel, model: 143, model name: Xeon: a"
 
 
 def test_without_a_measurement_a_fixed_table_serves(
