@@ -89,6 +89,19 @@ def test_every_folder_with_modules_is_a_package() -> None:
     assert not [ids(folder) for folder in folders if not (folder / "__init__.py").is_file()]
 
 
+def test_tests_lie_in_the_rooms_of_what_they_test() -> None:
+    """Packages of `src` have their tests in folders of the same names."""
+    # Captured steps on a GPU: whoever has one runs this file by its path.
+    apart = {Path("engine/graphs")}
+    rooms = {path.parent.relative_to(CHECKOUT / "src") for path in SOURCE}
+    rooms |= {parent for room in rooms for parent in room.parents}
+    tests = {path for path in TESTS if path.name.startswith("test_")}
+    folders = {path.parent.relative_to(CHECKOUT / "tests") for path in tests}
+    packages = {room.parts[0] for room in rooms if room.parts}
+    ours = {folder for folder in folders if folder.parts and folder.parts[0] in packages}
+    assert ours - rooms == apart
+
+
 def test_a_silenced_type_error_says_which() -> None:
     bare = re.compile(r"#\s*type:\s*ignore(?!\[[a-z, -]+\])")
     found = [

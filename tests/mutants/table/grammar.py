@@ -3,7 +3,7 @@
 from tests.mutants.mutation import mutations_of
 
 _FOLDER = "tests/engine/grammar"
-_ROW_TESTS = (f"{_FOLDER}/test_row_grammars.py", f"{_FOLDER}/test_moves.py")
+_ROW_TESTS = (f"{_FOLDER}/test_row_grammars.py", f"{_FOLDER}/test_grammar_steps.py")
 _KINDS = (f"{_FOLDER}/schemas/test_kinds.py",)
 _JUDGE_TESTS = (f"{_FOLDER}/test_compiled.py", f"{_FOLDER}/test_fuel.py")
 
@@ -162,7 +162,7 @@ MUTATIONS = (
         "src/engine/grammar/grammar_steps.py",
         (
             *_rows("those_behind_a_matcher_that_took_long_are_advanced"),
-            f"{_FOLDER}/test_moves.py",
+            f"{_FOLDER}/test_grammar_steps.py",
         ),
         (
             "an end token is given to the grammar",
@@ -283,7 +283,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/grammar/thinking.py",
-        (f"{_FOLDER}/test_row_thinking.py",),
+        (f"{_FOLDER}/test_thinking.py",),
         (
             "a step does not wait where a budget is spent",
             "position >= known[1] and not known[0].is_over",
@@ -322,7 +322,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/grammar/row_grammars.py",
-        (f"{_FOLDER}/test_row_thinking.py",),
+        (f"{_FOLDER}/test_thinking.py",),
         (
             "a row without a grammar may choose at the end of its thinking",
             "            if entry in forced:\n                continue\n",

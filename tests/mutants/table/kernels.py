@@ -213,7 +213,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/models/adapters/memory.py",
-        ("tests/engine/test_adapter_transfers.py",),
+        ("tests/engine/execution/test_adapter_transfers.py",),
         (
             "an adapter that comes to a device waits for the steps that run there",
             ".contiguous().pin_memory()",

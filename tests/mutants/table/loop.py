@@ -118,7 +118,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         _LOOP,
-        ("tests/engine/test_bad_rows.py",),
+        ("tests/engine/execution/test_bad_rows.py",),
         (
             "rows with unsound logits go on",
             "            if owner is not None:\n                self._fail_row(owner",
@@ -127,7 +127,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         _STREAMS,
-        ("tests/engine/test_streams.py",),
+        ("tests/engine/requests/test_streams.py",),
         (
             "a sink takes deltas past those that wait",
             "if not self._pending and not self.finished:",
@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         _STREAMS,
-        ("tests/engine/test_choices.py",),
+        ("tests/engine/requests/test_submission.py",),
         (
             "tokens behind a stop string are kept",
             "                token_ids = token_ids[: delta.num_tokens]",

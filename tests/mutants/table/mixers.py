@@ -2,10 +2,12 @@
 
 from tests.mutants.mutation import mutations_of
 
-_ONE_CALL = ("tests/engine/test_step_computer.py::test_one_call_and_its_parts_leave_the_same_bits",)
-_OWNERS = ("tests/engine/test_group_attention.py",)
+_ONE_CALL = (
+    "tests/engine/execution/test_step_computer.py::test_one_call_and_its_parts_leave_the_same_bits",
+)
+_OWNERS = ("tests/engine/execution/test_group_attention.py",)
 _LFM2 = "tests/models/test_oracle.py::test_shapes_biases_windows_and_parameters[lfm2-plain]"
-_INPUTS = ("tests/engine/test_step_inputs.py",)
+_INPUTS = ("tests/engine/requests/test_step_inputs.py",)
 
 MUTATIONS = (
     *mutations_of(
@@ -83,7 +85,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/execution/forward_pass.py",
-        ("tests/engine/test_mixers.py",),
+        ("tests/engine/execution/mixers/test_what_layers_share.py",),
         (
             "every layer prepares what others share",
             "numbers.setdefault((type(mixer), mixer.shares), len(numbers))",

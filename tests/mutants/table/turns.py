@@ -38,7 +38,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/requests/text_work.py",
-        ("tests/engine/test_text_turns.py",),
+        ("tests/engine/requests/test_text_work.py",),
         (
             "short texts wait for long ones",
             "pool = self._long if size > _LONG_CHARS else self._short",
@@ -72,7 +72,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/requests/prompts.py",
-        ("tests/engine/test_text_turns.py",),
+        ("tests/engine/requests/test_text_work.py",),
         (
             "the owner that options name is passed over",
             "options.tenant or tenant",

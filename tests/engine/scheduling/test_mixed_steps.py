@@ -9,7 +9,7 @@ from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.plan import StepPlan
 from src.engine.scheduling.scheduler import SchedulerLimits
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
 
 def turn(simulation: Simulation) -> StepPlan:

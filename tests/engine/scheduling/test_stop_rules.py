@@ -4,8 +4,8 @@ import pytest
 
 from src.core.outputs import FinishReason
 from src.engine.scheduling.stop_rules import finish_reason
-from tests.engine.pure.fake_worker import END_TOKEN
-from tests.engine.pure.simulation import make_request
+from tests.engine.scheduling.fake_worker import END_TOKEN
+from tests.engine.scheduling.simulation import make_request
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from src.core.settings import CHECKOUT
 from tests.support.checkpoints import make_checkpoint
-
-ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import asyncio, sys
@@ -40,7 +39,7 @@ def test_references_have_the_team_of_torch(has_compiler: bool, team: int, tmp_pa
         environment |= {"CXX": str(tmp_path / "none"), "SLIPSTREAM_CACHE_DIR": str(tmp_path / "c")}
     answer = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(make_checkpoint(tmp_path, tokenizer=True))],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120,
+        cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     kernels, threads = answer.stdout.split()

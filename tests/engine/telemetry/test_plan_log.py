@@ -28,7 +28,7 @@ from src.engine.scheduling.replay import (
     replay,
 )
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 from tests.replay import driver
 from tests.support.engines import small_config
 

@@ -16,8 +16,8 @@ from src.core.request import Request
 from src.engine.scheduling.admission import URGENT, SchedulerLimits
 from src.engine.scheduling.request_state import Phase
 from src.engine.scheduling.waiting import WaitingQueue
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
-from tests.engine.pure.test_properties import (
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.test_properties import (
     EXAMPLES,
     INTERRUPTIONS,
     REQUESTS,

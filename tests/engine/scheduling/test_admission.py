@@ -9,7 +9,7 @@ from src.engine.kv.hash_chain import HashChain
 from src.engine.scheduling.admission import check_request
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.waiting import Deadlines, WaitingQueue
-from tests.engine.pure.simulation import make_limits, make_request
+from tests.engine.scheduling.simulation import make_limits, make_request
 
 
 def make_state(rank: int, *, priority: int = 0, deadline: float | None = None) -> RequestState:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from src import AsyncEngine, SamplingParams
-from tests.engine.test_adapters import assert_as
+from tests.engine.requests.test_adapters import assert_as
 from tests.support.adapters import make_adapter, merged
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config

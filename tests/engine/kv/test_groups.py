@@ -10,7 +10,7 @@ from src.core.blocks import Chunk, Window, blocks_held
 from src.core.errors import PromptTooLongError
 from src.engine.kv.hash_chain import HashChain, chain_root
 from src.engine.kv.prefix_cache import Match, PrefixCache
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
 TOKENS = list(range(100, 140))
 

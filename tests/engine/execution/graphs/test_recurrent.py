@@ -10,7 +10,7 @@ import pytest
 
 from src import AsyncEngine
 from src.engine import startup
-from tests.engine.graphs.test_engine import CAPTURED, GREEDY, greedy, stats_of
+from tests.engine.execution.graphs.test_engine import CAPTURED, GREEDY, greedy, stats_of
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture

@@ -51,4 +51,4 @@ def test_who_waits_for_the_device_is_found_out() -> None:
 def test_no_step_waits_for_the_device(tmp_path: Path, architecture: str, rotates: bool) -> None:
     directory = make_checkpoint(tmp_path, architecture)
     how = "rotates" if rotates else "does not"
-    assert run("tests.engine.steps_on_fake_cuda", str(directory), how) == ["ok"]
+    assert run("tests.engine.execution.steps_on_fake_cuda", str(directory), how) == ["ok"]

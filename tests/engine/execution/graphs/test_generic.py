@@ -14,7 +14,7 @@ from src import AsyncEngine, SamplingParams
 from src.engine import startup
 from tests.architectures.check import largest_error
 from tests.architectures.tiny import make_tiny
-from tests.engine.graphs.test_engine import CAPTURED, stats_of
+from tests.engine.execution.graphs.test_engine import CAPTURED, stats_of
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture

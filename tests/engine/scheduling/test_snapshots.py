@@ -11,7 +11,7 @@ from src.engine.kv.hash_chain import HashChain, chain_root
 from src.engine.kv.prefix_cache import PrefixCache
 from src.engine.kv.state_cache import StateCache
 from src.engine.scheduling.replay import plan_line
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
 TOKENS = list(range(100, 120))
 CHAIN = HashChain(2, chain_root("model", "layout", ""))

@@ -17,7 +17,7 @@ from src.core.errors import QueueFullError, RequestError
 from src.core.outputs import FinishReason
 from src.core.request import Request
 from src.engine.scheduling.scheduler import SchedulerLimits
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
 # SLIPSTREAM_TEST_EXAMPLES=20000 looks longer, and with fresh randomness.
 EXAMPLES = os.environ.get("SLIPSTREAM_TEST_EXAMPLES")

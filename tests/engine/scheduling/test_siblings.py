@@ -10,7 +10,7 @@ import pytest
 from src.core.request import Request
 from src.engine.kv.hash_chain import HashChain
 from src.engine.scheduling.scheduler import Scheduler
-from tests.engine.pure.simulation import make_limits, make_request
+from tests.engine.scheduling.simulation import make_limits, make_request
 
 PROMPT = list(range(1, 10))
 

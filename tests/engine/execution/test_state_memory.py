@@ -175,7 +175,7 @@ def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> N
 
 
 def test_scheduler_limits_survive_a_plan_log() -> None:
-    from tests.engine.pure.simulation import make_limits
+    from tests.engine.scheduling.simulation import make_limits
 
     limits = make_limits(num_snapshots=3, snapshot_interval=5)
     again = msgspec.json.decode(msgspec.json.encode(limits), type=type(limits))

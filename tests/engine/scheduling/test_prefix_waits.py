@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.core.outputs import FinishReason
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
-from tests.engine.pure.test_scheduler import row_of, shape, turn
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.test_scheduler import row_of, shape, turn
 
 # Blocks have two tokens, a step has eight.
 PROMPT = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6]

@@ -10,13 +10,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from src.core.settings import CHECKOUT
 from src.engine.devices.device_thread import DeviceThread
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 20
 
 # Ends its main thread while the other one computes, with nobody to close it.
@@ -115,6 +114,6 @@ def test_one_that_nobody_knows_any_more_ends() -> None:
 def test_the_interpreter_ends_after_what_is_computed() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", UNCLOSED],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS * 6,
+        cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=SECONDS * 6,
     )  # fmt: skip
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "all done\n", "")

@@ -15,7 +15,7 @@ from typing import Any
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.engine.scheduling.scheduler import Scheduler
-from tests.engine.pure.simulation import make_limits, make_request
+from tests.engine.scheduling.simulation import make_limits, make_request
 
 MANY = 100_000
 

@@ -11,7 +11,7 @@ from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.scheduler import Scheduler
-from tests.engine.pure.simulation import make_limits, make_request
+from tests.engine.scheduling.simulation import make_limits, make_request
 
 
 def adapter(number: int) -> Adapter:

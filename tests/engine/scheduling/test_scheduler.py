@@ -10,8 +10,8 @@ from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
 from src.engine.scheduling.scheduler import InvariantError, Scheduler
-from tests.engine.pure.fake_worker import expected_output
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.fake_worker import expected_output
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
 
 def shape(plan: StepPlan | None) -> dict[int, tuple[int, int]]:

@@ -11,7 +11,7 @@ from src.core.sampling_params import SamplingParams
 from src.engine.scheduling.admission import URGENT
 from src.engine.scheduling.request_state import Phase
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from tests.engine.pure.fake_worker import (
+from tests.engine.scheduling.fake_worker import (
     END_TOKEN,
     FakeWorker,
     expected_output,
