@@ -1,6 +1,6 @@
 """Of planning, admission, rows and preemption."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
 _FOLDER = "tests/engine/scheduling"
 _SCHEDULER_TESTS = (
@@ -472,19 +472,20 @@ MUTATIONS = (
             "            self.changed = True",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/state_memory.py",
         ("tests/engine/execution/test_state_memory.py",),
         (
             "a request that resumes goes on from the states of its row's last owner",
-            "fresh = [install.row for install in plan.installs if install.row not in loaded]",
-            "fresh = [i.row for i in plan.installs\n"
-            "                 if i.row not in loaded and len(i.token_ids) == i.prompt_len]",
+            "StateMemory.begin",
+            "[A.row for A in B.installs if A.row not in C]",
+            "[i.row for i in B.installs if i.row not in C and len(i.token_ids) == i.prompt_len]",
         ),
         (
             "only the first owner of a row begins with zeros",
-            "fresh = [install.row for install in plan.installs if install.row not in loaded]",
-            "fresh = [i.row for i in plan.installs if i.row not in loaded and i.generation == 1]",
+            "StateMemory.begin",
+            "[A.row for A in B.installs if A.row not in C]",
+            "[i.row for i in B.installs if i.row not in C and i.generation == 1]",
         ),
     ),
 )
