@@ -27,7 +27,7 @@ from src.ops.triton import (
     paged_decode,
     rotate_and_cache,
 )
-from src.ops.triton.tuning import decode_shape, packed_rows, prefill_shape
+from src.ops.triton.tuning import decode_shape, of_capability, packed_rows, prefill_shape
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # Of a multiprocessor, and what each program takes of it beside its own.
@@ -167,13 +167,17 @@ def compile_attention(
 
 
 def compile_experts(size: int, dtype: str) -> None:
-    for crowd in ("few", "many"):
-        tile = experts._TILES[crowd, size]
+    for crowd in (experts._FEW, experts._MANY, experts._MANY_IN_GROUPS):
+        tile = of_capability(experts._TILES, 90, (crowd, size))
         sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "RUN": 32}
         sizes |= {"scales": None, "offsets": None, "columns": None, "KIND": 0}
         plain = {"bias": None}
         silu = {"ACTIVATION": 0, "ALPHA": 1.0, "LIMIT": 0.0, "weights": None}
         clamped = {"ACTIVATION": 2, "ALPHA": 1.702, "LIMIT": 7.0}
+        if crowd != experts._MANY:
+            compile_packed_experts(size, dtype, tile, sizes, silu)
+        if crowd == experts._MANY_IN_GROUPS:
+            continue
         for kernel, more in (
             (experts._gate_up_kernel, plain | silu),
             (experts._gate_up_kernel, clamped),
@@ -182,7 +186,6 @@ def compile_experts(size: int, dtype: str) -> None:
         ):
             shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
-        compile_packed_experts(size, dtype, tile, sizes, silu)
     for more in ({}, {"weights": None}):
         compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED, **more)
 
@@ -209,7 +212,7 @@ def compile_packed_experts(size: int, dtype: str, tile, sizes, silu) -> None:
 
 
 def compile_latents(size: int, dtype: str) -> None:
-    tile = latent_attention._TILES[size]
+    tile = of_capability(latent_attention._TILES, 90, size)
     shape = {"HEADS": 128, "NOPE": 128, "ROPE": 64, "RANK": 512, "BLOCK_SIZE": 64}
     shared = compile_for_hopper(
         latent_attention._attend_kernel, dtype, tile.warps, tile.stages,
@@ -222,7 +225,7 @@ def compile_latents(size: int, dtype: str) -> None:
     compile_for_hopper(
         latent_attention._project_kernel, dtype, 4, 3, INPUTS=128, OUTPUTS=512, **sizes
     )
-    expanded = latent_expanded.TILES[size]
+    expanded = of_capability(latent_expanded.TILES, 90, size)
     del shape["BLOCK_SIZE"]
     shared = compile_for_hopper(
         latent_expanded._attend_kernel, dtype, expanded.warps, expanded.stages,

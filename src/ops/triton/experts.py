@@ -31,13 +31,14 @@ from src.ops.experts import (
 from src.ops.matrix import INT4_RUN, Matrix, Tiling
 from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
 from src.ops.triton.linear import step_of
+from src.ops.triton.tuning import of_device
 
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
 _CLAMPED_SWIGLU = tl.constexpr(CLAMPED_SWIGLU)
 
 
 class Tile(NamedTuple):
-    """Size of a program: pairs, outputs, inputs per iteration. Reasoned, not measured."""
+    """Size of a program: pairs, outputs, inputs per iteration."""
 
     pairs: int
     outputs: int
@@ -46,12 +47,18 @@ class Tile(NamedTuple):
     stages: int
 
 
-_FEW, _MANY = "few", "many"
+_FEW, _MANY, _MANY_IN_GROUPS = "few", "many", "many, in groups"
+# (Compute capability or 0 for all others, (pairs, bytes of an input)) -> tile. That of Hopper was
+# the fastest of those measured on an H200; the others are reasoned. Weights in groups take a sum of
+# each group too, so their tiles are smaller.
 _TILES = {
-    (_FEW, 2): Tile(16, 64, 128, 4, 4),
-    (_MANY, 2): Tile(64, 64, 64, 4, 4),
-    (_FEW, 4): Tile(16, 32, 64, 4, 3),
-    (_MANY, 4): Tile(64, 32, 32, 4, 3),
+    (90, (_MANY, 2)): Tile(128, 128, 64, 8, 3),
+    (0, (_FEW, 2)): Tile(16, 64, 128, 4, 4),
+    (0, (_MANY, 2)): Tile(64, 64, 64, 4, 4),
+    (0, (_MANY_IN_GROUPS, 2)): Tile(64, 64, 64, 4, 4),
+    (0, (_FEW, 4)): Tile(16, 32, 64, 4, 3),
+    (0, (_MANY, 4)): Tile(64, 32, 32, 4, 3),
+    (0, (_MANY_IN_GROUPS, 4)): Tile(64, 32, 32, 4, 3),
 }
 _COMBINED = 1024  # outputs of a token that one program sums
 # What weights are.
@@ -61,16 +68,18 @@ _INT4 = tl.constexpr(2)
 _E2M1 = tl.constexpr(3)
 
 
-def tile_of(pairs: int, experts: int, element_size: int, *, deterministic: bool) -> Tile:
-    """The tile for a number of pairs; with `deterministic`, the same one for all numbers."""
-    crowd = _MANY if deterministic or pairs > PAIRS_OF_A_CROWD * experts else _FEW
-    return _TILES[crowd, element_size]
+def tile_of(call: Experts) -> Tile:
+    """The tile for a call's number of pairs; a deterministic one has the same for all numbers."""
+    is_crowd = call.ids.numel() > PAIRS_OF_A_CROWD * len(call.gate_up.values)
+    size = _FEW
+    if call.deterministic or is_crowd:
+        size = _MANY if _is_of_rows(call.gate_up) and _is_of_rows(call.down) else _MANY_IN_GROUPS
+    return of_device(_TILES, call.x.device, (size, call.x.element_size()))
 
 
 @triton.jit
-def _block_of(ends, num_experts, M: tl.constexpr, E: tl.constexpr):
-    """This program's expert, and its sorted pairs [first, last)."""
-    block = tl.program_id(0)
+def _block_of(block, ends, num_experts, M: tl.constexpr, E: tl.constexpr):
+    """A block's expert, and its sorted pairs [first, last)."""
     expert = tl.arange(0, E)
     end = tl.load(ends + expert, mask=expert < num_experts, other=0)
     start = tl.load(ends + expert - 1, mask=(expert > 0) & (expert < num_experts), other=0)
@@ -223,14 +232,17 @@ def _gate_up_kernel(
     K: tl.constexpr,
     E: tl.constexpr,
 ):
-    expert, first, last = _block_of(ends, num_experts, M, E)
+    # Programs that run at one time share inputs of few blocks, and weights of few experts.
+    parts = (outputs + N - 1) // N
+    block = tl.program_id(0) // parts
+    expert, first, last = _block_of(block, ends, num_experts, M, E)
     if first >= last:
         return
     pair = first + tl.arange(0, M)
     is_pair = pair < last
     place = tl.load(order + pair, mask=is_pair, other=0)
     token = place // chosen
-    n = tl.program_id(1) * N + tl.arange(0, N)
+    n = tl.program_id(0) % parts * N + tl.arange(0, N)
     k = tl.arange(0, K)
     is_output = n < outputs
     x = hidden + token[:, None] * hidden_stride + k[None, :]
@@ -304,12 +316,15 @@ def _down_kernel(
     K: tl.constexpr,
     E: tl.constexpr,
 ):
-    expert, first, last = _block_of(ends, num_experts, M, E)
+    # Programs that run at one time share inputs of few blocks, and weights of few experts.
+    parts = (outputs + N - 1) // N
+    block = tl.program_id(0) // parts
+    expert, first, last = _block_of(block, ends, num_experts, M, E)
     if first >= last:
         return
     pair = first + tl.arange(0, M)
     is_pair = pair < last
-    n = tl.program_id(1) * N + tl.arange(0, N)
+    n = tl.program_id(0) % parts * N + tl.arange(0, N)
     k = tl.arange(0, K)
     is_output = n < outputs
     x = activated + pair[:, None].to(tl.int64) * inputs + k[None, :]
@@ -438,7 +453,7 @@ def run(call: Experts) -> Tensor:
     order, ends = sort_by_expert(ids, experts)
     activated = hidden.new_empty((pairs, intermediate))
     results = hidden.new_empty((pairs, size))
-    tile = tile_of(pairs, experts, hidden.element_size(), deterministic=call.deterministic)
+    tile = tile_of(call)
     blocks = pairs // tile.pairs + min(pairs, experts)
     common = {
         "RUN": INT4_RUN,
@@ -452,7 +467,7 @@ def run(call: Experts) -> Tensor:
     held = _held(up, element, tile)
     activation, alpha, limit = gating_arguments(call.activation)
     _launch_gate_up(
-        (blocks, ceil_div(intermediate, tile.outputs)),
+        (blocks * ceil_div(intermediate, tile.outputs),),
         hidden, up.values, up.scales, up.offsets, call.gate_up_bias, up.order,
         call.weights if call.weighs_inputs else None, order, ends, activated, hidden.stride(0),
         experts, chosen, size, intermediate, held.group, ACTIVATION=activation, ALPHA=alpha,
@@ -460,7 +475,7 @@ def run(call: Experts) -> Tensor:
     )  # fmt: skip
     held = _held(last, element, tile)
     _launch_down(
-        (blocks, ceil_div(size, tile.outputs)),
+        (blocks * ceil_div(size, tile.outputs),),
         activated, last.values, last.scales, last.offsets, call.down_bias, last.order, order, ends,
         results, experts, intermediate, size, held.group, KIND=held.kind, K=held.step, **common,
     )  # fmt: skip

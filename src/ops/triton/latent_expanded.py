@@ -19,10 +19,11 @@ from torch import Tensor
 
 from src.ops.triton.attend import LOG2_E, softmax_state
 from src.ops.triton.launching import launcher, next_power_of_2
+from src.ops.triton.tuning import of_device
 
 
 class ExpandedTile(NamedTuple):
-    """Size of a program of attention: tokens of one head, and keys. Reasoned, not measured."""
+    """Size of a program of attention: tokens of one head, and keys."""
 
     tokens: int
     keys: int
@@ -30,10 +31,16 @@ class ExpandedTile(NamedTuple):
     stages: int
 
 
-# Bytes of an element -> tile. One size serves all steps, so that none has to wait for a compiler.
-# With 64 tokens and 8 warps, which is half a tile of Hopper's products for each warp, an H200 gave
-# wrong sums in float32 (Triton 3.6, 24 + 16 elements of a key). 32 tokens take other products.
-TILES = {2: ExpandedTile(128, 64, 8, 2), 4: ExpandedTile(32, 32, 4, 1)}
+# (Compute capability or 0 for all others, bytes of an element) -> tile. One size serves all steps,
+# so that none has to wait for a compiler. That of Hopper was the fastest of those measured on an
+# H200; the others are reasoned. With 64 tokens and 8 warps, which is half a tile of Hopper's
+# products for each warp, an H200 gave wrong sums in float32 (Triton 3.6, 24 + 16 elements of a
+# key). 32 tokens take other products.
+TILES = {
+    (90, 2): ExpandedTile(128, 64, 8, 3),
+    (0, 2): ExpandedTile(128, 64, 8, 2),
+    (0, 4): ExpandedTile(32, 32, 4, 1),
+}
 _PIECE_BYTES = 128 << 20
 """Of the keys and values of a piece; a piece of fewer tokens than a tile fills would be slow."""
 
@@ -280,7 +287,7 @@ def run(
     vectors, made = query.new_empty((most, width)), query.new_empty((most, up[:, :, 0].numel()))
     state_out = query.new_empty((tokens, heads, value), dtype=torch.float32)
     state_lse = query.new_empty((tokens, heads), dtype=torch.float32)
-    tile = TILES[query.element_size()]
+    tile = of_device(TILES, query.device, query.element_size())
     padded = {
         name: max(16, next_power_of_2(size))
         for name, size in (("D", nope), ("P", rope), ("V", value))

@@ -7,7 +7,7 @@ rows for this table.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -42,8 +42,9 @@ class DecodeShape(NamedTuple):
 # -> shape. An entry also serves smaller heads. The general entries are reasoned, not measured: they
 # fit into Hopper's shared memory, for which the tests compile them. They have five stages because
 # Triton divides stages among the loads of a chain (block number, then keys): so two tiles are in
-# flight.
+# flight. The entries of Hopper (90) were the fastest of those that were measured on an H200.
 _PREFILL = {
+    (90, 128, 2): PrefillShape(64, 64, 4, 5),
     (0, 128, 2): PrefillShape(128, 64, 8, 5),
     (0, 256, 2): PrefillShape(64, 32, 4, 2),
     (0, 128, 4): PrefillShape(64, 64, 4, 1),
@@ -108,6 +109,16 @@ def _find(
     width = 128 if padded <= 128 else 256
     general = table[0, width, element_size]
     return table.get((capability, width, element_size), general)
+
+
+def of_capability(table: dict[tuple[int, Any], Shape], capability: int, key: Any) -> Shape:
+    """The entry of a compute capability; where it has none, that of all others (0)."""
+    return table.get((capability, key), table[0, key])
+
+
+def of_device(table: dict[tuple[int, Any], Shape], device: torch.device, key: Any) -> Shape:
+    """The entry of a device's compute capability, as in [`of_capability`][]."""
+    return of_capability(table, capability_of(device), key)
 
 
 @cache
