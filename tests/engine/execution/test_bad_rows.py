@@ -19,6 +19,7 @@ from src.core.structured_output import StructuredOutput
 from src.engine.requests.prompts import RequestBuilder
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -70,9 +71,7 @@ async def beside(engine: AsyncEngine, bad: Any) -> BaseException | GenerationRes
 
 
 async def idle(engine: AsyncEngine) -> None:
-    """Until the step behind the last one that somebody heard of has gone too."""
-    assert engine._loop is not None
-    await asyncio.wait_for(engine._loop.wait_idle(), 10)
+    await Probe(engine).idle()
     assert_idle(engine)
 
 

@@ -179,7 +179,7 @@ async def check(engine: AsyncEngine, model: Any, *, longer: bool = False) -> Non
 
 
 def serving(engine: AsyncEngine) -> dict[int, GroupAttention]:
-    return Probe(engine).worker._forward_pass.owners
+    return Probe(engine).owners
 
 
 # Plain; windows and caps in two groups; sinks; chunks; norms of heads; latents.

@@ -182,8 +182,7 @@ async def test_written_down_messages_have_a_fresh_worker_sample_the_same_tokens(
     recording = Recording(monkeypatch)
     async with AsyncEngine.open(config) as engine:
         got = await run(engine)
-        assert engine._loop is not None
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await Probe(engine).idle()
         assert_idle(engine)
         assert engine.stats.preemptions > 0
         await forgets(engine)
@@ -218,8 +217,7 @@ async def test_a_handle_that_nobody_holds_fails_its_request_alone(
         await asyncio.gather(
             engine.generate(prompts[0], both), engine.generate(prompts[1], constrained)
         )
-        assert engine._loop is not None
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await Probe(engine).idle()
         messages, expected = recording.messages, recording.results
     monkeypatch.undo()
     (key,) = (

@@ -18,6 +18,7 @@ from src.core.structured_output import StructuredOutput
 from src.core.thinking import Thinking
 from src.engine.grammar.thinking import RowThinking
 from tests.support.engines import assert_idle, random_prompts, small_config
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -43,9 +44,7 @@ def anyio_backend() -> str:
 
 
 async def ends_idle(engine: AsyncEngine) -> None:
-    assert engine._loop is not None
-    # An answer is there before the step that was launched behind its last one.
-    await asyncio.wait_for(engine._loop.wait_idle(), 30)
+    await Probe(engine).idle()
     assert_idle(engine)
 
 
