@@ -1,4 +1,4 @@
-"""Finds the tile sizes of the CUDA attention kernels, for the table in src/ops/triton/tuning.py::
+"""Finds the tile sizes of the CUDA attention kernels, for `src/ops/tuning.py`::
 
     python -m benchmarks.tune_attention --head-dim 128
 
@@ -24,10 +24,10 @@ import triton
 
 from benchmarks.gpu.kernels import call_seconds
 from benchmarks.record import Figure, Recorder
-from src.ops import PAGED_ATTENTION, step_schedule
-from src.ops.attention_call import PagedAttention
-from src.ops.triton import paged_attention, tuning
-from src.ops.triton.tuning import DecodeShape, PrefillShape
+from src.ops import PAGED_ATTENTION, step_schedule, tuning
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention.call import PagedAttention
+from src.ops.tuning import DecodeShape, PrefillShape
 
 KERNELS = ("decode", "prefill")
 _TOLERANCE = 0.05

@@ -11,23 +11,21 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from src.ops.triton import (
-    causal_convolution,
-    codes,
-    decode_schedule,
-    experts,
-    gumbel_argmax,
-    latent_attention,
-    latent_expanded,
-    linear,
-    linear_recurrence,
-    lora,
-    mass_threshold,
-    paged_attention,
-    paged_decode,
-    rotate_and_cache,
-)
-from src.ops.triton.tuning import decode_shape, of_capability, packed_rows, prefill_shape
+from src.ops.attention import cached_rows_triton as codes
+from src.ops.attention import decode_schedule_triton as decode_schedule
+from src.ops.attention import latent_attention_triton as latent_attention
+from src.ops.attention import latent_expanded_triton as latent_expanded
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention import paged_decode_triton as paged_decode
+from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.projections import experts_triton as experts
+from src.ops.projections import linear_triton as linear
+from src.ops.projections import lora_triton as lora
+from src.ops.sampling import gumbel_argmax_triton as gumbel_argmax
+from src.ops.sampling import mass_threshold_triton as mass_threshold
+from src.ops.states import causal_convolution_triton as causal_convolution
+from src.ops.states import linear_recurrence_triton as linear_recurrence
+from src.ops.tuning import decode_shape, of_capability, packed_rows, prefill_shape
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # Of a multiprocessor, and what each program takes of it beside its own.

@@ -34,25 +34,23 @@ from src.ops import (
     ROTATE_AND_CACHE,
     AttentionSpec,
 )
-from src.ops.attention_cases import CACHED_CASES
-from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
-from src.ops.experts import Experts
-from src.ops.linear import Linear
-from src.ops.triton import (
-    causal_convolution,
-    decode_schedule,
-    experts,
-    gumbel_argmax,
-    latent_attention,
-    latent_expanded,
-    linear,
-    linear_recurrence,
-    lora,
-    mass_threshold,
-    paged_attention,
-    paged_decode,
-    rotate_and_cache,
-)
+from src.ops.attention import decode_schedule_triton as decode_schedule
+from src.ops.attention import latent_attention_triton as latent_attention
+from src.ops.attention import latent_expanded_triton as latent_expanded
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention import paged_decode_triton as paged_decode
+from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.attention.cases import CACHED_CASES
+from src.ops.attention.libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.projections import experts_triton as experts
+from src.ops.projections import linear_triton as linear
+from src.ops.projections import lora_triton as lora
+from src.ops.projections.experts import Experts
+from src.ops.projections.linear import Linear
+from src.ops.sampling import gumbel_argmax_triton as gumbel_argmax
+from src.ops.sampling import mass_threshold_triton as mass_threshold
+from src.ops.states import causal_convolution_triton as causal_convolution
+from src.ops.states import linear_recurrence_triton as linear_recurrence
 from tests.ops import flash_attention_stand_in
 from tests.ops.comparison import (
     TOLERANCE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from src.models import Model, ServedModel
 from src.models.layers.experts import ExpertsSpec
-from src.ops.experts import PAIRS_OF_A_CROWD
+from src.ops.projections.experts import PAIRS_OF_A_CROWD
 
 KERNEL_WARM_UP_TOKENS = (8, 1040)
 """On a GPU: one small step, and one for kernels that have a variant for large steps."""

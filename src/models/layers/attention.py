@@ -15,7 +15,7 @@ from src.models.layers.activations import sigmoid
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm, unit
 from src.models.weights.parameters import Weight
-from src.ops.attention_spec import AttentionSpec
+from src.ops.attention.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,7 @@ MUTATIONS = (
             "to check is to belong",
             "OwnLoop.check",
             "if self._loop is not None and A is not self._loop: B",
-            ("self._loop = self._loop or A\nif self._loop is not None and A is not self._loop: B"),
+            "self._loop = self._loop or A\nif self._loop is not None and A is not self._loop: B",
         ),
     ),
 )

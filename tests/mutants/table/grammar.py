@@ -61,7 +61,7 @@ MUTATIONS = (
         (
             "an output ends though it is to go on",
             "MaskTable.restrict_by_numpy",
-            "np.where(self._wishes[A, None] == _GOES_ON, 0, B)",
+            "np.where(self._constraints[A, None] == _MAY_NOT_END, 0, B)",
             "B",
         ),
         (
@@ -77,9 +77,9 @@ MUTATIONS = (
             "B",
         ),
         (
-            "a row has the wishes of its last owner",
+            "a row has the constraints of its last owner",
             "MaskTable.install",
-            "self._wishes[A] = _NO_WISH",
+            "self._constraints[A] = _UNCONSTRAINED",
             "",
         ),
         (
@@ -133,7 +133,7 @@ MUTATIONS = (
         ),
         (
             "those behind a matcher that took long are not advanced",
-            "RowGrammars._move",
+            "RowGrammars._advance_matchers",
             "A.append(B.only(C))",
             "pass",
         ),
@@ -201,13 +201,13 @@ MUTATIONS = (
             "a matcher that failed has moved",
             "_make_one",
             "Outcome.MATCHER_FAILED",
-            "Outcome.MOVED",
+            "Outcome.ADVANCED",
         ),
         (
             "what is behind a slow matcher waits for nobody",
             "make_by_python",
-            "A is not Outcome.MOVED or B.seconds > ORDINARY_CALL",
-            "A is not Outcome.MOVED",
+            "A is not Outcome.ADVANCED or B.seconds > ORDINARY_CALL",
+            "A is not Outcome.ADVANCED",
         ),
     ),
     *rewrites_of(

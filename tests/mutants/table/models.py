@@ -137,7 +137,7 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/routing.py",
+        "src/ops/projections/routing.py",
         (_EVERY_FAMILY,),
         (
             "a router's sigmoids depend on the batch",

@@ -38,7 +38,7 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/packing.py",
+        "src/ops/runtime/packing.py",
         ("tests/ops/test_records.py",),
         (
             "sizes are not compared",
@@ -90,7 +90,7 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/sizes.py",
+        "src/ops/runtime/sizes.py",
         ("tests/ops/test_records.py",),
         (
             "a size that follows from a difference is taken from a sum",
@@ -100,7 +100,7 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/struct_fields.py",
+        "src/ops/runtime/struct_fields.py",
         ("tests/ops/test_records.py",),
         (
             "a name of C++ that stands for nothing is passed over",
@@ -116,8 +116,8 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/struct_fields.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/runtime/struct_fields.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "what compiled code leaves out is 0",
             "_number",
@@ -132,8 +132,8 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/entries.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/runtime/compiled_entries.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "compiled code hands over no group",
             "_value",
@@ -142,8 +142,8 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/records.py",
-        ("tests/ops/test_abi.py",),
+        "src/ops/runtime/c_records.py",
+        ("tests/ops/runtime/test_abi.py",),
         (
             "tensors of a value are read wherever they lie",
             "Record.of",
@@ -152,8 +152,8 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/cpu/matrix_reading.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/runtime/matrix_reading.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "scales of too few rows are read to the end",
             "reader_of.read",
@@ -180,8 +180,8 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/matrix_field.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/projections/matrix_field.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "an op that takes no order forgets a matrix's",
             "MatrixField.parts",
@@ -219,7 +219,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/ops/matrix.py",
-        ("tests/ops/test_matrix_reading.py",),
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "a stack has the shape of one of its matrices",
             "Matrix.shape",

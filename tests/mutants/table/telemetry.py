@@ -70,7 +70,7 @@ MUTATIONS = (
         (
             "the time in the queue is observed again after a preemption",
             "EngineObserver.launched",
-            ("for A in B:\n    C = self._choices[A.key].record\n    D"),
+            "for A in B:\n    C = self._choices[A.key].record\n    D",
             (
                 "for A in (self._choices[i.request_key].request for i in plan.installs):\n"
                 "    C = self._choices[A.key].record\n"

@@ -110,7 +110,7 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/linear.py",
+        "src/ops/projections/linear.py",
         ("tests/ops/test_matrix.py",),
         (
             "inputs are gathered by the inverse of the order",
@@ -192,8 +192,8 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/ops/routing.py",
-        ("tests/ops/test_routing.py",),
+        "src/ops/projections/routing.py",
+        ("tests/ops/projections/test_routing.py",),
         (
             "sigmoids that are equal choose the first of the experts",
             "route",
