@@ -1,7 +1,7 @@
 """Tile sizes of the attention kernels, by device and dtype: only a table.
 
-Nothing is tuned while serving. `python -m benchmarks.tune_attention` measures on a GPU and prints
-rows for this table.
+Nothing is tuned while serving. `python -m benchmarks.tune_kernels` measures on a GPU and prints
+rows for this table, and for those of experts and of latent attention.
 """
 
 from __future__ import annotations

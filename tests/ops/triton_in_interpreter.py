@@ -18,7 +18,7 @@ import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 
-from benchmarks import tune_attention
+from benchmarks import tune_kernels
 from benchmarks.record import Recorder
 from src.ops import (
     CAUSAL_CONVOLUTION,
@@ -211,14 +211,16 @@ def all_else_matches() -> None:
         args = DECODE_SCHEDULE.build("cpu", **case)
         expected, got = DECODE_SCHEDULE.reference(*args), decode_schedule.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
-    quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
-    assert tune_attention.main(quick) == 0
+    quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save",
+             "--only", "decode", "experts of few pairs", "latent attention"]  # fmt: skip
+    assert tune_kernels.main(quick) == 0
     # Of a tile that is no power of two no kernel can be made, which loses the others nothing.
-    candidates = tune_attention.candidates("decode", quick=True)
+    options = tune_kernels.parse(quick)
+    candidates = tune_kernels.candidates("decode", options)
     impossible = candidates[0]._replace(tile=48)
-    tune_attention.candidates = lambda kernel, quick: [impossible, *candidates]
-    recorder = Recorder("tune_attention", save=False)
-    (failed,) = tune_attention.tune("decode", tune_attention.parse(quick), recorder)
+    tune_kernels.candidates = lambda kernel, options: [impossible, *candidates]
+    recorder = Recorder("tune_kernels", save=False)
+    (failed,) = tune_kernels.tune("decode", options, recorder)
     assert failed.startswith(f"decode: {impossible}"), failed
     for case in LIBRARY_CASES:
         beside_a_library(case)
