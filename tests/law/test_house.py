@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from src.core.settings import CHECKOUT
 
@@ -87,6 +91,16 @@ def test_every_package_and_module_says_what_it_is() -> None:
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for path in SOURCE if path.suffix == ".py"}
     assert not [ids(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_no_tool_passes_over_a_folder(request: pytest.FixtureRequest) -> None:
+    """Tools have lists of names, such as `build`, under which they look for no code."""
+    folders = {part for path in PYTHON for part in path.relative_to(CHECKOUT).parts[:-1]}
+    lint = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["ruff"]["exclude"]
+    for pattern in (*request.config.getini("norecursedirs"), *lint):
+        assert not fnmatch.filter(folders, pattern), pattern
+    there = {path for room in ("src", "tests") for path in (CHECKOUT / room).rglob("*.py")}
+    assert not [ids(path) for path in there - set(FILES)], "git ignores these"
 
 
 def test_tests_lie_in_the_rooms_of_what_they_test() -> None:

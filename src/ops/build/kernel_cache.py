@@ -26,7 +26,6 @@ from typing import Any, Final
 from src.ops.build import ways
 from src.ops.build.compilers import BuildError, compilers, was_killed
 from src.ops.build.cpp_compiler import cpp_compiler
-from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.build.level_check import KILLED, PASSED, check
 from src.ops.build.levels import LEVELS, Level, cpu_flags
 from src.ops.build.objects import Objects, niced
@@ -42,6 +41,7 @@ from src.ops.build.units import (
     further_flags,
     units_of,
 )
+from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 
 _log = logging.getLogger(__name__)
 

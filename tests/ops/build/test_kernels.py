@@ -14,21 +14,20 @@ from pathlib import Path
 import pytest
 
 from src.ops import OPS
-from src.ops.build import kernels as build
-from src.ops.build import level_check
-from src.ops.build import ways
 from src.ops.build import kernel_cache as cached
-from src.ops.runtime.abi import KERNELS
+from src.ops.build import kernels as build
+from src.ops.build import level_check, ways
 from src.ops.build.cache_root import cache_root
 from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
-from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.build.level_check import KILLED, check
 from src.ops.build.levels import LEVELS, cpu_flags
-from src.ops.runtime.c_records import Record, _records, int64, record
 from src.ops.build.scratch import is_ours, make_directory
-from src.ops.projections import rounding
 from src.ops.build.units import SAME_FOR_EVERY_LEVEL, SOURCES, UNITS
+from src.ops.projections import rounding
+from src.ops.runtime.abi import KERNELS
+from src.ops.runtime.c_records import Record, _records, int64, record
+from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from tests.ops.comparison import COMPILED
 
 ROOT = Path(__file__).parents[3]
@@ -111,6 +110,9 @@ def test_without_a_measurement_a_fixed_table_serves(
     _, built = private.build()
     (told,) = caplog.messages
     assert "was not measured (no memory for what a kernel computes on the way)" in told
+    assert not built.has_measured_ways
+    # Not an empty choice, which a level with one way for everything has.
+    assert json.loads((private.directory() / "manifest.json").read_text())["ways"] is None
     caplog.clear()
     loaded = private.load()
     assert loaded is not None
