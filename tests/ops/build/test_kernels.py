@@ -138,6 +138,9 @@ def test_without_a_measurement_a_fixed_table_serves(
     _, built = private.build()
     (told,) = caplog.messages
     assert "was not measured (no memory for what a kernel computes on the way)" in told
+    assert not built.has_measured_ways
+    # Not an empty choice, which a level with one way for everything has.
+    assert json.loads((private.directory() / "manifest.json").read_text())["ways"] is None
     caplog.clear()
     loaded = private.load()
     assert loaded is not None
