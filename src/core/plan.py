@@ -68,7 +68,9 @@ class RowStep(msgspec.Struct, frozen=True):
     """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
 
     If ``samples``, the last of them is the row's last known token, and the step samples the token
-    at position ``start + num_tokens``. Otherwise this is a prefill chunk with more to come.
+    at position ``start + num_tokens``. If it ``pools``, the last of them is the prompt's last, and
+    the step gives a vector in place of a token. Otherwise this is a prefill chunk with more to
+    come.
     """
 
     row: int
@@ -76,6 +78,7 @@ class RowStep(msgspec.Struct, frozen=True):
     start: int
     num_tokens: int
     samples: bool
+    pools: bool = False
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -115,6 +118,8 @@ class RowResult(msgspec.Struct, frozen=True):
     prompt_logprobs
         Entries for prompt positions ``start + 1 .. start + num_tokens`` that lie inside the prompt,
         when asked for.
+    vector
+        Of a row that is pooled, when its prompt ends: float32, in this machine's byte order.
     """
 
     row: int
@@ -122,6 +127,7 @@ class RowResult(msgspec.Struct, frozen=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    vector: bytes | None = None
 
 
 class RowFailure(NamedTuple):
@@ -147,7 +153,8 @@ class StepResult(msgspec.Struct, frozen=True):
     refused
         Key and reason of each request that could not be installed in its row.
     unsound
-        Indices (in the plan) of rows with invalid logits: NaN or +inf among them, or only -inf.
+        Indices (in the plan) of rows with invalid logits: NaN or +inf among them, or only -inf;
+        or with a vector that has a NaN or an infinity.
     """
 
     step_id: int

@@ -42,9 +42,7 @@ def check(got: torch.Tensor, want: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", ENCODER_CLASSES)
 @pytest.mark.parametrize("has_head", [False, True])
-def test_hidden_states_are_those_of_transformers(
-    tmp_path: Path, name: str, has_head: bool
-) -> None:
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, name: str, has_head: bool) -> None:
     directory = make_encoder(tmp_path, name, has_head=has_head)
     model, reference = load_model(directory), load_encoder_reference(directory)
     for length in (1, 3, 90):

@@ -4,7 +4,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
     ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
-            adapter, tenant]
+            adapter, tenant, pooling]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
@@ -16,7 +16,8 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
 Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
 block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
-``[row, generation, start, num_tokens, samples]``. Copies of recurrent states are ``[row, slot]``.
+``[row, generation, start, num_tokens, samples]``, where 2 stands for a vector. Copies of recurrent
+states are ``[row, slot]``.
 A request's adapter is ``[key, number of its content]`` or null, and a plan has
 ``[row, key, slot]`` for each install with one.
 
@@ -35,14 +36,14 @@ import msgspec
 from src.core.adapter import NO_ADAPTER, Adapter
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
-from src.core.request import Request
+from src.core.request import Pooling, Request
 from src.core.sampling_params import SamplingParams
 from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.plan_builder import SchedulerStats
 from src.engine.scheduling.scheduler import Scheduler
 
-VERSION: Final = 3
+VERSION: Final = 4
 # Logs from this version on are replayed: what they lack has a default.
 OLDEST_VERSION: Final = 2
 END_TOKEN: Final = -1
@@ -71,6 +72,7 @@ class AddLine(_Line, frozen=True, tag="add"):
     token_ids: list[int]
     adapter: tuple[int, int] | None = None
     tenant: str = ""
+    pooling: Pooling | None = None
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -176,7 +178,10 @@ def plan_line(plan: StepPlan) -> PlanLine:
             for i in plan.installs
         ],
         [(a.row, a.group, a.index, a.block_ids) for a in plan.block_appends],
-        [(r.row, r.generation, r.start, r.num_tokens, int(r.samples)) for r in plan.rows],
+        [
+            (r.row, r.generation, r.start, r.num_tokens, 2 if r.pools else int(r.samples))
+            for r in plan.rows
+        ],
         [(copy.row, copy.slot) for copy in plan.state_loads],
         [(copy.row, copy.slot) for copy in plan.state_saves],
         [(i.row, i.adapter, i.adapter_slot) for i in plan.installs if i.adapter != NO_ADAPTER],
@@ -310,4 +315,5 @@ def _request(line: AddLine) -> Request:
         cache_salt=str(line.salt) if line.salt else "",
         adapter=_adapter(line.adapter),
         tenant=line.tenant,
+        pooling=line.pooling,
     )
