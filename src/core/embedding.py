@@ -26,8 +26,9 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
         Name -> what is put before a text that is meant so.
     default_prompt
         The name that counts if a request gives none; ``None``: nothing is put before.
-    shortens
-        Whether it was trained so that the first numbers of a vector are a vector (Matryoshka).
+    sizes
+        To how many of its first numbers a vector may be cut, since it was trained so (Matryoshka);
+        empty: to any number. ``None``: it may not be cut.
     """
 
     pooling: Pooling
@@ -36,4 +37,4 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     prompts: Mapping[str, str] = {}
     default_prompt: str | None = None
-    shortens: bool = False
+    sizes: tuple[int, ...] | None = None

@@ -518,6 +518,7 @@ class AsyncEngine:
         truncate: int | None = None,
         add_special_tokens: bool = True,
         prompt_name: str | None = None,
+        admission: Admission | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> list[Embedding]:
         """The vectors of texts, or of lists of token ids, in their order: of all or of none.
@@ -534,6 +535,8 @@ class AsyncEngine:
             Whether texts get the tokenizer's special tokens.
         prompt_name
             Name of a prompt of the checkpoint that is put before texts; ``None``: its default.
+        admission
+            From `admit`: they are queued even while the engine drains.
         options
             See `EmbeddingOptions`.
 
@@ -550,12 +553,14 @@ class AsyncEngine:
         """
         run = EmbeddingRun(dimensions, truncate, add_special_tokens, prompt_name, options)
         try:
-            with self.admit() as admission:
-                parts, _ = self._check_admits()
+            own = self.admit() if admission is None else contextlib.nullcontext(admission)
+            with own as held:
+                parts, _ = self._check_admits(drains=not held.revoked)
                 await run.prepare(parts.embedder, parts.scheduler, texts)
                 # The engine may have failed meanwhile, or the admission was revoked.
-                parts, loop = self._check_admits(drains=not admission.revoked)
+                parts, loop = self._check_admits(drains=not held.revoked)
                 run.queue(parts, loop)
+                held.release()
         except SlipstreamError as error:
             run.abort()
             self.metrics.on_refused(error)

@@ -67,7 +67,9 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
         A file cannot be read, or a module or a setting is not supported; names it.
     """
     pooling: Pooling = "mean" if is_encoder else "last"
-    plain = EmbeddingRecipe(pooling=pooling, size=size, max_tokens=context)
+    plain = EmbeddingRecipe(
+        pooling=pooling, size=size, max_tokens=context, sizes=_sizes(path / "config.json", size)
+    )
     source = path / MODULES_FILE
     if not source.is_file():
         return plain
@@ -153,6 +155,22 @@ def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
         if settings.get(name) not in (None, size):
             raise ModelLoadError(f"{source}: {name} must be {size}, got {settings[name]!r}")
     return {"pooling": _POOLINGS[modes[0]]}
+
+
+def _sizes(source: Path, size: int) -> tuple[int, ...] | None:
+    """To how many numbers a vector may be cut, see `EmbeddingRecipe`."""
+    fields = _optional(source)
+    sizes = fields.get("matryoshka_dimensions")
+    if sizes is None:
+        return () if fields.get("is_matryoshka") is True else None
+    if not isinstance(sizes, list) or not all(
+        type(one) is int and 0 < one <= size for one in sizes
+    ):
+        raise ModelLoadError(
+            f"{source}: matryoshka_dimensions must be a list of integers from 1 to {size}, got "
+            f"{sizes!r}"
+        )
+    return tuple(sizes)
 
 
 def _optional(source: Path) -> Mapping[str, Any]:

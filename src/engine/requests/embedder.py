@@ -35,15 +35,18 @@ class Embedder:
         """
         recipe = self.recipe
         if dimensions is not None and dimensions != recipe.size:
-            if not recipe.shortens:
+            if recipe.sizes is None:
                 raise InvalidRequestError(
                     f"dimensions must be {recipe.size}: this model does not say that its vectors "
-                    f"may be shortened (is_matryoshka in its config.json), got {shown(dimensions)}",
+                    f"may be cut (is_matryoshka or matryoshka_dimensions in its config.json), got "
+                    f"{shown(dimensions)}",
                     param="dimensions",
                 )
-            if not 1 <= dimensions <= recipe.size:
+            known = ", ".join(map(str, recipe.sizes))
+            if not 1 <= dimensions <= recipe.size or (known and dimensions not in recipe.sizes):
                 raise InvalidRequestError(
-                    f"dimensions must be from 1 to {recipe.size}, got {shown(dimensions)}",
+                    f"dimensions must be {f'one of {known}' if known else 'at least 1'}, up to "
+                    f"{recipe.size}, got {shown(dimensions)}",
                     param="dimensions",
                 )
         if truncate is not None and truncate != -1 and not 1 <= truncate <= recipe.max_tokens:

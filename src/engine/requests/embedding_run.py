@@ -160,7 +160,7 @@ class EmbeddingRun:
 def _named(error: RequestError, index: int | None) -> RequestError:
     """The error of a text, which says which of several it is."""
     if index is not None:
-        error.args = (f"input[{index}]: {error.args[0]}", *error.args[1:])
+        error.message = f"input[{index}]: {error.message}"
     if error.param in (None, "prompt"):
         error.param = "input"
     return error
