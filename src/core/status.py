@@ -164,6 +164,12 @@ class ModelInfo:
     generates: bool = True
     embedding: EmbeddingRecipe | None = None
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What it does."""
+        own = {"generate": self.generates, "embed": self.embedding is not None}
+        return tuple(name for name, does in own.items() if does)
+
 
 @dataclass(frozen=True)
 class EngineStats:

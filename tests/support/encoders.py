@@ -79,3 +79,56 @@ def load_encoder_reference(directory: Path) -> Any:
         directory, dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()
+
+
+def save_encoder_tokenizer(directory: Path, vocab_size: int = 320) -> None:
+    """A byte-level tokenizer that puts [CLS] (id 1) before a text and [SEP] (id 2) behind it."""
+    from tokenizers import Tokenizer, processors
+
+    from tests.support.checkpoints import save_tokenizer
+
+    save_tokenizer(directory, vocab_size)
+    file = directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
+    )
+    tokenizer.save(str(file))
+
+
+def save_modules(
+    directory: Path,
+    *,
+    pooling: Mapping[str, Any],
+    normalizes: bool = True,
+    new_spelling: bool = False,
+    max_seq_length: int | None = None,
+    prompts: Mapping[str, str] = MappingProxyType({}),
+    default_prompt: str | None = None,
+    modules: list[dict[str, Any]] | None = None,
+) -> None:
+    """The files of sentence-transformers beside a checkpoint."""
+    old = "sentence_transformers.models."
+    bases = {
+        "Transformer": "sentence_transformers.base.modules.transformer.",
+        "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.",
+        "Normalize": "sentence_transformers.sentence_transformer.modules.normalize.",
+    }
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+    listed = modules or [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": "" if index == 0 else f"{index}_{kind}",
+            "type": (bases[kind] if new_spelling else old) + kind,
+        }
+        for index, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(dict(pooling)))
+    settings = {"max_seq_length": max_seq_length, "do_lower_case": False}
+    (directory / "sentence_bert_config.json").write_text(json.dumps(settings))
+    own = {"prompts": dict(prompts), "default_prompt_name": default_prompt}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(own))

@@ -161,6 +161,7 @@ def _named(error: RequestError, index: int | None) -> RequestError:
     """The error of a text, which says which of several it is."""
     if index is not None:
         error.message = f"input[{index}]: {error.message}"
+        error.args = (error.message,)
     if error.param in (None, "prompt"):
         error.param = "input"
     return error
