@@ -31,7 +31,7 @@ COPY src src
 COPY configs configs
 # Kernels of every instruction set, whatever this machine's: a start takes those of its processor. And byte code, which
 # the server's user may not write.
-RUN python -m src.ops.cpu.prebuild && python -m compileall -q src
+RUN python -m src.ops.build.prebuild && python -m compileall -q src
 
 # A numeric user, so that Kubernetes can tell that it is not root.
 RUN useradd --uid 10001 --user-group --create-home slipstream \

@@ -23,7 +23,7 @@ nox.options.error_on_external_run = True
 WHOLE_ENGINES = (
     *("-m", "not gpu", "--ignore=tests/engine/pure", "--ignore=tests/engine/sampling"),
     # And what keeps compilers busy, of which `tests` leaves some out.
-    *("tests/compile", "tests/ops/test_objects.py", "tests/ops/test_triton.py"),
+    *("tests/compile", "tests/ops/build/test_objects.py", "tests/ops/test_triton.py"),
     *(f"tests/{name}" for name in ("engine", "http", "observability", "cli", "bench", "demo")),
 )
 # Of these, what meets most of an engine in a minute: `tests` runs them both ways.
@@ -84,7 +84,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 def build_kernels(session: nox.Session) -> None:
     """Compile the CPU kernels now, so that no start waits for a compiler."""
-    session.run("python", "-m", "src.ops.cpu.build")
+    session.run("python", "-m", "src.ops.build")
 
 
 @nox.session
@@ -225,7 +225,7 @@ def lowest(session: nox.Session) -> None:
 def sanitize(session: nox.Session) -> None:
     """The C++ half under sanitizers of addresses, undefined behaviour and threads; needs GCC.
 
-    Arguments go to pytest: `nox -s sanitize -- tests/ops/test_linear.py`.
+    Arguments go to pytest: `nox -s sanitize -- tests/ops/projections/test_linear.py`.
     """
     install(session, "test")
     session.run("python", "-m", "tests.ops.sanitized", *session.posargs)

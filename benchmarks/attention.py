@@ -39,9 +39,9 @@ from benchmarks.decode_bandwidth import bandwidth
 from benchmarks.record import Figure, Recorder, add_common, figures_of
 from src.engine.sizing.roofline import best_seconds
 from src.ops import PAGED_ATTENTION
-from src.ops.cached_rows import LARGEST_CODE
-from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.attention.cached_rows import LARGEST_CODE
+from src.ops.build.kernels import ensure_built, kernel_library
+from src.ops.runtime.kernel_library import KernelLibrary
 
 US = 1e6
 PARTS = ("prefill", "decode", "coded", "shared")

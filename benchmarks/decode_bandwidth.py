@@ -24,7 +24,7 @@ from src import AsyncEngine, Config
 from src.core.cpus import usable_cpus
 from src.core.settings import load_config
 from src.engine.sizing.roofline import best_seconds
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 _READ_BYTES = 2**29
 _FIGURES = {"tpot": "ms", "weights": "GB/s", "memory": "GB/s", "fraction": "of bandwidth"}

@@ -26,7 +26,7 @@ from benchmarks.record import Figure, Recorder, add_common
 from benchmarks.shapes import SHAPES, write_checkpoint
 from src import AsyncEngine, Config
 from src.core.settings import load_config
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 WEIGHTS: Final[dict[str, dict[str, str]]] = {
     "float32": {"dtype": "float32"},

@@ -167,7 +167,7 @@ async def measure_client(
 
 async def measure_engine(recorder: Recorder, config: Config, options: argparse.Namespace) -> None:
     """Measure the engine in this process."""
-    from src.ops.cpu.build import ensure_built
+    from src.ops.build.kernels import ensure_built
 
     kernels = ensure_built(wait=True)
     async with AsyncEngine.open(config) as engine:

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from benchmarks.record import Figure, Recorder, add_common
 from src.ops import EXPERTS
-from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.experts import Experts, grouped
+from src.ops.build.kernels import ensure_built, kernel_library
 from src.ops.matrix import Encoding, Matrix, Tiling, to_quantized_strips, to_strips
+from src.ops.projections.experts import Experts, grouped
 
 _BEYOND_CACHES: Final = 2**28  # bytes of all layers
 _PASS_SECONDS: Final = 0.05  # minimal duration of a pass

@@ -158,7 +158,7 @@ def trained(vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def spelt(library: str, document: Any) -> str:
+def as_text_for(library: str, document: Any) -> str:
     """The document's text; the libraries differ in white space where it is fixed."""
     return json.dumps(document, separators=(",", ":") if library == "llguidance" else (", ", ": "))
 
@@ -212,7 +212,7 @@ def main() -> None:
     for repeat in range(-1, options.repeats):
         for case, (schema, document) in CASES.items():
             for name, compile_schema in compilers.items():
-                token_ids = tokenizer.encode(spelt(name, document)).ids
+                token_ids = tokenizer.encode(as_text_for(name, document)).ids
                 figures = turn(compile_schema, json.dumps(schema), token_ids)
                 if repeat >= 0:
                     found.setdefault((case, name), []).append(figures)

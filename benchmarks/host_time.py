@@ -33,7 +33,7 @@ from src import AsyncEngine, Config
 from src.core.collector import freeze_collector, thaw_collector
 from src.core.settings import load_config
 from src.core.steps import StepRecord
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 US = 1e6
 # In the order of execution.
@@ -94,7 +94,7 @@ def clocks() -> Iterator[Clocks]:
     from src.engine.execution.worker import Worker
     from src.engine.loop import EngineLoop
     from src.engine.scheduling.scheduler import Scheduler
-    from src.ops.cpu.step import CompiledStep
+    from src.ops.runtime.step import CompiledStep
 
     found = Clocks()
     # With nothing to plan, nothing is launched, so there is no step.

@@ -25,7 +25,7 @@ import torch
 from benchmarks.record import Figure, Recorder, add_common
 from src.engine.sizing.roofline import best_seconds
 from src.ops import LATENT_ATTENTION
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library
 
 _BEYOND_CACHES: Final = 2**28  # bytes of all caches of a turn
 _SHAPE: Final = {"nope": 128, "rope": 64, "rank": 512, "value": 128}

@@ -24,18 +24,18 @@ from typing import Any, Final
 import torch
 
 from benchmarks.record import Figure, Recorder, add_common
-from src.ops.cpu import ways
-from src.ops.cpu.abi import LinearArgs
-from src.ops.cpu.cache_root import cache_root
-from src.ops.cpu.calls import use_threads
-from src.ops.cpu.cpp_compiler import cpp_compiler
-from src.ops.cpu.levels import LEVELS, Level, cpu_flags
-from src.ops.cpu.objects import Objects
-from src.ops.cpu.packing import bind
-from src.ops.cpu.timed_calls import timed_calls
-from src.ops.cpu.units import LINK_FLAGS, Unit, units_of
-from src.ops.cpu.way_calls import LibraryWays
-from src.ops.linear import LINEAR
+from src.ops.build import ways
+from src.ops.build.cache_root import cache_root
+from src.ops.build.cpp_compiler import cpp_compiler
+from src.ops.build.levels import LEVELS, Level, cpu_flags
+from src.ops.build.objects import Objects
+from src.ops.build.timed_calls import timed_calls
+from src.ops.build.units import LINK_FLAGS, Unit, units_of
+from src.ops.projections.linear import LINEAR
+from src.ops.runtime.abi import LinearArgs
+from src.ops.runtime.calls import use_threads
+from src.ops.runtime.packing import bind
+from src.ops.runtime.way_calls import LibraryWays
 
 ROWS: Final = (1, 4, 16, 64, 256)
 FORMATS: Final = (

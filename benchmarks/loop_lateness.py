@@ -23,7 +23,7 @@ from benchmarks.shapes import SHAPES, write_checkpoint
 from src import AsyncEngine, Config
 from src.core.cpus import usable_cpus
 from src.core.settings import load_config
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 INTERVAL = 0.001
 _PROMPT_LEN = 16

@@ -26,7 +26,7 @@ from src import AsyncEngine, Config, SamplingParams
 from src.core.settings import load_config
 from src.models import outline_model
 from src.models.adapters.targets import Targets
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 _PROMPT_LEN = 16
 _FIGURES = {"base": "tokens/s", "adapters": "tokens/s", "share": ""}

@@ -33,7 +33,7 @@ from src.core.settings import CHECKOUT, known_settings, load_config
 from src.models import Model, load_model, outline_model
 from src.models.gguf.configuration import read_configuration
 from src.models.loading.options import LoadOptions
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 from src.text.gguf_tokenizer import read_gguf_tokenizer
 
 PAGE: Final = CHECKOUT / "docs" / "quantization.md"

@@ -175,7 +175,7 @@ def figures(runs: Sequence[tuple[Seen, Seen, Seen]]) -> dict[str, Figure]:
 
 
 async def run(options: argparse.Namespace) -> None:
-    from src.ops.cpu.build import ensure_built
+    from src.ops.build.kernels import ensure_built
 
     config = configuration(options)
     recorder = Recorder("simulation", save=not options.no_save)

@@ -31,7 +31,7 @@ async def probe(patience: float) -> dict[str, float]:
         # After the start, which imports torch anyway.
         import torch
 
-        from src.ops.cpu.build import is_building, kernel_status
+        from src.ops.build.kernels import is_building, kernel_status
 
         config = engine.config
         on_cuda = config.device.type != "cpu" and torch.cuda.is_available()

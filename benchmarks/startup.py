@@ -159,7 +159,7 @@ def start(
 
 def _build_kernels(cache: str) -> None:
     subprocess.run(
-        [sys.executable, "-m", "src.ops.cpu.build"],
+        [sys.executable, "-m", "src.ops.build"],
         cwd=CHECKOUT,
         env=environment_of(Config(), **{CACHE_VARIABLE: cache}),
         stdout=subprocess.DEVNULL,

@@ -83,7 +83,7 @@ async def turn(
 
 
 async def run(options: argparse.Namespace) -> None:
-    from src.ops.cpu.build import ensure_built
+    from src.ops.build.kernels import ensure_built
 
     kernels = ensure_built(wait=True)
     overrides = [("compile.startup", "wait"), ("scheduler.max_num_seqs", str(options.rows))]

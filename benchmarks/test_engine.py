@@ -24,7 +24,7 @@ from benchmarks.serving import ready_server
 from benchmarks.shapes import write_checkpoint
 from src import AsyncEngine, Config
 from src.core.settings import CHECKOUT
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 _INPUT_LEN, _OUTPUT_LEN, _STREAMS, _REQUESTS, _REPEATS = 128, 64, 32, 64, 3
 

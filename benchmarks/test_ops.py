@@ -21,7 +21,7 @@ from src.ops import (
     PAGED_ATTENTION,
     Op,
 )
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 _HEADS = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 64}
 _MIXED = {

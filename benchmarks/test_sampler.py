@@ -12,7 +12,7 @@ from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.engine.sizing.roofline import Roofline
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 _ROWS, _VOCAB_SIZE, _PROMPT_LEN, _LEN = 32, 32_000, 512, 640
 

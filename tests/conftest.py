@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.compiling import compile_engines
+from tests.support.kernel_flags import refuse_warnings
 from tests.support.lost_device import end_if_lost
 
 # Machines that run tests are shared and slow at times: no example has a deadline of its own, the
@@ -28,7 +29,7 @@ settings.register_profile("mutants", _COMMON, derandomize=True, phases=_NO_SEARC
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slipstream"))
 
 # Of the kernels' sources, in whatever process they are compiled; see CONTRIBUTING.md.
-os.environ["SLIPSTREAM_KERNEL_FLAGS"] = os.environ.get("SLIPSTREAM_KERNEL_FLAGS", "") + " -Werror"
+refuse_warnings()
 
 # A shell's background jobs ignore Ctrl-C, and would pass that on to what a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

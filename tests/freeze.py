@@ -26,13 +26,14 @@ from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.loading.options import LoadOptions
 from src.ops import OPS, Kernel, Op
-from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.cpu.cache_root import cache_root
-from src.ops.cpu.kernel_cache import KernelCache
-from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.cpu.levels import cpu_flags
+from src.ops.build.cache_root import cache_root
+from src.ops.build.kernel_cache import KernelCache
+from src.ops.build.kernels import ensure_built, kernel_library
+from src.ops.build.levels import cpu_flags
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.models.harness import PagedSequence
 from tests.support.checkpoints import CLASSES, make_checkpoint
+from tests.support.kernel_flags import refuse_warnings
 
 Digests = dict[str, str]
 
@@ -119,6 +120,7 @@ def _install(level: str, library: KernelLibrary | None) -> None:
 
 
 def _libraries() -> dict[str, KernelLibrary | None]:
+    refuse_warnings()
     files = KernelCache(cache_root()).build_all(_OPTIMIZATION)
     return {_REFERENCE: None} | {name: KernelLibrary(path) for name, path in files.items()}
 

@@ -28,7 +28,7 @@ from src.ops import (
     Op,
     step_schedule,
 )
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 BANDWIDTH: Final = "this device: memory read"
 ARITHMETIC: Final = "this device: matrix product"

@@ -28,7 +28,7 @@ from src.core.config import Config
 from src.core.settings import load_config
 from src.core.steps import StepRecord
 from src.engine.sizing.roofline import Roofline
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 
 # Seconds reserved for profiling; an offline batch is only begun if this much would be left.
 _PROFILE_SECONDS = 30.0

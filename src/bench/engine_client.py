@@ -45,7 +45,7 @@ async def fastest_kernels(engine: AsyncEngine) -> str:
     if b"slipstream_cpu_kernels_info{" not in engine.metrics.render()[0]:
         return "cuda"
     # Imported here because it imports torch.
-    from src.ops.cpu.build import ensure_built
+    from src.ops.build.kernels import ensure_built
 
     return await asyncio.to_thread(ensure_built, wait=True)
 

@@ -30,8 +30,8 @@ from src.compile.worker_setup import Setup
 from src.core.cpus import usable_cpus
 from src.core.process_end import at_process_end
 from src.core.settings import CHECKOUT, PREFIX
-from src.ops.cpu.compiled import Caller, CompiledCodeError
-from src.ops.cpu.cpp_compiler import cpp_compiler
+from src.ops.build.cpp_compiler import cpp_compiler
+from src.ops.runtime.compiled import Caller, CompiledCodeError
 
 _log = logging.getLogger(__name__)
 

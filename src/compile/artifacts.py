@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from src.ops.cpu.cpp_compiler import cpp_compiler
-from src.ops.cpu.scratch import make_directory
+from src.ops.build.cpp_compiler import cpp_compiler
+from src.ops.build.scratch import make_directory
 
 if TYPE_CHECKING:
     from src.compile.job import Job

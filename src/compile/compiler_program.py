@@ -12,7 +12,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from src.ops.cpu.cpp_compiler import cpp_compiler, family
+from src.ops.build.cpp_compiler import cpp_compiler, family
 
 
 def use_found_compiler(root: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from src.ops.cpu.levels import cpu_flags
+from src.ops.build.levels import cpu_flags
 
 # Version of the files that the worker writes and the loader reads.
 _FORMAT: Final = 3

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from src.compile.artifacts import Artifact
 from src.compile.job import Job, TensorMeta, flatten, is_meta, is_tensor, resolve, without_data
-from src.ops.cpu.compiled import Bound, Caller, CompiledCode
+from src.ops.runtime.compiled import Bound, Caller, CompiledCode
 
 
 class LoadedFunction:

@@ -3,8 +3,8 @@
 Between its loops, code from AOTInductor calls torch through a C interface: for memory, views and
 data pointers. With one token of a small model, these calls take longer than the loops; with a large
 model, torch's code has left the CPU caches by then. The kernel library has the same functions for
-minimal tensors (`src/ops/cpu/tensors.h`). Their names differ from torch's only in a prefix of the
-same length, so overwriting torch's names in a library makes it call them.
+minimal tensors (`src/ops/runtime/tensors.h`). Their names differ from torch's only in a prefix of
+the same length, so overwriting torch's names in a library makes it call them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from src.ops.cpu.entries import CALLED, entry_name
+from src.ops.runtime.compiled_entries import CALLED, entry_name
 
 _THEIRS: Final = b"aoti_torch_"
 _OURS: Final = b"slipstream_"

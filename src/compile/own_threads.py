@@ -2,8 +2,8 @@
 
 Inductor writes its loops over tokens for OpenMP. An OpenMP team would spin on the CPUs of the
 kernels' threads and of the event loop, and would be started even for a loop of a microsecond. So
-the kernel library implements the functions that such a loop calls (`src/ops/cpu/loops.cpp`), under
-names of the same length. Overwriting OpenMP's names in a library makes it call them.
+the kernel library implements the functions that such a loop calls (`src/ops/runtime/loops.cpp`),
+under names of the same length. Overwriting OpenMP's names in a library makes it call them.
 
 There, any number of threads may run the parts of a loop, even a single one, so no part may wait for
 another. OpenMP's loops end with a barrier, which matters if something follows in the same parallel

@@ -29,8 +29,8 @@ from src.compile.compiler_program import use_found_compiler
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
 from src.compile.own_tensors import with_own_tensors
 from src.compile.worker_setup import Setup
-from src.ops.cpu.entries import CALLED, c_shim
-from src.ops.cpu.scratch import scratch_in
+from src.ops.build.scratch import scratch_in
+from src.ops.runtime.compiled_entries import CALLED, c_shim
 
 # Generated code calls the library of CPU kernels instead of going through torch's dispatcher.
 _C_SHIMS: Final = {op.overload: [c_shim(op)] for op in CALLED}

@@ -57,7 +57,8 @@ from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.models.loading.options import LoadHooks, LoadOptions
 from src.models.sentence_transformers import read_recipe
-from src.ops.cpu.build import (
+from src.ops.build.cache_root import cache_root
+from src.ops.build.kernels import (
     ensure_built,
     is_compiling,
     kernel_library,
@@ -65,10 +66,9 @@ from src.ops.cpu.build import (
     multiplies_bytes,
     takes_strips,
 )
-from src.ops.cpu.cache_root import cache_root
 from src.ops.declaration import Backend
 from src.ops.matrix import Tiling
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 from src.text import Tokenizer
 from src.text.template_pool import TemplatePools
 

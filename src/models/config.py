@@ -17,8 +17,8 @@ from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
 from src.models.weights.methods import StoredFormats
 from src.models.weights.parameters import Packing
-from src.ops.experts import ClampedSwiglu
-from src.ops.routing import TOO_SMALL_TO_SHOW, Scoring
+from src.ops.projections.experts import ClampedSwiglu
+from src.ops.projections.routing import TOO_SMALL_TO_SHOW, Scoring
 
 MAX_HEAD_DIM = 256
 MAX_LATENT_DIM = 576
@@ -241,7 +241,7 @@ class ExpertsConfig:
     added_to_sum
         What is added to the sum by which they are divided.
     scoring, scale, groups, chosen_groups, groups_ranked_by
-        See `ops.routing.Routing`.
+        See `ops.projections.routing.Routing`.
     activation
         How gate and up are joined.
     bias

@@ -10,7 +10,7 @@ from src.models.layers import encoder as layers
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
 from src.models.weights.parameters import Placement, rows_of
-from src.ops.attention_spec import ALL_AHEAD
+from src.ops.attention.spec import ALL_AHEAD
 
 STREAM, QUERY, KEY, VALUE, ATTENDED = "stream", "query", "key", "value", "attended"
 

@@ -15,7 +15,7 @@ from src.core.config import INT32_MAX
 from src.core.errors import ModelLoadError
 from src.models.layers.activations import SPELLINGS, Activation
 from src.models.layers.rope import RopeConfig, parse_rope
-from src.ops.causal_convolution import MAX_TAPS
+from src.ops.states.causal_convolution import MAX_TAPS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_KINDS = {"attention": "full_attention"}

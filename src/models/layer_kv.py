@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from src.core.blocks import Window
-from src.ops.cached_rows import row_size
+from src.ops.attention.cached_rows import row_size
 
 CODES = MappingProxyType({torch.int8: "int8", torch.float8_e4m3fn: "fp8"})
 """Dtype of codes -> its name in the configuration and in logs."""
@@ -67,7 +67,7 @@ class LayerKVSpec:
     lasts: Literal["sequence", "step"] = "sequence"
 
     def in_codes(self, dtype: torch.dtype) -> LayerKVSpec:
-        """The same with rows in 8 bits, see `ops.cached_rows`."""
+        """The same with rows in 8 bits, see `ops.attention.cached_rows`."""
         tensors = tuple(
             KVTensor(one.name, (*one.shape[:-1], row_size(one.shape[-1], dtype)), dtype)
             for one in self.tensors

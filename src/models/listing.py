@@ -18,7 +18,7 @@ from torch import Tensor
 from src.models.model import Model
 from src.models.program import Call, Mixer, StepTensor
 from src.ops.matrix import Matrix, Tiling
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WIDTH = 118

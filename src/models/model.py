@@ -43,7 +43,7 @@ from src.models.weights.parameters import (
     allocate_unset,
 )
 from src.ops.matrix import Matrix, Tiling, fits_strips, to_strips
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 
 __all__ = ["HIDDEN", "INPUT_IDS", "POSITIONS", "Model", "ModelOptions", "ModelSpec"]
 

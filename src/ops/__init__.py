@@ -6,21 +6,21 @@
 
 from typing import Any
 
-from src.ops.attention_spec import AttentionSpec
-from src.ops.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
+from src.ops.attention.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
+from src.ops.attention.latent_attention import LATENT_ATTENTION, latent_attention
+from src.ops.attention.paged_attention import PAGED_ATTENTION, paged_attention
+from src.ops.attention.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
+from src.ops.attention.spec import AttentionSpec
 from src.ops.declaration import Cost, Kernel, Op, OpKernel
-from src.ops.decode_schedule import DECODE_SCHEDULE, decode_schedule, step_schedule
-from src.ops.experts import EXPERTS, experts
-from src.ops.float8_product import FLOAT8_PRODUCT, float8_product
-from src.ops.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
-from src.ops.latent_attention import LATENT_ATTENTION, latent_attention
-from src.ops.linear import LINEAR, linear
-from src.ops.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
-from src.ops.lora import LORA, NO_SLOT, lora
-from src.ops.mass_threshold import MASS_THRESHOLD, mass_threshold
-from src.ops.paged_attention import PAGED_ATTENTION, paged_attention
-from src.ops.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
-from src.ops.routing import Routing, route
+from src.ops.projections.experts import EXPERTS, experts
+from src.ops.projections.float8_product import FLOAT8_PRODUCT, float8_product
+from src.ops.projections.linear import LINEAR, linear
+from src.ops.projections.lora import LORA, NO_SLOT, lora
+from src.ops.projections.routing import Routing, route
+from src.ops.sampling.gumbel_argmax import GUMBEL_ARGMAX, gumbel_argmax
+from src.ops.sampling.mass_threshold import MASS_THRESHOLD, mass_threshold
+from src.ops.states.causal_convolution import CAUSAL_CONVOLUTION, causal_convolution
+from src.ops.states.linear_recurrence import LINEAR_RECURRENCE, linear_recurrence
 
 OPS: tuple[Op[..., Any], ...] = (
     PAGED_ATTENTION,

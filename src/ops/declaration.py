@@ -265,7 +265,7 @@ class Op(Generic[P, R]):
             return self._reference_kernel
         module, _, attribute = self._lazy["cuda"].partition(":")
         try:
-            name = "triton" if module.startswith("src.ops.triton.") else "torch"
+            name = "triton" if module.endswith("_triton") else "torch"
             return Kernel(name, getattr(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             if error.name != "triton":

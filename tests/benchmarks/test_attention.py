@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import attention
 from benchmarks.attention import Family, Heads
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library
 from tests.benchmarks.conftest import Lines
 
 

@@ -13,7 +13,7 @@ from benchmarks.loop_lateness import while_decoding, while_idle
 from benchmarks.record import percentile
 from src import AsyncEngine, Config
 from src.core.cpus import usable_cpus
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 from tests.benchmarks.conftest import Lines
 from tests.support.engines import small_config
 

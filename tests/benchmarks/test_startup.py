@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import startup
 from src import Config
-from src.ops.cpu.cache_root import cache_root
+from src.ops.build.cache_root import cache_root
 from tests.benchmarks.conftest import Lines
 from tests.support.engines import small_config
 

@@ -20,12 +20,12 @@ from src.cli.doctor.finding import Finding, run_check
 from src.cli.main import main
 from src.core.config import GIB
 from src.core.settings import CHECKOUT
-from src.ops import installation
-from src.ops.cpu import build, cpp_compiler
-from src.ops.cpu.build import ensure_built
-from src.ops.cpu.level_check import KILLED, PASSED
-from src.ops.cpu.levels import LEVELS
-from src.ops.installation import TorchBuild
+from src.ops.build import cpp_compiler, installation
+from src.ops.build import kernels as build
+from src.ops.build.installation import TorchBuild
+from src.ops.build.kernels import ensure_built
+from src.ops.build.level_check import KILLED, PASSED
+from src.ops.build.levels import LEVELS
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -182,7 +182,7 @@ def test_without_a_compiler_it_works_slowly(tmp_path: Path) -> None:
     assert of_subject["compiler"]["state"] == "slow"
     assert "apt-get install g++" in of_subject["compiler"]["remedy"]
     assert of_subject["kernels"]["state"] == "slow"
-    assert of_subject["kernels"]["remedy"] == "python -m src.ops.cpu.build"
+    assert of_subject["kernels"]["remedy"] == "python -m src.ops.build"
 
 
 # Hypercorn leaves the socket that it could not bind to the collector.

@@ -1,7 +1,7 @@
 import pytest
 
-from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.build.kernels import ensure_built, kernel_library
+from src.ops.runtime.kernel_library import KernelLibrary
 
 
 @pytest.fixture(scope="session")

@@ -36,12 +36,13 @@ from src.compile import (
 from src.compile.artifacts import ArtifactCache
 from src.models.adapters.adapted import AdaptedWeight
 from src.models.layers.mlp import mlp
-from src.ops.cpu import cpp_compiler, step
-from src.ops.cpu.compiled import Caller
-from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.linear import LINEAR, Linear
+from src.ops.build import cpp_compiler
 from src.ops.matrix import Matrix
-from src.ops.projection import Projection
+from src.ops.projections.linear import LINEAR, Linear
+from src.ops.projections.projection import Projection
+from src.ops.runtime import step
+from src.ops.runtime.compiled import Caller
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.compile.functions import (
     Mixed,
     Weights,

@@ -12,7 +12,7 @@ import pytest
 from src.compile import Compilation, ahead
 from src.compile.compiler_program import as_program
 from src.core.settings import CHECKOUT
-from src.ops.cpu import cpp_compiler
+from src.ops.build import cpp_compiler
 from tests.compile.test_ahead import mix_job
 
 INDUCTOR = """

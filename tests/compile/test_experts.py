@@ -8,9 +8,9 @@ import torch
 from src.compile.ahead import Compilation
 from src.compile.artifacts import ArtifactCache
 from src.compile.job import Job
-from src.ops.cpu.compiled import Caller
-from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.experts import EXPERTS, Experts
+from src.ops.projections.experts import EXPERTS, Experts
+from src.ops.runtime.compiled import Caller
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.compile.functions import mixture
 
 PACKED = "int4/32 with bfloat16 offsets"

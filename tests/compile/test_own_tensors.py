@@ -15,8 +15,8 @@ import torch
 from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import ArtifactCache
 from src.compile.own_tensors import with_own_tensors
-from src.ops.cpu.compiled import Caller, CompiledCodeError
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.runtime.compiled import Caller, CompiledCodeError
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.compile.functions import Passed, pass_constant, pass_on, pass_on_with_torch
 
 pytestmark = pytest.mark.timeout(900)

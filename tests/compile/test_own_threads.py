@@ -17,8 +17,8 @@ from torch import Tensor
 from src.compile import Compilation, Job, LoadedFunction
 from src.compile.artifacts import Artifact, ArtifactCache
 from src.compile.own_threads import with_own_threads
-from src.ops.cpu.compiled import Caller
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.runtime.compiled import Caller
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.compile.functions import gate_twice
 
 pytestmark = pytest.mark.timeout(900)

@@ -32,7 +32,7 @@ def test_what_is_copied_exists(source: str) -> None:
         *("README.md", "tests/conftest.py", ".git/config", "configs/kubernetes/gpu/x"),
         *("src/__pycache__/a.pyc", "src/http/__pycache__/b.pyc"),
         # Built in the image for every machine.
-        "src/ops/cpu/prebuilt/avx2.so",
+        "src/ops/build/prebuilt/avx2.so",
     ],
 )
 def test_what_the_image_does_not_need_is_not_sent(path: str) -> None:

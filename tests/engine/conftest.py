@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE, Kernel
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.rotation import mixers_rotate
 

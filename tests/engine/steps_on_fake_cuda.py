@@ -30,8 +30,8 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.models import load_model
 from src.models.loading.options import LoadOptions
-from src.ops import latent_expansion
-from src.ops.latent_expansion import Expansion
+from src.ops.attention import latent_expansion
+from src.ops.attention.latent_expansion import Expansion
 from tests.support.fake_cuda import DEVICE, NobodyWaits, fake_cuda
 from tests.support.rotation import rotates_in_mixers
 

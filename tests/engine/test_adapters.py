@@ -13,7 +13,7 @@ from src import AsyncEngine, FinishReason, SamplingParams
 from src.core.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from src.core.outputs import GenerationResult
 from src.core.structured_output import StructuredOutput
-from src.ops.rounding import quantize
+from src.ops.projections.rounding import quantize
 from tests.support.adapters import ATTENTION, make_adapter, merged
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config

@@ -27,8 +27,8 @@ from src.engine.execution.row_state import RowState
 from src.models import Mixer, Model, load_model
 from src.models.loading.options import LoadOptions
 from src.ops import PAGED_ATTENTION
-from src.ops.attention_backend import AttentionKernel
-from src.ops.attention_libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
+from src.ops.attention.backend import AttentionKernel
+from src.ops.attention.libraries import LIBRARIES, AttentionShape, LibraryUnavailableError
 from tests.ops import flash_attention_stand_in as stand_in
 from tests.ops.comparison import attention_matches
 from tests.support.engines import small_config
@@ -136,7 +136,7 @@ def test_triton_by_name_has_to_be_installed(
     decoder: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "src.ops.triton.paged_attention")
+    monkeypatch.delitem(sys.modules, "src.ops.attention.paged_attention_triton")
     with pytest.raises(ConfigError, match=r"device\.attention = 'triton': it is not installed"):
         choose_attention(DeviceSection(attention="triton"), decoder, 16)
     PAGED_ATTENTION._cuda = PAGED_ATTENTION._unresolved

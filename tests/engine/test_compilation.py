@@ -27,8 +27,8 @@ from src.engine.execution import compilation
 from src.models import Implementation, Model, load_model, outline_model
 from src.models.loading.options import LoadOptions
 from src.models.program import run_chain
-from src.ops.cpu.build import ensure_built
-from src.ops.cpu.cache_root import cache_root
+from src.ops.build.cache_root import cache_root
+from src.ops.build.kernels import ensure_built
 from tests.compile.test_ahead import assert_allocates_tokens_only
 from tests.engine.test_strips import SIZES
 from tests.models.test_quantized_checkpoints import GPTQ

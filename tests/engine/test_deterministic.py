@@ -21,7 +21,7 @@ from src.models.layers.recurrence import (
     delta_in,
     mamba_in,
 )
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED

@@ -27,7 +27,7 @@ from src.engine.scheduling.scheduler import Scheduler
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.step_recorder import StepRecorder
 from src.observability.metrics import EngineMetrics
-from src.ops.cpu.step import CompiledStep
+from src.ops.runtime.step import CompiledStep
 from tests.support.engines import assert_idle, greedy, small_config
 from tests.support.probe import Probe
 

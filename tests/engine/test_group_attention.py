@@ -25,7 +25,7 @@ from src.engine.execution.group_attention import (
     Rotation,
 )
 from src.engine.execution.inputs import AttentionRows
-from src.ops.attention_spec import FEATURES
+from src.ops.attention.spec import FEATURES
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from src import AsyncEngine, SamplingParams
-from src.ops.rounding import quantize
+from src.ops.projections.rounding import quantize
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED, families

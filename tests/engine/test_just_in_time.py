@@ -19,7 +19,7 @@ from src.models import Implementation, Model, load_model
 from src.models.loading import loader
 from src.models.loading.filling import fill
 from src.models.loading.options import LoadHooks, LoadOptions
-from src.ops.cpu.cache_root import cache_root
+from src.ops.build.cache_root import cache_root
 from tests.models.test_quantized_checkpoints import GPTQ
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config

@@ -16,7 +16,7 @@ from src.core.errors import EngineDeadError, ShuttingDownError
 from src.engine import startup
 from src.engine.execution.compilation import ProgramCompilation
 from src.engine.scheduling.scheduler import Scheduler
-from src.ops.cpu.cache_root import cache_root
+from src.ops.build.cache_root import cache_root
 from tests.support.engines import small_config
 from tests.support.fake_capture import FakeCapture
 from tests.support.probe import Probe

@@ -22,7 +22,7 @@ from pathlib import Path
 from src import AsyncEngine, SamplingParams
 from src.engine.execution import compilation
 from src.engine import startup
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 from tests.support.engines import small_config
 from tests.support.probe import Probe
 

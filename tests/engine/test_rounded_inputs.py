@@ -14,7 +14,7 @@ from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.models import Implementation
 from src.models.loading.options import LoadOptions
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 

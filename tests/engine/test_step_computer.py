@@ -23,8 +23,8 @@ from src.engine.execution.forward_pass import Code
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks, added_masks, packed_masks
 from src.models.program import Chain
-from src.ops.cpu.build import kernel_library
-from src.ops.cpu.step import CompiledStep
+from src.ops.build.kernels import kernel_library
+from src.ops.runtime.step import CompiledStep
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import random_prompts, small_config
 from tests.support.probe import Probe

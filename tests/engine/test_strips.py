@@ -16,10 +16,10 @@ from src.engine import startup
 from src.engine.execution import compilation
 from src.models import Model, load_model, outline_model
 from src.models.loading.options import LoadOptions
-from src.ops.cpu import build
-from src.ops.cpu.build import ensure_built
-from src.ops.cpu.levels import LEVELS
-from src.ops.projection import Projection
+from src.ops.build import kernels as build
+from src.ops.build.kernels import ensure_built
+from src.ops.build.levels import LEVELS
+from src.ops.projections.projection import Projection
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import random_prompts, small_config
 from tests.support.probe import Probe

@@ -18,7 +18,7 @@ import asyncio, sys
 from pathlib import Path
 import torch
 from src import AsyncEngine, SamplingParams
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 from tests.support.engines import small_config
 
 async def main():

@@ -82,6 +82,10 @@ HTTP_ROOMS = (
     "openapi",
 )
 HTTP_FILES = {"application", "endpoints"}
+# Rooms of the ops. Those of one subject know the files beside the rooms and themselves; the kernel
+# library's runtime knows all subjects, and its build knows the runtime too.
+OP_SUBJECTS = {"attention", "projections", "states", "sampling"}
+OP_ROOMS = OP_SUBJECTS | {"runtime", "build"}
 # Same calls, same plans: no device, no clock, no randomness, no order of an event loop.
 IMPURE = {"torch", "numpy", "time", "datetime", "random", "secrets", "uuid", "asyncio", "threading"}
 
@@ -268,6 +272,55 @@ def test_rooms_of_http_know_those_before_them() -> None:
             assert HTTP_ROOMS.index(there) <= HTTP_ROOMS.index(here), f"{where}: {HTTP_ROOMS}"
 
 
+def op_room(module: str) -> str:
+    """`states` of `src.ops.states.linear_recurrence`; empty for a file beside the rooms."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 and parts[2] in OP_ROOMS else ""
+
+
+def op_rooms_known(room: str) -> set[str]:
+    """Rooms whose files a file of a room may use, beside its own and those that lie in none."""
+    return {"runtime": OP_SUBJECTS, "build": OP_SUBJECTS | {"runtime"}}.get(room, set())
+
+
+def test_rooms_of_the_ops_know_those_before_them() -> None:
+    folders = {path.name for path in (SOURCE / "ops").iterdir() if path.name[0] != "_"}
+    assert {name for name in folders if "." not in name} == OP_ROOMS
+    for path, line, imported in imports_in("ops"):
+        here, there = op_room(module_of(path)), op_room(imported)
+        where = f"{ids(path)}:{line} imports {imported}"
+        # The list of all ops is there for those who install kernels.
+        is_list = imported == "src.ops" or ids(path) == "ops/__init__.py"
+        assert is_list or there in {"", here, *op_rooms_known(here)}, where
+        assert imported != "src.ops" or here == "build", where
+
+
+def test_kernels_know_the_runtime_and_their_own_room() -> None:
+    """In C++ it is the other way round: kernels of all subjects run on the runtime's threads."""
+    quoted = re.compile(r'^#include "(.+)"', re.MULTILINE)
+    for path in sorted((SOURCE / "ops").rglob("*.*")):
+        if path.suffix not in (".h", ".cpp"):
+            continue
+        for header in quoted.findall(path.read_text()):
+            assert (SOURCE / "ops" / header).is_file(), f"{ids(path)} includes {header}"
+            room = header.split("/")[0]
+            assert room in ("runtime", path.parent.name), f"{ids(path)} includes {header}"
+
+
+def test_files_that_need_triton_say_so() -> None:
+    """No other file of the ops imports Triton; by name, and when it is needed, it may."""
+    for path in sorted((SOURCE / "ops").rglob("*.py")):
+        if path.stem.endswith("_triton"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                needs = name.split(".")[0] == "triton" or "_triton" in name
+                assert not needs, f"{ids(path)}:{node.lineno} imports {name}"
+
+
 def test_no_imports_in_a_circle() -> None:
     """Those for type checkers only count too: two files that need each other are one subject."""
     graph = {
@@ -344,6 +397,6 @@ def test_weights_lie_below_the_layers_and_loading_above_the_model() -> None:
         if ids(path).startswith("models/weights/"):
             is_known = re.match(r"src\.models\.(weights|fields)\b|src\.(ops|core)\b", imported)
             assert is_known or not imported.startswith("src."), where
-            assert not imported.startswith("src.ops.cpu"), where
+            assert not re.match(r"src\.ops\.(runtime|build)\b", imported), where
         if imported.startswith("src.models.loading"):
             assert of_loading.match(ids(path)), where

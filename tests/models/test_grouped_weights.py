@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops.linear import round_inputs
 from src.ops.matrix import Tiling, of_levels
-from src.ops.projection import Projection
+from src.ops.projections.linear import round_inputs
+from src.ops.projections.projection import Projection
 
 
 def levels_of(

@@ -18,7 +18,7 @@ from src.models.checkpoint import first_dtype
 from src.models.loading.options import LoadOptions
 from src.models.weights.packing import Mxfp4
 from src.ops.matrix import Matrix
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 from tests.models.harness import dense_logits
 from tests.models.test_oracle import check_float32
 from tests.support.checkpoints import load_reference, make_checkpoint

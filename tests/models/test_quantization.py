@@ -18,10 +18,10 @@ from src.models import Model, load_model, outline_model
 from src.models.loading.filling import reader_threads
 from src.models.loading.options import LoadOptions
 from src.models.weights.methods import Rounded
-from src.ops.linear import round_inputs
 from src.ops.matrix import LARGEST_UNIT, Matrix, Tiling
-from src.ops.projection import Projection
-from src.ops.rounding import quantize
+from src.ops.projections.linear import round_inputs
+from src.ops.projections.projection import Projection
+from src.ops.projections.rounding import quantize
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 

@@ -28,9 +28,9 @@ from src.engine.sizing.planning import Question, plan_model
 from src.models import Model, load_config, load_model
 from src.models.loading.loader import outline_model
 from src.models.loading.options import LoadOptions
-from src.ops import projection
 from src.ops.matrix import Encoding, Matrix
-from src.ops.projection import InputRounding, Projection
+from src.ops.projections import projection
+from src.ops.projections.projection import InputRounding, Projection
 from tests.models.harness import PagedSequence, dense_logits
 from tests.models.test_oracle import (
     FLOAT32_TOLERANCE,

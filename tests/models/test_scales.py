@@ -16,7 +16,7 @@ from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.weights.schemes.layouts import GptqLayout
 from src.models.weights.schemes.of_methods import read_gptq
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 from tests.models.harness import dense_logits
 from tests.models.test_oracle import prompt_of, reference_logits, relative_error
 from tests.models.test_quantized_checkpoints import (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from src.core.settings import CHECKOUT
-from src.ops.cpu.cache_root import cache_root
+from src.ops.build.cache_root import cache_root
 from tests.mutants.mutation import Mutation
 
 # What tests read of a checkout.

@@ -29,7 +29,7 @@ from src.engine.execution.row_state import RowState
 from src.models import Model
 from src.models.loading import loader
 from src.models.loading.filling import fill
-from src.ops.triton import latent_expanded
+from src.ops.attention import latent_expanded_triton as latent_expanded
 from tests.compile.functions import gate_twice
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint

@@ -19,8 +19,8 @@ from src.ops import (
     ROTATE_AND_CACHE,
     Op,
 )
-from src.ops.cached_rows import from_rows, is_coded
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.attention.cached_rows import from_rows, is_coded
+from src.ops.runtime.kernel_library import KernelLibrary
 
 # The others are called on CUDA only, and have their references on the CPU.
 COMPILED = (

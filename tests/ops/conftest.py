@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from src.ops.cpu.cache_root import cache_root
-from src.ops.cpu.cpp_compiler import cpp_compiler
-from src.ops.cpu.kernel_cache import KernelCache
-from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.cpu.levels import LEVELS, cpu_flags
-from src.ops.cpu.objects import Objects
-from src.ops.cpu.scratch import locked
-from src.ops.cpu.units import SOURCES, Unit
+from src.ops.build.cache_root import cache_root
+from src.ops.build.cpp_compiler import cpp_compiler
+from src.ops.build.kernel_cache import KernelCache
+from src.ops.build.levels import LEVELS, cpu_flags
+from src.ops.build.objects import Objects
+from src.ops.build.scratch import locked
+from src.ops.build.units import SOURCES, Unit
+from src.ops.runtime.kernel_library import KernelLibrary
 
 OPTIMIZATION = "-O1"
 """Of levels that serve nobody on this machine: results are looked at, not speed.
@@ -48,7 +48,7 @@ def libraries(level_files: dict[str, Path]) -> dict[str, KernelLibrary]:
     return found
 
 
-_LINEAR_UNITS = ("linear.cpp", "pool.cpp")
+_LINEAR_UNITS = ("projections/linear.cpp", "runtime/pool.cpp")
 MACHINE_LEVELS = [level.name for level in LEVELS if level.needs <= cpu_flags()]
 
 
@@ -75,7 +75,9 @@ def _emulated(header: str, *flags: str, units: tuple[str, ...] = _LINEAR_UNITS) 
 
 # Linears are compiled in a third of the time without optimization, and run for a moment.
 EMULATED = {
-    "amx": _emulated("emulated_amx.h", "-O1", units=("attention.cpp", *_LINEAR_UNITS)),
+    "amx": _emulated(
+        "emulated_amx.h", "-O1", units=("attention/paged_attention.cpp", *_LINEAR_UNITS)
+    ),
     "avx2_vnni": _emulated("emulated_avx_vnni.h", "-O0"),
     "avx512": _emulated("emulated_amx.h", "-DEMULATED_AVX512", "-O0"),
     "avx512_vnni": _emulated("emulated_amx.h", "-DEMULATED_AVX512_VNNI", "-O0"),

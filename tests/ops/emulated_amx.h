@@ -1,4 +1,4 @@
-// The AVX-512 and AMX intrinsics that src/ops/cpu uses, in plain C++ after the pseudo-code of Intel's
+// The AVX-512 and AMX intrinsics that the kernels use, in plain C++ after the pseudo-code of Intel's
 // Software Developer's Manual. Included before everything else (-include) by tests that compile
 // the AMX level for a CPU without it: packing, masks and tile arithmetic then run anywhere on x86.
 // With EMULATED_AVX512 or EMULATED_AVX512_VNNI defined it is that level.

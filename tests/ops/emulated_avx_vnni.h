@@ -1,4 +1,4 @@
-// The AVX-VNNI intrinsic that src/ops/cpu uses, in plain C++: see emulated_amx.h.
+// The AVX-VNNI intrinsic that the kernels use, in plain C++: see emulated_amx.h.
 #pragma once
 #include <immintrin.h>
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from src.ops import PAGED_ATTENTION
-from src.ops.attention_call import PagedAttention
+from src.ops.attention.call import PagedAttention
 from tests.ops.comparison import copied
 
 
@@ -183,9 +183,9 @@ def install(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> TritonInTorch:
     """Have CPU tensors served as on a Hopper, with this in place of the Triton kernels."""
     replaced = TritonInTorch()
-    monkeypatch.setattr("src.ops.triton.paged_attention.launch", replaced)
+    monkeypatch.setattr("src.ops.attention.paged_attention_triton.launch", replaced)
     # Made of it before.
     run = PagedAttention.taking_flat(replaced)
-    monkeypatch.setattr("src.ops.triton.paged_attention.run", run)
+    monkeypatch.setattr("src.ops.attention.paged_attention_triton.run", run)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     return replaced

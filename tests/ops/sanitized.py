@@ -1,7 +1,7 @@
 """Runs the op tests on kernels that sanitizers watch; exits non-zero for what they find.
 
     python -m tests.ops.sanitized
-    python -m tests.ops.sanitized tests/ops/test_linear.py -k few
+    python -m tests.ops.sanitized tests/ops/projections/test_linear.py -k few
 
 Addresses and undefined behaviour: the levels are compiled with both, into a cache of their own, and
 the tests of the ops run on them. Threads: a program of its own (`threads_under_tsan.cpp`) has the
@@ -17,16 +17,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from src.ops.cpu.units import SOURCES
+from src.ops.build.units import SOURCES
 
 ROOT = Path(__file__).parents[2]
 # What calls kernels: others of this folder are of Triton, of libraries, or of builds.
 TESTS = [
-    f"tests/ops/test_{name}.py"
+    f"tests/ops/{name}.py"
     for name in (
-        *("paged_attention", "attention_spec", "deterministic", "few_rows", "declarations"),
-        *("latent_attention", "recurrence"),
-        *("linear", "integer_linear", "pair_strips", "quantize", "gumbel_argmax", "experts"),
+        "test_declarations",
+        *(f"attention/test_{name}" for name in ("paged_attention", "spec", "deterministic")),
+        *(f"attention/test_{name}" for name in ("few_rows", "latent_attention")),
+        *(f"projections/test_{name}" for name in ("linear", "integer_linear", "pair_strips")),
+        *(f"projections/test_{name}" for name in ("rounding", "experts")),
+        "states/test_recurrence",
+        "sampling/test_gumbel_argmax",
     )
 ]
 FLAGS = (
@@ -36,7 +40,7 @@ FLAGS = (
 
 # Each pass is several times slower than usual.
 _BUILD = """
-from src.ops.cpu import cache_root, kernel_cache, level_check
+from src.ops.build import cache_root, kernel_cache, level_check
 from tests.ops.conftest import OPTIMIZATION
 kernel_cache._COMPILE_TIMEOUT = level_check._TIMEOUT = 3000.0
 kernel_cache.KernelCache(cache_root.cache_root()).build_all(OPTIMIZATION)
@@ -81,7 +85,7 @@ def memory(folder: Path, arguments: Sequence[str]) -> int:
 def threads(folder: Path) -> int:
     """The pool, by itself and under attention."""
     program = folder / "threads"
-    units = [str(SOURCES / unit) for unit in ("attention.cpp", "pool.cpp")]
+    units = [str(SOURCES / unit) for unit in ("attention/paged_attention.cpp", "runtime/pool.cpp")]
     subprocess.run(
         [
             *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-g1", "-fsanitize=thread"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from src.ops import LATENT_ATTENTION, LINEAR, PAGED_ATTENTION, ROTATE_AND_CACHE, Op
-from src.ops.cached_rows import LARGEST_CODE
+from src.ops.attention.cached_rows import LARGEST_CODE
 from src.ops.declaration import Case
 
 _DTYPE: Case = {"dtype": torch.bfloat16}

@@ -18,9 +18,9 @@ from src.ops import (
     Kernel,
     Op,
 )
-from src.ops.attention_cases import CACHED_CASES
-from src.ops.cached_rows import LARGEST_CODE
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.attention.cached_rows import LARGEST_CODE
+from src.ops.attention.cases import CACHED_CASES
+from src.ops.runtime.kernel_library import KernelLibrary
 from tests.ops.comparison import COMPILED, attention_matches, copied
 from tests.ops.per_op import TESTS_OF
 from tests.ops.served_cases import SERVED

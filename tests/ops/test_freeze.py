@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from src.ops import GUMBEL_ARGMAX, LINEAR, PAGED_ATTENTION, Kernel
+from src.ops.build.units import further_flags
 from tests import freeze
 from tests.support.checkpoints import make_checkpoint
 
@@ -78,3 +79,21 @@ def test_differences_name_what_changed_and_what_is_missing() -> None:
         "new: absent -> d",
     ]
     assert freeze.differences(before, before) == []
+
+
+def test_kernels_in_the_cache_that_tests_share_have_no_warnings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = []
+
+    class Cache:
+        def __init__(self, root: Path) -> None:
+            flags.extend(further_flags())
+
+        def build_all(self, optimization: str) -> dict[str, Path]:
+            return {}
+
+    monkeypatch.setenv("SLIPSTREAM_KERNEL_FLAGS", "-g")
+    monkeypatch.setattr(freeze, "KernelCache", Cache)
+    assert freeze._libraries() == {"reference": None}
+    assert flags == ["-g", "-Werror"]

@@ -14,7 +14,7 @@ from src.models import keys_and_values
 from src.models.loading.loader import load_model
 from src.models.loading.options import LoadOptions
 from src.models.weights.methods import plain
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library
 from src.ops.host_memory import lazy_zeros
 from tests.support.checkpoints import make_checkpoint
 

@@ -17,8 +17,11 @@ from triton.compiler import CompiledKernel
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from src.ops.triton import launching, paged_attention, paged_decode, rotate_and_cache
-from src.ops.triton.launching import ceil_div, launcher, next_power_of_2
+from src.ops import launching_triton as launching
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention import paged_decode_triton as paged_decode
+from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.launching_triton import ceil_div, launcher, next_power_of_2
 
 
 class OnDevice(torch.Tensor):

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from src.ops.cpu.kernel_library import KernelLibrary
-from src.ops.experts import Experts
-from src.ops.linear import LINEAR, Linear, linear
 from src.ops.matrix import (
     KINDS,
     NUMBERS,
@@ -23,7 +20,10 @@ from src.ops.matrix import (
     as_matrix,
     has_capability,
 )
-from src.ops.projection import InputRounding, Projection, _multiplies_float8
+from src.ops.projections.experts import Experts
+from src.ops.projections.linear import LINEAR, Linear, linear
+from src.ops.projections.projection import InputRounding, Projection, _multiplies_float8
+from src.ops.runtime.kernel_library import KernelLibrary
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ENCODINGS = (

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from src.ops import LORA, OPS, lora
-from src.ops.attention_spec import AttentionSpec
-from src.ops.cpu import records as cpu_records
-from src.ops.cpu.packing import bind
-from src.ops.cpu.records import int64, pointer
+from src.ops.attention.spec import AttentionSpec
 from src.ops.records import ANY, Record, nested, number, result, tensor
+from src.ops.runtime import c_records as cpu_records
+from src.ops.runtime.c_records import int64, pointer
+from src.ops.runtime.packing import bind
 
 
 class Scaled(Record, result=result("out", "tokens parts", like="x", dtype=torch.float64)):

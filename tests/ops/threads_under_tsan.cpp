@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "abi.h"
-#include "parallel.h"
+#include "runtime/abi.h"
+#include "runtime/parallel.h"
 
 extern "C" void slipstream_assume_wake_cost(double microseconds);
 

@@ -11,23 +11,21 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from src.ops.triton import (
-    causal_convolution,
-    codes,
-    decode_schedule,
-    experts,
-    gumbel_argmax,
-    latent_attention,
-    latent_expanded,
-    linear,
-    linear_recurrence,
-    lora,
-    mass_threshold,
-    paged_attention,
-    paged_decode,
-    rotate_and_cache,
-)
-from src.ops.triton.tuning import decode_shape, packed_rows, prefill_shape
+from src.ops.attention import cached_rows_triton as codes
+from src.ops.attention import decode_schedule_triton as decode_schedule
+from src.ops.attention import latent_attention_triton as latent_attention
+from src.ops.attention import latent_expanded_triton as latent_expanded
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention import paged_decode_triton as paged_decode
+from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.projections import experts_triton as experts
+from src.ops.projections import linear_triton as linear
+from src.ops.projections import lora_triton as lora
+from src.ops.sampling import gumbel_argmax_triton as gumbel_argmax
+from src.ops.sampling import mass_threshold_triton as mass_threshold
+from src.ops.states import causal_convolution_triton as causal_convolution
+from src.ops.states import linear_recurrence_triton as linear_recurrence
+from src.ops.tuning import decode_shape, of_capability, packed_rows, prefill_shape
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # Of a multiprocessor, and what each program takes of it beside its own.
@@ -167,13 +165,17 @@ def compile_attention(
 
 
 def compile_experts(size: int, dtype: str) -> None:
-    for crowd in ("few", "many"):
-        tile = experts._TILES[crowd, size]
+    for crowd in (experts._FEW, experts._MANY, experts._MANY_IN_GROUPS):
+        tile = of_capability(experts._TILES, 90, (crowd, size))
         sizes = {"M": tile.pairs, "N": tile.outputs, "K": tile.inputs, "E": 128, "RUN": 32}
         sizes |= {"scales": None, "offsets": None, "columns": None, "KIND": 0}
         plain = {"bias": None}
         silu = {"ACTIVATION": 0, "ALPHA": 1.0, "LIMIT": 0.0, "weights": None}
         clamped = {"ACTIVATION": 2, "ALPHA": 1.702, "LIMIT": 7.0}
+        if crowd != experts._MANY:
+            compile_packed_experts(size, dtype, tile, sizes, silu)
+        if crowd == experts._MANY_IN_GROUPS:
+            continue
         for kernel, more in (
             (experts._gate_up_kernel, plain | silu),
             (experts._gate_up_kernel, clamped),
@@ -182,7 +184,6 @@ def compile_experts(size: int, dtype: str) -> None:
         ):
             shared = compile_for_hopper(kernel, dtype, tile.warps, tile.stages, **sizes, **more)
             assert shared + RESERVED <= SHARED_MEMORY, (kernel, dtype, crowd, shared)
-        compile_packed_experts(size, dtype, tile, sizes, silu)
     for more in ({}, {"weights": None}):
         compile_for_hopper(experts._combine_kernel, dtype, 4, 1, BLOCK=experts._COMBINED, **more)
 
@@ -209,7 +210,7 @@ def compile_packed_experts(size: int, dtype: str, tile, sizes, silu) -> None:
 
 
 def compile_latents(size: int, dtype: str) -> None:
-    tile = latent_attention._TILES[size]
+    tile = of_capability(latent_attention._TILES, 90, size)
     shape = {"HEADS": 128, "NOPE": 128, "ROPE": 64, "RANK": 512, "BLOCK_SIZE": 64}
     shared = compile_for_hopper(
         latent_attention._attend_kernel, dtype, tile.warps, tile.stages,
@@ -222,7 +223,7 @@ def compile_latents(size: int, dtype: str) -> None:
     compile_for_hopper(
         latent_attention._project_kernel, dtype, 4, 3, INPUTS=128, OUTPUTS=512, **sizes
     )
-    expanded = latent_expanded.TILES[size]
+    expanded = of_capability(latent_expanded.TILES, 90, size)
     del shape["BLOCK_SIZE"]
     shared = compile_for_hopper(
         latent_expanded._attend_kernel, dtype, expanded.warps, expanded.stages,

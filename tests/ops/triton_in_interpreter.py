@@ -18,7 +18,7 @@ import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 
-from benchmarks import tune_attention
+from benchmarks import tune_kernels
 from benchmarks.record import Recorder
 from src.ops import (
     CAUSAL_CONVOLUTION,
@@ -34,25 +34,23 @@ from src.ops import (
     ROTATE_AND_CACHE,
     AttentionSpec,
 )
-from src.ops.attention_cases import CACHED_CASES
-from src.ops.attention_libraries import AttentionShape, LibraryAttention, flash_attention_3
-from src.ops.experts import Experts
-from src.ops.linear import Linear
-from src.ops.triton import (
-    causal_convolution,
-    decode_schedule,
-    experts,
-    gumbel_argmax,
-    latent_attention,
-    latent_expanded,
-    linear,
-    linear_recurrence,
-    lora,
-    mass_threshold,
-    paged_attention,
-    paged_decode,
-    rotate_and_cache,
-)
+from src.ops.attention import decode_schedule_triton as decode_schedule
+from src.ops.attention import latent_attention_triton as latent_attention
+from src.ops.attention import latent_expanded_triton as latent_expanded
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention import paged_decode_triton as paged_decode
+from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.attention.cases import CACHED_CASES
+from src.ops.attention.libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.projections import experts_triton as experts
+from src.ops.projections import linear_triton as linear
+from src.ops.projections import lora_triton as lora
+from src.ops.projections.experts import Experts
+from src.ops.projections.linear import Linear
+from src.ops.sampling import gumbel_argmax_triton as gumbel_argmax
+from src.ops.sampling import mass_threshold_triton as mass_threshold
+from src.ops.states import causal_convolution_triton as causal_convolution
+from src.ops.states import linear_recurrence_triton as linear_recurrence
 from tests.ops import flash_attention_stand_in
 from tests.ops.comparison import (
     TOLERANCE,
@@ -213,14 +211,16 @@ def all_else_matches() -> None:
         args = DECODE_SCHEDULE.build("cpu", **case)
         expected, got = DECODE_SCHEDULE.reference(*args), decode_schedule.run(*args)
         assert torch.equal(expected, got), (case, expected, got)
-    quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save"]
-    assert tune_attention.main(quick) == 0
+    quick = ["--device", "cpu", "--dtype", "float16", "--head-dim", "16", "--quick", "--no-save",
+             "--only", "decode", "experts of few pairs", "latent attention"]  # fmt: skip
+    assert tune_kernels.main(quick) == 0
     # Of a tile that is no power of two no kernel can be made, which loses the others nothing.
-    candidates = tune_attention.candidates("decode", quick=True)
+    options = tune_kernels.parse(quick)
+    candidates = tune_kernels.candidates("decode", options)
     impossible = candidates[0]._replace(tile=48)
-    tune_attention.candidates = lambda kernel, quick: [impossible, *candidates]
-    recorder = Recorder("tune_attention", save=False)
-    (failed,) = tune_attention.tune("decode", tune_attention.parse(quick), recorder)
+    tune_kernels.candidates = lambda kernel, options: [impossible, *candidates]
+    recorder = Recorder("tune_kernels", save=False)
+    (failed,) = tune_kernels.tune("decode", options, recorder)
     assert failed.startswith(f"decode: {impossible}"), failed
     for case in LIBRARY_CASES:
         beside_a_library(case)

@@ -24,23 +24,21 @@ from src.models import Model
 from src.models.fields import Fields
 from src.models.model import ModelOptions
 from src.models.registry import family_of
-from src.ops.experts import Experts
-from src.ops.latent_expansion import LatentShape, plan_expansion
+from src.ops import launching_triton as launching
+from src.ops import tuning
+from src.ops.attention import decode_schedule_triton as decode_schedule
+from src.ops.attention import latent_attention_triton as latent_attention
+from src.ops.attention import paged_attention_triton as paged_attention
+from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.attention.latent_expansion import LatentShape, plan_expansion
 from src.ops.matrix import Matrix
-from src.ops.triton import (
-    causal_convolution,
-    decode_schedule,
-    experts,
-    gumbel_argmax,
-    latent_attention,
-    launching,
-    linear_recurrence,
-    lora,
-    mass_threshold,
-    paged_attention,
-    rotate_and_cache,
-    tuning,
-)
+from src.ops.projections import experts_triton as experts
+from src.ops.projections import lora_triton as lora
+from src.ops.projections.experts import Experts
+from src.ops.sampling import gumbel_argmax_triton as gumbel_argmax
+from src.ops.sampling import mass_threshold_triton as mass_threshold
+from src.ops.states import causal_convolution_triton as causal_convolution
+from src.ops.states import linear_recurrence_triton as linear_recurrence
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LONGEST, ROWS = 32, 8, 128, 64, 8192, 256
@@ -215,7 +213,7 @@ def check_sizes() -> None:
         assert seen == ready, (launch, sorted(seen - ready)[:3])
     # A step that no request can have needs no warm-up.
     assert warm_up_tokens(model_of_experts(128, 1), 1500) == (8, 1500)
-    assert warm_up_tokens(model_of_experts(128, 1), 512) == KERNEL_WARM_UP_TOKENS
+    assert warm_up_tokens(model_of_experts(128, 1), 512) == (8, 512)
 
 
 def random_plan(chance: random.Random, rows: int) -> StepPlan:

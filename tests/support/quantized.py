@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 
 Packed = tuple[dict[str, Tensor], Tensor]
 Packer = Callable[[Tensor], Packed]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from src.ops.cached_rows import from_rows, to_rows
+from src.ops.attention.cached_rows import from_rows, to_rows
 
 
 class RoundingCache(DynamicCache):

@@ -15,17 +15,17 @@ from src.cli.doctor.finding import Finding, short
 from src.core.memory_report import size
 
 if TYPE_CHECKING:
-    from src.ops.installation import LevelState
+    from src.ops.build.installation import LevelState
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _INSTALL_COMPILER: Final = "apt-get install g++   (or set CXX to a C++ compiler)"
-_BUILD: Final = "python -m src.ops.cpu.build"
+_BUILD: Final = "python -m src.ops.build"
 
 
 def torch() -> Iterator[Finding]:
     """Which build of torch is installed, and whether it fits the machine."""
     try:
-        from src.ops.installation import torch_build
+        from src.ops.build.installation import torch_build
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != "torch":
             raise
@@ -47,7 +47,7 @@ def torch() -> Iterator[Finding]:
 
 def compiler() -> Iterator[Finding]:
     """The C++ compiler that builds kernels and model code."""
-    from src.ops.cpu.cpp_compiler import cpp_compiler
+    from src.ops.build.cpp_compiler import cpp_compiler
 
     found = cpp_compiler()
     if found is None:
@@ -60,11 +60,11 @@ def compiler() -> Iterator[Finding]:
 
 def cpu_kernels() -> Iterator[Finding]:
     """The kernels by instruction level. Builds them if the cache has none, as a start would."""
-    from src.ops.cpu import ways
-    from src.ops.cpu.build import ensure_built, kernel_library
-    from src.ops.cpu.cache_root import cache_root
-    from src.ops.cpu.level_check import KILLED, PASSED
-    from src.ops.installation import level_states
+    from src.ops.build import ways
+    from src.ops.build.cache_root import cache_root
+    from src.ops.build.installation import level_states
+    from src.ops.build.kernels import ensure_built, kernel_library
+    from src.ops.build.level_check import KILLED, PASSED
 
     serving = ensure_built(wait=True).removeprefix("cpp-")
     if serving == "reference":
@@ -107,7 +107,7 @@ def _told(states: list[LevelState]) -> str:
 
 def gpu() -> Iterator[Finding]:
     """GPUs, their driver, and what Triton needs to compile kernels for them."""
-    from src.ops.installation import torch_build
+    from src.ops.build.installation import torch_build
 
     build = torch_build()
     if not build.gpus:

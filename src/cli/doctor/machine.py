@@ -75,7 +75,7 @@ def cpus() -> Iterator[Finding]:
 
 def code_cache() -> Iterator[Finding]:
     """The directory for compiled code: size, room, and whether it is used."""
-    from src.ops.cpu.cache_root import cache_root, chosen_cache_root
+    from src.ops.build.cache_root import cache_root, chosen_cache_root
 
     chosen = chosen_cache_root()
     if cache_root() != chosen:

@@ -12,8 +12,8 @@ from src.engine.execution.mixers import MIXERS
 from src.models import ServedModel
 from src.models.layer_kv import CODES
 from src.ops import PAGED_ATTENTION
-from src.ops.attention_backend import AttentionBackend, AttentionKernel
-from src.ops.attention_libraries import (
+from src.ops.attention.backend import AttentionBackend, AttentionKernel
+from src.ops.attention.libraries import (
     LIBRARIES,
     AttentionShape,
     LibraryUnavailableError,

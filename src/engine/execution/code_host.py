@@ -16,8 +16,8 @@ from src.engine.execution.forward_pass import Code, WorkerClosedError
 from src.engine.execution.graphs import GraphPool, GraphStats
 from src.engine.execution.step_computer import StepComputer
 from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS
-from src.ops.cpu.compiled import Caller
-from src.ops.cpu.step import CompiledStep
+from src.ops.runtime.compiled import Caller
+from src.ops.runtime.step import CompiledStep
 
 # More than one, so that the compiler takes no size for a constant. Few, since every start pays.
 _WARM_UP_TOKENS = 8

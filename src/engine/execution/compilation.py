@@ -35,15 +35,15 @@ from src.engine.execution.worker import Worker
 from src.models import Call, Model
 from src.models.model import Variant
 from src.models.program import run_chain
-from src.ops.cpu.build import (
+from src.ops.build.kernels import (
     ensure_built,
     is_building,
     kernel_library,
     kernel_status,
     takes_strips,
 )
-from src.ops.cpu.compiled import Caller, CompiledCodeError
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.runtime.compiled import Caller, CompiledCodeError
+from src.ops.runtime.kernel_library import KernelLibrary
 
 if TYPE_CHECKING:
     from src.compile.just_in_time import CompiledFunction

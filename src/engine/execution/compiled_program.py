@@ -10,8 +10,8 @@ from src.engine.execution.mixers import MIXERS
 from src.models import Call, Model
 from src.models.model import Variant
 from src.models.program import HIDDEN, Program
-from src.ops.cpu.compiled import Bound
-from src.ops.cpu.step import StepInstruction, StepMixer, StepProgram, takes_program
+from src.ops.runtime.compiled import Bound
+from src.ops.runtime.step import StepInstruction, StepMixer, StepProgram, takes_program
 
 
 def compiled_program(

@@ -15,8 +15,8 @@ from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers import MIXERS, LayerMixer
 from src.models import Mixer, ServedModel
 from src.models.program import Function, Mix
-from src.ops.cpu.step import CompiledStep
 from src.ops.declaration import Backend
+from src.ops.runtime.step import CompiledStep
 
 
 class WorkerClosedError(SlipstreamError):

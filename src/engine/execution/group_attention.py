@@ -4,7 +4,7 @@ Layers of a group share block tables (`kv_groups`). A backend that owns a group 
 of it: it writes keys and values, in a layout of its own within a block's bytes, and attends. A
 backend says what it honours, and is never given a group with a layer that it does not. Other groups
 are computed by the ops, which is also what a library that only attends to prompts belongs to
-(`ops.attention_libraries`).
+(`ops.attention.libraries`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from src.engine.execution.inputs import AttentionRows
 from src.engine.execution.kv_groups import KVGroupSpec
-from src.ops.attention_spec import AttentionSpec
+from src.ops.attention.spec import AttentionSpec
 
 
 class LayerShape(NamedTuple):

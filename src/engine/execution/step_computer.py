@@ -53,8 +53,8 @@ from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores,
 from src.engine.sampling.state import SEED, TEMPERATURE
 from src.models import Model
 from src.models.program import Function
-from src.ops.cpu.compiled import Caller
-from src.ops.cpu.step import CompiledStep, MaskGate, StepRows
+from src.ops.runtime.compiled import Caller
+from src.ops.runtime.step import CompiledStep, MaskGate, StepRows
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from src.models import Model, ServedModel
 from src.models.layers.experts import ExpertsSpec
-from src.ops.experts import PAIRS_OF_A_CROWD
+from src.ops.projections.experts import PAIRS_OF_A_CROWD
 
 KERNEL_WARM_UP_TOKENS = (8, 1040)
 """On a GPU: one small step, and one for kernels that have a variant for large steps."""
@@ -14,11 +14,12 @@ def warm_up_tokens(model: ServedModel, most_tokens: int) -> tuple[int, ...]:
     """The sizes of the warm-up steps of a model on a GPU, in tokens.
 
     The kernels of experts have a variant for many tokens per expert. The last step is large enough
-    for that, if a step of ``most_tokens`` tokens is.
+    for that, if a step of ``most_tokens`` tokens is. None is larger than that: so much memory may
+    be there.
     """
-    *few, many = KERNEL_WARM_UP_TOKENS
     needed = max(_tokens_of_a_crowd(model), default=0)
-    return *few, max(many, min(needed, most_tokens))
+    few, many = KERNEL_WARM_UP_TOKENS
+    return tuple(min(tokens, most_tokens) for tokens in (few, max(many, needed)))
 
 
 def _tokens_of_a_crowd(model: ServedModel) -> list[int]:

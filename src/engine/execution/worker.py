@@ -43,10 +43,10 @@ from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
 from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
-from src.ops.cpu.build import is_building, is_compiling, kernel_library
-from src.ops.cpu.calls import use_threads
-from src.ops.cpu.places import Places
+from src.ops.build.kernels import is_building, is_compiling, kernel_library
 from src.ops.declaration import Backend
+from src.ops.runtime.calls import use_threads
+from src.ops.runtime.places import Places
 from src.text.thinking import ThinkingGuide
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from llguidance import LLMatcher
 from src.engine.grammar.compiled import ORDINARY_CALL
 from src.engine.grammar.constraints import Constraint, c_interface, num_lanes
 from src.engine.grammar.masks import MaskTable
-from src.ops.cpu.build import kernel_library
+from src.ops.build.kernels import kernel_library
 
 NO_TOKEN: Final = -1
 
 # Estimated microseconds per matcher, and per token of the vocabulary; and how many justify threads.
-_MOVE_COST: Final = 10.0
+_STEP_COST: Final = 10.0
 _TOKEN_COST: Final = 1e-3
 _WORTH_A_THREAD: Final = 1000.0
 
@@ -27,7 +27,7 @@ _WORTH_A_THREAD: Final = 1000.0
 class Outcome(IntEnum):
     """The outcome of advancing one matcher; the kernel library's values (abi.h)."""
 
-    MOVED = 0
+    ADVANCED = 0
     MATCHER_FAILED = 1
     NOTHING_POSSIBLE = 2
     COMPLETE = 3
@@ -37,7 +37,7 @@ class Outcome(IntEnum):
 class Made(NamedTuple):
     """How many matchers were advanced, and the outcome and the duration of the last one."""
 
-    num_moves: int
+    num_steps: int
     outcome: int
     seconds: float
 
@@ -89,7 +89,7 @@ class GrammarSteps:
         return some
 
 
-class Mover:
+class GrammarStepper:
     """Advances matchers, and writes their masks into a table. One thread uses it.
 
     Parameters
@@ -102,7 +102,7 @@ class Mover:
 
     def __init__(self, table: MaskTable, vocab_size: int) -> None:
         self._table = table
-        self._cost = _MOVE_COST + vocab_size * _TOKEN_COST
+        self._cost = _STEP_COST + vocab_size * _TOKEN_COST
         self._num_lanes = num_lanes()
         self._pool: ThreadPoolExecutor | None = None
         self._compiled: Callable[[np.ndarray], tuple[int, int, float]] | None = None
@@ -113,7 +113,7 @@ class Mover:
             library, kernels = c_interface(), kernel_library()
             if library is None or kernels is None:
                 return False
-            self._compiled = kernels.bind_moves(
+            self._compiled = kernels.bind_grammar_steps(
                 library.matcher_functions, self._table.arrays, ORDINARY_CALL
             )
         return True
@@ -142,8 +142,8 @@ class Mover:
     def make(self, parts: Sequence[GrammarSteps]) -> list[Made]:
         """Advance matchers, the parts in parallel.
 
-        Each part stops after the first matcher with another outcome than ``MOVED``, or that takes
-        longer than ``ORDINARY_CALL``. The matchers behind it are not advanced.
+        Each part stops after the first matcher with another outcome than ``ADVANCED``, or that
+        takes longer than ``ORDINARY_CALL``. The matchers behind it are not advanced.
         """
         first, *rest = parts
         if not rest:
@@ -162,23 +162,23 @@ class Mover:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
-    def _make(self, moves: GrammarSteps) -> Made:
-        if isinstance(moves.matchers[0], LLMatcher):
-            return make_by_python(moves, self._table)
+    def _make(self, steps: GrammarSteps) -> Made:
+        if isinstance(steps.matchers[0], LLMatcher):
+            return make_by_python(steps, self._table)
         assert self._compiled is not None
-        return Made._make(self._compiled(moves.numbers))
+        return Made._make(self._compiled(steps.numbers))
 
 
-def make_by_python(moves: GrammarSteps, table: MaskTable) -> Made:
-    """Advance matchers of the Python interface; see `Mover.make`."""
-    made = Made(0, Outcome.MOVED, 0.0)
-    tokens: list[int] = moves.numbers[:, 2].tolist()
-    for matcher, row, token_id in zip(moves.matchers, moves.rows, tokens, strict=True):
+def make_by_python(steps: GrammarSteps, table: MaskTable) -> Made:
+    """Advance matchers of the Python interface; see `GrammarStepper.make`."""
+    made = Made(0, Outcome.ADVANCED, 0.0)
+    tokens: list[int] = steps.numbers[:, 2].tolist()
+    for matcher, row, token_id in zip(steps.matchers, steps.rows, tokens, strict=True):
         assert isinstance(matcher, LLMatcher)
         started = time.thread_time()
         outcome = _make_one(matcher, row, token_id, table)
-        made = Made(made.num_moves + 1, outcome, time.thread_time() - started)
-        if outcome is not Outcome.MOVED or made.seconds > ORDINARY_CALL:
+        made = Made(made.num_steps + 1, outcome, time.thread_time() - started)
+        if outcome is not Outcome.ADVANCED or made.seconds > ORDINARY_CALL:
             break
     return made
 
@@ -192,4 +192,4 @@ def _make_one(matcher: LLMatcher, row: int, token_id: int, table: MaskTable) -> 
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     if matcher.is_error():
         return Outcome.MATCHER_FAILED
-    return Outcome.MOVED if table.restrict([row]) is None else Outcome.NOTHING_POSSIBLE
+    return Outcome.ADVANCED if table.restrict([row]) is None else Outcome.NOTHING_POSSIBLE

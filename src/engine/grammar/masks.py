@@ -13,12 +13,12 @@ from src.core.plan import RowFailure
 from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.sampling.per_params import PerParams
-from src.ops.cpu.build import kernel_library
+from src.ops.build.kernels import kernel_library
 
 _BITS = 32
 # Constraints of a request besides its grammar; the kernel library's values (abi.h): none, some, or
 # some with `ignore_eos`.
-_NO_WISH, _HAS_WISH, _GOES_ON = range(3)
+_UNCONSTRAINED, _ALLOWED_TOKENS, _MAY_NOT_END = range(3)
 
 
 # [256, 8] float32: byte of a mask -> the values to add to the logits of its eight tokens.
@@ -86,10 +86,11 @@ class MaskTable:
         shape = (max_num_rows, -(-vocab_size // _BITS))
         self.table = torch.zeros(shape, dtype=torch.int32)
         self.masks: np.ndarray = self.table.numpy()
-        # [R, W] int32: tokens that end the output, and allowed tokens. [R] uint8: see `_NO_WISH`.
+        # [R, W] int32: tokens that end the output, and allowed tokens.
         self._ends = np.zeros(shape, np.int32)
         self._allowed = np.zeros(shape, np.int32)
-        self._wishes = np.zeros(max_num_rows, np.uint8)
+        # [R] uint8: `_UNCONSTRAINED`, or what of the above counts.
+        self._constraints = np.zeros(max_num_rows, np.uint8)
         self._packed_allowed = PerParams(lambda p: self._packed(p.allowed_token_ids or ()))
         self._compiled: Callable[[Sequence[int]], Sequence[int] | None] | None = None
 
@@ -99,9 +100,9 @@ class MaskTable:
         self._ends[row] = self._packed(request.end_token_ids)
         # The model's own end tokens are in the grammar's masks already.
         if not (params.ignore_eos or params.allowed_token_ids or params.stop_token_ids):
-            self._wishes[row] = _NO_WISH
+            self._constraints[row] = _UNCONSTRAINED
             return
-        self._wishes[row] = _GOES_ON if params.ignore_eos else _HAS_WISH
+        self._constraints[row] = _MAY_NOT_END if params.ignore_eos else _ALLOWED_TOKENS
         is_free = params.allowed_token_ids is None
         self._allowed[row] = -1 if is_free else self._packed_allowed(params)
 
@@ -124,7 +125,7 @@ class MaskTable:
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Masks, end tokens, allowed tokens and kinds of constraints, for the kernel library."""
-        return self.masks, self._ends, self._allowed, self._wishes
+        return self.masks, self._ends, self._allowed, self._constraints
 
     def restrict(self, rows: Sequence[int]) -> Sequence[int] | None:
         """Restrict the masks of these rows by their requests' other parameters, in place.
@@ -140,12 +141,12 @@ class MaskTable:
 
     def restrict_by_numpy(self, rows: Sequence[int]) -> Sequence[int] | None:
         """Like `restrict`, without the kernel library."""
-        chosen = [row for row in rows if self._wishes[row] != _NO_WISH]
+        chosen = [row for row in rows if self._constraints[row] != _UNCONSTRAINED]
         given, ends, allowed = self.masks[chosen], self._ends[chosen], self._allowed[chosen]
         may_end = (given & ends).any(1, keepdims=True)
         others = given & ~ends & allowed
         # If other tokens are allowed: no end tokens with `ignore_eos`, else the allowed end tokens.
-        kept = np.where(self._wishes[chosen, None] == _GOES_ON, 0, allowed)
+        kept = np.where(self._constraints[chosen, None] == _MAY_NOT_END, 0, allowed)
         ends &= np.where(others.any(1, keepdims=True), kept, -1)
         self.masks[chosen] = others | np.where(may_end, ends, 0)
         possible: np.ndarray = np.any(self.masks[list(rows)], axis=1)

@@ -27,7 +27,7 @@ from src.core.step_message import DeviceRequest
 from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.follower import Follower
-from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Made, Mover, Outcome
+from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarStepper, GrammarSteps, Made, Outcome
 from src.engine.grammar.masks import MaskTable, RowMasks
 from src.engine.grammar.thinking import Change, RowThinking
 from src.text.thinking import ThinkingGuide
@@ -96,7 +96,7 @@ class RowGrammars:
         # Used by the grammar thread: row -> its follower, and the rows' masks.
         self._followers: dict[int, Follower] = {}
         self._table = MaskTable(max_num_rows, vocab_size)
-        self._mover = Mover(self._table, vocab_size)
+        self._stepper = GrammarStepper(self._table, vocab_size)
         self._batch: _Batch | None = None
         self._thinking = RowThinking(self._table)
         # On a GPU the forward pass needs no CPU, so the thread keeps its normal priority.
@@ -197,7 +197,7 @@ class RowGrammars:
     def close(self) -> None:
         """Stop the threads."""
         self._thread.shutdown(wait=True)
-        self._mover.close()
+        self._stepper.close()
 
     def _submit(self, rows: list[int], function: Callable[..., None], *arguments: Any) -> None:
         def contained() -> None:
@@ -237,7 +237,7 @@ class RowGrammars:
                     logger.exception("a grammar could not be begun")
                     self._followers.pop(arrival.row, None)
             rows = dict.fromkeys(arrival.row for arrival in arrivals)
-            self._move(self._prepare(list(rows)).parts)
+            self._advance_matchers(self._prepare(list(rows)).parts)
         finally:
             # All work that was queued for these requests has been done by now.
             self._ended.difference_update(forgotten)
@@ -248,8 +248,8 @@ class RowGrammars:
         if request.key in self._ended:
             return
         # A constraint must compute a mask per token, so it is used only without earlier output.
-        is_new = self._mover.can_constrain() and not output_token_ids
-        lane = self._mover.lane(row) if is_new else None
+        is_new = self._stepper.can_constrain() and not output_token_ids
+        lane = self._stepper.lane(row) if is_new else None
         follower = Follower(request.key, grammar, lane, self._ended)
         if isinstance(follower.matcher, Constraint):
             self._table.check_size(follower.matcher.tokenizer.vocab_size)
@@ -278,7 +278,7 @@ class RowGrammars:
         batch.history.append(token_ids)
         for part in batch.parts:
             part.take(token_ids)
-        self._move(batch.parts)
+        self._advance_matchers(batch.parts)
 
     def _drop(self, rows: list[int], token_ids: np.ndarray) -> None:
         """Fail the rows for which no token could be sampled. The other rows go on."""
@@ -296,7 +296,7 @@ class RowGrammars:
         }
         matchers = [follower.matcher for follower in followers.values()]
         chosen = [rows[entry] for entry in followers]
-        return _Batch(rows, followers, self._mover.prepare(matchers, chosen, list(followers)))
+        return _Batch(rows, followers, self._stepper.prepare(matchers, chosen, list(followers)))
 
     def _dissolve(self) -> None:
         """End the current batch, and add its history to the followers' tokens."""
@@ -306,25 +306,25 @@ class RowGrammars:
             for entry, follower in batch.followers.items():
                 follower.token_ids += history[:, entry].tolist()
 
-    def _move(self, parts: Sequence[GrammarSteps]) -> None:
+    def _advance_matchers(self, parts: Sequence[GrammarSteps]) -> None:
         """Advance matchers, and fail the rows that cannot go on."""
         while parts:
             left: list[GrammarSteps] = []
-            for part, made in zip(parts, self._mover.make(parts), strict=True):
+            for part, made in zip(parts, self._stepper.make(parts), strict=True):
                 left += self._settle(part, made)
                 # Requests may have ended while one matcher took long.
-                behind = range(made.num_moves, len(part))
+                behind = range(made.num_steps, len(part))
                 if live := [i for i in behind if self._followers[part.rows[i]].is_live]:
                     left.append(part.only(live))
             parts = left
 
     def _settle(self, part: GrammarSteps, made: Made) -> list[GrammarSteps]:
         """Handle the outcome of the last advanced matcher; returns further work for its row."""
-        last, outcome = made.num_moves - 1, made.outcome
+        last, outcome = made.num_steps - 1, made.outcome
         row = part.rows[last]
         follower = self._followers[row]
         follower.charge(made.seconds, 1 if part.numbers[last, 2] == NO_TOKEN else 2)
-        if outcome == Outcome.MOVED and not follower.ended:
+        if outcome == Outcome.ADVANCED and not follower.ended:
             return []
         self._dissolve()
         if follower.ended or outcome == Outcome.ENDED:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from src.engine.sampling.logits import BANNED
-from src.ops.gumbel_argmax import sound_rows
+from src.ops.sampling.gumbel_argmax import sound_rows
 
 logger = logging.getLogger(__name__)
 

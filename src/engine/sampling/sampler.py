@@ -15,7 +15,7 @@ from src.engine.sampling.logprobs import LogprobTensors, gather_logprobs
 from src.engine.sampling.selection import Selection
 from src.engine.sampling.state import SEED, TEMPERATURE, SamplingState
 from src.ops import gumbel_argmax
-from src.ops.gumbel_argmax import NO_TOKEN, sound_rows
+from src.ops.sampling.gumbel_argmax import NO_TOKEN, sound_rows
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from src.core.sampling_params import SamplingParams
 from src.engine.sampling.logits import BANNED
-from src.ops.mass_threshold import UNITS_PER_WEIGHT, mass_threshold, to_units
+from src.ops.sampling.mass_threshold import UNITS_PER_WEIGHT, mass_threshold, to_units
 
 # Up to this k torch.topk selects the k largest values of a row, sorted, and top-p uses only those.
 # Above it, or without top-k, thresholds are found in the whole row: on a GPU by `mass_threshold`,

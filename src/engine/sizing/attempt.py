@@ -22,7 +22,7 @@ from src.engine.sizing.start import MemoryPlan, Reckoned, reckon_memory
 from src.models import Implementation, ModelConfig, ServedModel, load_config, outline_model
 from src.models.adapters.memory import AdapterRoom
 from src.models.loading.options import LoadOptions
-from src.ops.cpu.levels import cpu_flags, fastest_level
+from src.ops.build.levels import cpu_flags, fastest_level
 
 
 @dataclass(frozen=True, slots=True)

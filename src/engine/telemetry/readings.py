@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from src.core.config import Config
 from src.observability.metrics import KVBytes, ModelFacts, Readings
-from src.ops.cpu.build import kernel_builds, kernel_status
+from src.ops.build.kernels import kernel_builds, kernel_status
 
 if TYPE_CHECKING:
     from src.engine.scheduling.scheduler import Scheduler

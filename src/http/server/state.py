@@ -113,7 +113,7 @@ class Server:
 def compiled_send() -> SendAll | None:
     """What sends to many sockets in one call, once it is compiled."""
     # Here and not at the top: it brings torch in, which whoever streams has loaded.
-    from src.ops.cpu.build import kernel_library
+    from src.ops.build.kernels import kernel_library
 
     library = kernel_library()
     return None if library is None else library.send

@@ -23,7 +23,7 @@ from src.models.fields import LAYER_TYPES, Fields
 from src.models.layers.activations import SPELLINGS
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
-from src.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
+from src.ops.projections.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 # Names of the field with the number of experts. transformers writes other ones than it reads.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -9,7 +9,7 @@ from src.models.families.family import Family, attention, decoder, experts, wind
 from src.models.fields import LAYER_TYPES, Fields
 from src.models.layers.norms import NormSpec
 from src.models.weights.packing import Mxfp4
-from src.ops.experts import ClampedSwiglu
+from src.ops.projections.experts import ClampedSwiglu
 
 
 class GptOss(Family):

@@ -15,7 +15,7 @@ from src.models.layers.activations import sigmoid
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm, unit
 from src.models.weights.parameters import Weight
-from src.ops.attention_spec import AttentionSpec
+from src.ops.attention.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class AttentionMixerSpec:
     scale, window, cap, chunk
         See `config.AttentionConfig`; resolved.
     ahead
-        Keys behind its own that a token sees, see `ops.attention_spec.AttentionSpec`. With any, a
+        Keys behind its own that a token sees, see `ops.attention.spec.AttentionSpec`. With any, a
         prompt is computed in one step, as a whole: its keys are needed in no other.
     dtype
         Of keys and values.

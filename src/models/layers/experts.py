@@ -19,9 +19,9 @@ from src.models.layers.attention import add
 from src.models.layers.linear import linear
 from src.models.layers.mlp import MLPSpec, MLPWeights, partial_mlp
 from src.models.layers.norms import NormSpec, rms_norm
-from src.ops.experts import ClampedSwiglu
 from src.ops.matrix import Operand, as_matrix
-from src.ops.routing import Routing, route
+from src.ops.projections.experts import ClampedSwiglu
+from src.ops.projections.routing import Routing, route
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ExpertsWeights(NamedTuple):
     gate_up: Operand  # [E, 2 I, H], of each expert: gate, up
     down: Operand  # [E, H, I]
     post_norm: Tensor | None  # [H]
-    choice_bias: Tensor | None = None  # float32 [E], see `ops.routing.route`
+    choice_bias: Tensor | None = None  # float32 [E], see `ops.projections.routing.route`
     shared: MLPWeights | None = None
     shared_gate: Tensor | None = None  # float32 [1, H]; the shared output's factor is its sigmoid
     router_bias: Tensor | None = None  # float32 [E]

@@ -10,7 +10,7 @@ import torch
 
 from src.core.config import Config
 from src.models.adapters.memory import AdapterRoom
-from src.ops.rounding import Method
+from src.ops.projections.rounding import Method
 
 LoadFormat: TypeAlias = Literal["auto", "dummy"]
 Progress: TypeAlias = Callable[[int, int], None]

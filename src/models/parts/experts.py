@@ -13,7 +13,7 @@ from src.models.parts.expert_placements import place_experts
 from src.models.parts.layer import RESIDUAL, LayerWriter
 from src.models.parts.mlp import mlp_norm, mlp_norm_spec, mlp_spec, mlp_weights
 from src.models.weights.parameters import Placement
-from src.ops.routing import Routing
+from src.ops.projections.routing import Routing
 
 
 def write_experts(

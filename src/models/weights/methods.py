@@ -23,9 +23,9 @@ from src.models.weights.parameters import (
     Value,
     allocate_unset,
 )
-from src.ops import rounding
 from src.ops.matrix import Encoding, Matrix
-from src.ops.projection import InputRounding, Projection, Scaled
+from src.ops.projections import rounding
+from src.ops.projections.projection import InputRounding, Projection, Scaled
 
 VALUES: Final = "values"
 SCALES: Final = "scales"

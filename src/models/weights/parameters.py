@@ -15,7 +15,7 @@ from torch import Tensor
 
 from src.ops.host_memory import LARGE_PAGE, lazy_zeros
 from src.ops.matrix import Matrix
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 
 # matrix: a projection [out, in], which a method may hold in another format.
 # head: the projection to logits, where errors matter most.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from src.ops.cpu.build import ensure_built, kernel_library
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.build.kernels import ensure_built, kernel_library
+from src.ops.runtime.kernel_library import KernelLibrary
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -26,7 +26,7 @@ from src.engine.grammar.constraints import (
     c_interface,
     constraint_tokenizer,
 )
-from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Mover, Outcome
+from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarStepper, GrammarSteps, Outcome
 from src.engine.grammar.grammar_text import grammar_candidate
 from src.engine.grammar.masks import MaskTable
 from src.engine.grammar.row_grammars import RowGrammars
@@ -61,11 +61,11 @@ def compiled(tokenizers: Tokenizers, output: StructuredOutput) -> CompiledGramma
     return compile_grammar(tokenizers, candidate.text)
 
 
-def moved(mover: Mover, matcher: Any, row: int, token_id: int) -> Outcome:
-    moves = GrammarSteps([matcher], [row], [0])
-    moves.take(np.array([token_id]))
-    (made,) = mover.make([moves])
-    assert made.num_moves == 1
+def moved(stepper: GrammarStepper, matcher: Any, row: int, token_id: int) -> Outcome:
+    steps = GrammarSteps([matcher], [row], [0])
+    steps.take(np.array([token_id]))
+    (made,) = stepper.make([steps])
+    assert made.num_steps == 1
     return Outcome(made.outcome)
 
 
@@ -75,8 +75,8 @@ class Pair:
     def __init__(self, given: Vocabulary, grammar: CompiledGrammar) -> None:
         self.given = given
         self.table = MaskTable(2, len(given.tokens))
-        self._mover = Mover(self.table, len(given.tokens))
-        assert self._mover.can_constrain()
+        self._stepper = GrammarStepper(self.table, len(given.tokens))
+        assert self._stepper.can_constrain()
         first = grammar.begin(0)
         assert first is not None, "this wheel of llguidance exports no C interface"
         self.matchers = first, grammar.begin_matcher()
@@ -85,7 +85,7 @@ class Pair:
     def move(self, token_id: int) -> list[Outcome]:
         outcomes = []
         for row, matcher in enumerate(self.matchers):
-            outcomes.append(moved(self._mover, matcher, row, token_id))
+            outcomes.append(moved(self._stepper, matcher, row, token_id))
         return outcomes
 
     def allowed(self, row: int = 0) -> list[int]:
@@ -102,7 +102,7 @@ def test_masks_are_the_same_all_the_way(name: str, output: StructuredOutput) -> 
     grammar, source = compiled(Tokenizers.of(given), output), random.Random(name)
     for _ in range(4):
         pair = Pair(given, grammar)
-        assert pair.outcomes == [Outcome.MOVED] * 2
+        assert pair.outcomes == [Outcome.ADVANCED] * 2
         for _ in range(60):
             assert pair.allowed(0) == pair.allowed(1) != []
             left = sorted(set(pair.allowed()) - set(given.end_ids))
@@ -112,7 +112,7 @@ def test_masks_are_the_same_all_the_way(name: str, output: StructuredOutput) -> 
             if outcomes[0] is Outcome.COMPLETE:
                 assert pair.allowed(1) == given.end_ids
                 break
-            assert outcomes == [Outcome.MOVED] * 2
+            assert outcomes == [Outcome.ADVANCED] * 2
 
 
 def test_a_complete_output_may_only_end() -> None:
@@ -120,7 +120,7 @@ def test_a_complete_output_may_only_end() -> None:
     assert len(given.end_ids) == 2
     pair = Pair(given, compiled(Tokenizers.of(given), StructuredOutput.choice(["x"])))
     x = given.tokens.index(b"x")
-    assert pair.move(x) == [Outcome.COMPLETE, Outcome.MOVED]
+    assert pair.move(x) == [Outcome.COMPLETE, Outcome.ADVANCED]
     assert pair.allowed(1) == given.end_ids
     # Nobody takes a token behind it.
     assert pair.move(x) == [Outcome.MATCHER_FAILED] * 2
@@ -146,11 +146,11 @@ def bounded(tokenizers: Tokenizers, most: int) -> CompiledGrammar:
 
 def follows(given: Vocabulary, matcher: Constraint, text: str) -> bool:
     table = MaskTable(1, len(given.tokens))
-    mover = Mover(table, len(given.tokens))
-    assert mover.can_constrain()
+    stepper = GrammarStepper(table, len(given.tokens))
+    assert stepper.can_constrain()
     ids = [given.tokens.index(letter.encode()) for letter in text]
-    outcomes = (moved(mover, matcher, 0, token_id) for token_id in (NO_TOKEN, *ids))
-    return all(outcome is Outcome.MOVED for outcome in outcomes)
+    outcomes = (moved(stepper, matcher, 0, token_id) for token_id in (NO_TOKEN, *ids))
+    return all(outcome is Outcome.ADVANCED for outcome in outcomes)
 
 
 TEXT, OTHER = "abaabbaba", "bbbaaabab"

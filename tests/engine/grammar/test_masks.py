@@ -1,4 +1,4 @@
-"""Masks of rows and their requests' wishes: compiled, in numpy, and one token at a time."""
+"""Masks of rows and their requests' constraints: compiled, in numpy, and one token at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from src import SamplingParams
 from src.core.request import Request
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.masks import MaskTable, added_masks, packed_masks, unpacked
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.runtime.kernel_library import KernelLibrary
 
 ROWS = 5
 
@@ -24,7 +24,7 @@ def tokens_of(mask: np.ndarray) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def wished(grammar: set[int], request: Request) -> set[int]:
+def constrained(grammar: set[int], request: Request) -> set[int]:
     """The rules, as they are told in the class's own words."""
     params = request.params
     if not (params.ignore_eos or params.allowed_token_ids or params.stop_token_ids):
@@ -70,7 +70,7 @@ def tables(draw: st.DrawFn) -> tuple[int, list[tuple[set[int], Request]]]:
 def installed(vocab_size: int, rows: Sequence[tuple[set[int], Request]]) -> MaskTable:
     table = MaskTable(len(rows), vocab_size)
     # Of somebody else before.
-    table._wishes[:], table._ends[:], table._allowed[:] = 2, -1, 0
+    table._constraints[:], table._ends[:], table._allowed[:] = 2, -1, 0
     for row, (grammar, request) in enumerate(rows):
         table.masks[row] = table._packed(grammar)
         table.install(row, DeviceRequest.of(request))
@@ -79,7 +79,7 @@ def installed(vocab_size: int, rows: Sequence[tuple[set[int], Request]]) -> Mask
 
 @given(tables(), st.sets(st.integers(0, ROWS - 1)))
 @settings(max_examples=200, deadline=None)
-def test_wishes_are_brought_into_masks(
+def test_constraints_are_brought_into_masks(
     library: KernelLibrary, case: tuple[int, list[tuple[set[int], Request]]], chosen: set[int]
 ) -> None:
     vocab_size, rows = case
@@ -89,7 +89,7 @@ def test_wishes_are_brought_into_masks(
     assert compiled._compiled is not None
     for table, possible in zip((compiled, plain), outcomes, strict=True):
         expected = [
-            wished(grammar, request) if row in chosen else grammar
+            constrained(grammar, request) if row in chosen else grammar
             for row, (grammar, request) in enumerate(rows)
         ]
         assert [tokens_of(mask) for mask in table.masks] == expected
@@ -106,12 +106,12 @@ def test_many_words_give_the_interpreter_lock_away_and_the_same(library: KernelL
     masks, ends, allowed = (
         source.integers(-(2**31), 2**31, (20, words)).astype(np.int32) for _ in range(3)
     )
-    wishes = source.integers(0, 3, 20).astype(np.uint8)
+    constraints = source.integers(0, 3, 20).astype(np.uint8)
     masks[7] = 0
     expected = masks.copy()
-    one_by_one = library.bind_masks(expected, ends, allowed, wishes)
+    one_by_one = library.bind_masks(expected, ends, allowed, constraints)
     assert [one_by_one([row]) is None for row in range(20)] == [row != 7 for row in range(20)]
-    possible = library.bind_masks(masks, ends, allowed, wishes)(range(20))
+    possible = library.bind_masks(masks, ends, allowed, constraints)(range(20))
     assert possible is not None
     assert [row for row in range(20) if not possible[row]] == [7]
     assert np.array_equal(masks, expected)

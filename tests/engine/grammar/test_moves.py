@@ -1,4 +1,4 @@
-"""Many moves in one call: as they would be one by one, up to what somebody has to look at."""
+"""Many steps in one call: as they would be one by one, up to what somebody has to look at."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from src import SamplingParams
 from src.core.step_message import DeviceRequest
-from src.engine.grammar import grammar_steps as moves_module
+from src.engine.grammar import grammar_steps
 from src.engine.grammar.compiled import ORDINARY_CALL
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
-from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarSteps, Mover, Outcome
+from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarStepper, GrammarSteps, Outcome
 from src.engine.grammar.masks import MaskTable
 from src.engine.grammar.vocabulary import Vocabulary
-from src.ops.cpu.kernel_library import KernelLibrary
+from src.ops.runtime.kernel_library import KernelLibrary
 
 LETTERS = [bytes([letter]) for letter in range(ord("a"), ord("z") + 1)]
 TOKENS = [*LETTERS, *(bytes([i]) for i in range(256) if bytes([i]) not in LETTERS), b"</s>"]
@@ -58,36 +58,38 @@ CASES = st.lists(
 )
 
 
-def moves_of(
+def steps_of(
     matchers: Sequence[Any], rows: Sequence[int], token_ids: Sequence[int]
 ) -> GrammarSteps:
-    moves = GrammarSteps(matchers, rows, range(len(rows)))
-    moves.take(np.array(token_ids, np.int64))
-    return moves
+    steps = GrammarSteps(matchers, rows, range(len(rows)))
+    steps.take(np.array(token_ids, np.int64))
+    return steps
 
 
-def walk(mover: Mover, moves: GrammarSteps, table: MaskTable) -> list[tuple[int, Outcome]]:
-    """Make all moves; returns what became of each row."""
+def walk(
+    stepper: GrammarStepper, steps: GrammarSteps, table: MaskTable
+) -> list[tuple[int, Outcome]]:
+    """Advance all; returns what became of each row."""
     outcomes = []
-    while len(moves):
-        (made,) = mover.make([moves])
+    while len(steps):
+        (made,) = stepper.make([steps])
         assert 0 <= made.seconds < 1
-        last = made.num_moves - 1
-        outcomes += [(row, Outcome.MOVED) for row in moves.rows[:last]]
-        row, outcome = moves.rows[last], Outcome(made.outcome)
+        last = made.num_steps - 1
+        outcomes += [(row, Outcome.ADVANCED) for row in steps.rows[:last]]
+        row, outcome = steps.rows[last], Outcome(made.outcome)
         if outcome is Outcome.COMPLETE:
             table.masks[row] = table._packed([END])
             is_possible = table.restrict([row]) is None
-            outcome = Outcome.MOVED if is_possible else Outcome.NOTHING_POSSIBLE
+            outcome = Outcome.ADVANCED if is_possible else Outcome.NOTHING_POSSIBLE
         outcomes.append((row, outcome))
         # What is behind it has not been made.
-        moves = moves.only(range(made.num_moves, len(moves)))
+        steps = steps.only(range(made.num_steps, len(steps)))
     return outcomes
 
 
 @given(CASES)
 @settings(max_examples=100, deadline=None)
-def test_moves_of_constraints_are_those_of_matchers(
+def test_steps_of_constraints_are_those_of_matchers(
     library: KernelLibrary,
     tokenizers: Tokenizers,
     cases: list[tuple[str, list[int], set[int] | None]],
@@ -96,8 +98,8 @@ def test_moves_of_constraints_are_those_of_matchers(
     found = []
     for shares in (True, False):
         masks = table(allowed)
-        mover = Mover(masks, len(TOKENS))
-        assert mover.can_constrain()
+        stepper = GrammarStepper(masks, len(TOKENS))
+        assert stepper.can_constrain()
         matchers: list[Any] = []
         for pattern, _, _ in cases:
             grammar = compile_grammar(tokenizers, f"start: /{pattern}/")
@@ -105,9 +107,9 @@ def test_moves_of_constraints_are_those_of_matchers(
         seen, live = [], list(range(len(cases)))
         for step in range(5):
             token_ids = [NO_TOKEN if step == 0 else (*cases[row][1], END)[step - 1] for row in live]
-            moves = moves_of([matchers[row] for row in live], live, token_ids)
-            outcomes = walk(mover, moves, masks)
-            live = [row for row, outcome in outcomes if outcome is Outcome.MOVED]
+            steps = steps_of([matchers[row] for row in live], live, token_ids)
+            outcomes = walk(stepper, steps, masks)
+            live = [row for row, outcome in outcomes if outcome is Outcome.ADVANCED]
             seen.append((outcomes, masks.masks[live].tolist()))
         assert not live
         found.append(seen)
@@ -173,7 +175,7 @@ class Fakes:
 @pytest.mark.parametrize(
     ("token_id", "outcome"),
     [
-        (WORKS, Outcome.MOVED),
+        (WORKS, Outcome.ADVANCED),
         (FAILS, Outcome.MATCHER_FAILED),
         (HAS_STOPPED, Outcome.MATCHER_FAILED),
         (MASK_FAILS, Outcome.MATCHER_FAILED),
@@ -182,30 +184,30 @@ class Fakes:
         (STOPS, Outcome.COMPLETE),
     ],
 )
-def test_moves_stop_where_somebody_has_to_look(
+def test_steps_stop_where_somebody_has_to_look(
     library: KernelLibrary, token_id: int, outcome: Outcome
 ) -> None:
     fakes = Fakes()
-    move = library.bind_moves(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
+    advance = library.bind_grammar_steps(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
     numbers = [[1001, 0, 5], [1002, 1, WAITS], [1003, 2, token_id], [1004, 3, 5]]
-    made, what, seconds = move(np.array(numbers))
+    made, what, seconds = advance(np.array(numbers))
     assert (made, what) == (3, outcome)
     # Of the last alone, and waiting is no work.
     assert (seconds > 2 * ORDINARY_CALL) == (token_id == WORKS)
     expected = [(kind, at) for at in (1001, 1002, 1003) for kind in ("commit", "compute")]
     assert fakes.calls == (expected[:-1] if token_id in (FAILS, HAS_STOPPED) else expected)
     fakes.calls.clear()
-    assert move(np.array([[1004, 3, NO_TOKEN]]))[:2] == (1, Outcome.MOVED)
+    assert advance(np.array([[1004, 3, NO_TOKEN]]))[:2] == (1, Outcome.ADVANCED)
     assert fakes.calls == [("compute", 1004)]
 
 
-def test_an_end_token_moves_nothing(library: KernelLibrary) -> None:
+def test_an_end_token_advances_nothing(library: KernelLibrary) -> None:
     fakes, masks = Fakes(), MaskTable(4, 128)
     masks._ends[2] = masks._packed([7, 100])
-    move = library.bind_moves(fakes.addresses, masks.arrays, ORDINARY_CALL)
+    advance = library.bind_grammar_steps(fakes.addresses, masks.arrays, ORDINARY_CALL)
     for token_id in (7, 100):
         numbers = np.array([[1001, 1, token_id - 1], [1002, 2, token_id], [1003, 3, 5]])
-        assert move(numbers)[:2] == (2, Outcome.ENDED)
+        assert advance(numbers)[:2] == (2, Outcome.ENDED)
         assert masks.ends(2, token_id)
         assert not masks.ends(2, token_id - 1)
         assert not masks.ends(1, token_id)
@@ -217,15 +219,15 @@ def test_what_is_not_there_is_refused_before_anything_moves(
     library: KernelLibrary, wrong: list[int]
 ) -> None:
     fakes = Fakes()
-    move = library.bind_moves(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
+    advance = library.bind_grammar_steps(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
     with pytest.raises(ValueError, match=r"rows and tokens of masks \(4, 4\)"):
-        move(np.array([[1001, 0, 5], wrong]))
+        advance(np.array([[1001, 0, 5], wrong]))
     assert not fakes.calls
-    assert move(np.zeros((0, 3), np.int64))[0] == 0
+    assert advance(np.zeros((0, 3), np.int64))[0] == 0
     with pytest.raises(ValueError, match="int64"):
-        move(np.zeros((1, 3), np.int32))
+        advance(np.zeros((1, 3), np.int32))
     with pytest.raises(ValueError, match="int64"):
-        move(np.zeros((3, 6), np.int64)[:, ::2])
+        advance(np.zeros((3, 6), np.int64)[:, ::2])
 
 
 def test_others_run_while_matchers_move(library: KernelLibrary) -> None:
@@ -242,37 +244,37 @@ def test_others_run_while_matchers_move(library: KernelLibrary) -> None:
         answered.set()
 
     fakes.held = COMMIT(commit), fakes.held[1]
-    move = library.bind_moves(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
+    advance = library.bind_grammar_steps(fakes.addresses, MaskTable(4, 128).arrays, ORDINARY_CALL)
     thread = threading.Thread(target=answer)
     thread.start()
-    assert move(np.array([[1001, 0, 5]]))[:2] == (1, Outcome.MOVED)
+    assert advance(np.array([[1001, 0, 5]]))[:2] == (1, Outcome.ADVANCED)
     thread.join()
 
 
 @pytest.fixture
-def mover(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mover]:
+def stepper(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarStepper]:
     """Four lanes, and every move is worth a thread."""
-    monkeypatch.setattr(moves_module, "num_lanes", lambda: 4)
-    monkeypatch.setattr(moves_module, "_WORTH_A_THREAD", 1e-3)
-    mover = Mover(table(), len(TOKENS))
-    assert mover.can_constrain()
-    yield mover
-    mover.close()
+    monkeypatch.setattr(grammar_steps, "num_lanes", lambda: 4)
+    monkeypatch.setattr(grammar_steps, "_WORTH_A_THREAD", 1e-3)
+    stepper = GrammarStepper(table(), len(TOKENS))
+    assert stepper.can_constrain()
+    yield stepper
+    stepper.close()
 
 
 @pytest.mark.parametrize("sizes", [[1], [1] * 2, [1] * 3, [2, 1, 1, 1], [2] * 4])
 def test_lanes_side_by_side_are_all_of_it(
-    mover: Mover, tokenizers: Tokenizers, sizes: list[int]
+    stepper: GrammarStepper, tokenizers: Tokenizers, sizes: list[int]
 ) -> None:
     count = sum(sizes)
     grammar = compile_grammar(tokenizers, "start: /[a-c]+/")
     matchers: list[Any] = [
-        grammar.begin(mover.lane(row)) if row % 3 else grammar.begin_matcher()
+        grammar.begin(stepper.lane(row)) if row % 3 else grammar.begin_matcher()
         for row in range(count)
     ]
     # Their tokens come the other way round.
     entries = list(reversed(range(count)))
-    parts = mover.prepare(matchers, list(range(count)), entries)
+    parts = stepper.prepare(matchers, list(range(count)), entries)
     assert sorted(row for part in parts for row in part.rows) == list(range(count))
     for token_ids in (np.full(count, NO_TOKEN), np.arange(count) % 3):
         for part in parts:
@@ -282,30 +284,32 @@ def test_lanes_side_by_side_are_all_of_it(
             assert part.numbers[:, 1].tolist() == part.rows
             expected = [token_ids[count - 1 - row] for row in part.rows]
             assert part.numbers[:, 2].tolist() == expected
-        for part, made in zip(parts, mover.make(parts), strict=True):
-            assert (made.num_moves, made.outcome) == (len(part), Outcome.MOVED)
+        for part, made in zip(parts, stepper.make(parts), strict=True):
+            assert (made.num_steps, made.outcome) == (len(part), Outcome.ADVANCED)
     # Ends are left out where the request goes on.
-    packed = mover._table._packed
+    packed = stepper._table._packed
     for row in range(count):
         allowed = packed([0, 1, 2, END] if row % 2 == 0 else [0, 1, 2])
-        assert np.array_equal(mover._table.masks[row], allowed)
+        assert np.array_equal(stepper._table.masks[row], allowed)
 
 
-def test_a_part_that_stops_leaves_the_others(mover: Mover, tokenizers: Tokenizers) -> None:
+def test_a_part_that_stops_leaves_the_others(
+    stepper: GrammarStepper, tokenizers: Tokenizers
+) -> None:
     grammar = compile_grammar(tokenizers, "start: /a+/")
     begun = [grammar.begin_matcher() for _ in range(8)]
-    parts = mover.prepare(begun, range(8), range(8))
+    parts = stepper.prepare(begun, range(8), range(8))
     assert [list(part.rows) for part in parts] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     for part in parts:
         part.take(np.arange(8) == 2)
-    made = mover.make(parts)
-    assert [each.num_moves for each in made] == [2, 2, 1, 2]
+    made = stepper.make(parts)
+    assert [each.num_steps for each in made] == [2, 2, 1, 2]
     assert made[2].outcome == Outcome.MATCHER_FAILED
     assert [matcher.is_error() for matcher in begun] == [row == 2 for row in range(8)]
     # The one behind it has not moved.
-    assert not mover._table.masks[6].any()
-    assert mover._table.masks[7].any()
+    assert not stepper._table.masks[6].any()
+    assert stepper._table.masks[7].any()
     left = parts[2].only([1])
     assert left.numbers.tolist() == [[0, 6, 0]]
-    assert mover.make([left])[0].outcome == Outcome.MOVED
-    assert mover._table.masks[6].any()
+    assert stepper.make([left])[0].outcome == Outcome.ADVANCED
+    assert stepper._table.masks[6].any()

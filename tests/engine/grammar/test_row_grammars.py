@@ -30,7 +30,7 @@ from src.engine.client import AsyncEngine
 from src.engine.grammar import compiled, constraints, grammar_steps, row_grammars
 from src.engine.grammar.compiled import CompiledGrammar, GrammarError, TimeBudget
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
-from src.engine.grammar.grammar_steps import GrammarSteps, Mover
+from src.engine.grammar.grammar_steps import GrammarStepper, GrammarSteps
 from src.engine.grammar.grammar_text import grammar_candidate
 from src.engine.grammar.masks import RowMasks, packed_masks
 from src.engine.grammar.row_grammars import RowGrammars
@@ -352,13 +352,13 @@ def test_a_large_schema_is_followed(kind: Any, *, closed: bool) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows whose matchers are advanced from now on, one entry for each time."""
     computed: list[int] = []
-    make = Mover.make
+    make = GrammarStepper.make
 
-    def counting(self: Mover, parts: Sequence[GrammarSteps]) -> Any:
+    def counting(self: GrammarStepper, parts: Sequence[GrammarSteps]) -> Any:
         computed.extend(row for part in parts for row in part.rows)
         return make(self, parts)
 
-    monkeypatch.setattr(Mover, "make", counting)
+    monkeypatch.setattr(GrammarStepper, "make", counting)
     return computed
 
 

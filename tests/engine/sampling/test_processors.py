@@ -14,7 +14,7 @@ from torch import Tensor
 from src.core.sampling_params import LogitsProcessorCall
 from src.engine.sampling.logits import BANNED
 from src.engine.sampling.processors import LogitsProcessor, ProcessedRows
-from src.ops.gumbel_argmax import NO_TOKEN
+from src.ops.sampling.gumbel_argmax import NO_TOKEN
 from tests.engine.sampling.harness import Bench, sequence
 
 V = 40

@@ -21,7 +21,7 @@ from src.engine.execution import kv_cache
 from src.engine.sizing import device_table
 from src.engine.sizing.planning import Question, plan_model
 from src.engine.sizing.roofline import Roofline
-from src.ops.cpu.build import ensure_built
+from src.ops.build.kernels import ensure_built
 from tests.architectures.tiny import make_tiny
 from tests.models.test_packing import LEFT_OUT, Checkpoints
 from tests.models.test_quantized_checkpoints import ROUNDED, WEIGHT_ONLY

@@ -16,7 +16,7 @@ import pytest
 
 from src.http.hypercorn.outbox import MIN_CHUNKS, Outbox, SendAll
 from src.http.hypercorn.outbox import Connection as OutboxConnection
-from src.ops.cpu.build import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

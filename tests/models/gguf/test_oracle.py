@@ -18,7 +18,7 @@ from src.models import Model, load_config, load_model, outline_model
 from src.models.loading import filling
 from src.models.loading.options import LoadOptions
 from src.ops.matrix import Matrix
-from src.ops.projection import Projection
+from src.ops.projections.projection import Projection
 from tests.models.harness import PagedSequence, dense_logits
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.gguf_files import ARCHITECTURES, Type, restore, write_gguf

@@ -35,12 +35,12 @@ MUTATIONS = (
         _VARIANTS,
         (
             "large tiles of many experts are compiled while the first long prompt waits",
-            "return *few, max(many, min(needed, most_tokens))",
-            "return *few, many",
+            "for tokens in (few, max(many, needed)))",
+            "for tokens in (few, many))",
         ),
     ),
     *mutations_of(
-        "src/ops/triton/paged_decode.py",
+        "src/ops/attention/paged_decode_triton.py",
         _VARIANTS,
         (
             "block tables of a second KV group select another variant of the decode kernel",
@@ -49,7 +49,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/triton/lora.py",
+        "src/ops/projections/lora_triton.py",
         _VARIANTS,
         (
             "one token with an adapter selects another variant",
@@ -58,7 +58,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/triton/linear_recurrence.py",
+        "src/ops/states/linear_recurrence_triton.py",
         _INTERPRETED,
         (
             "on a GPU the output of padding behind recurrent layers is left as it was",
@@ -72,7 +72,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/triton/causal_convolution.py",
+        "src/ops/states/causal_convolution_triton.py",
         _INTERPRETED,
         (
             "on a GPU a convolution's state is one input old",
@@ -81,7 +81,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/triton/launching.py",
+        "src/ops/launching_triton.py",
         ("tests/ops/test_launching.py",),
         (
             "a kept kernel is launched with tensors of another dtype",
@@ -130,7 +130,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/mass_threshold.py",
+        "src/ops/sampling/mass_threshold.py",
         ("tests/engine/sampling/test_truncation.py",),
         (
             "top_p keeps a token though those before it are enough (by radix)",
@@ -144,7 +144,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/triton/mass_threshold.py",
+        "src/ops/sampling/mass_threshold_triton.py",
         _THRESHOLDS,
         (
             "on a GPU top_p keeps a token though those before it are enough",

@@ -54,7 +54,7 @@ MUTATIONS = (
         ),
         (
             "an output ends though it is to go on",
-            "kept = np.where(self._wishes[chosen, None] == _GOES_ON, 0, allowed)",
+            "kept = np.where(self._constraints[chosen, None] == _MAY_NOT_END, 0, allowed)",
             "kept = allowed",
         ),
         (
@@ -68,8 +68,8 @@ MUTATIONS = (
             "self.masks[chosen] = others | ends",
         ),
         (
-            "a row has the wishes of its last owner",
-            "            self._wishes[row] = _NO_WISH\n            return\n",
+            "a row has the constraints of its last owner",
+            "            self._constraints[row] = _UNCONSTRAINED\n            return\n",
             "            return\n",
         ),
         (
@@ -177,12 +177,12 @@ MUTATIONS = (
         (
             "a matcher that failed has moved",
             "        return Outcome.MATCHER_FAILED\n",
-            "        return Outcome.MOVED\n",
+            "        return Outcome.ADVANCED\n",
         ),
         (
             "what is behind a slow matcher waits for nobody",
-            "        if outcome is not Outcome.MOVED or made.seconds > ORDINARY_CALL:\n",
-            "        if outcome is not Outcome.MOVED:\n",
+            "        if outcome is not Outcome.ADVANCED or made.seconds > ORDINARY_CALL:\n",
+            "        if outcome is not Outcome.ADVANCED:\n",
         ),
     ),
     *mutations_of(

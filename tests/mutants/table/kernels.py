@@ -3,13 +3,15 @@
 from tests.mutants.mutation import mutations_of
 
 _TURNS = (
-    "tests/ops/test_latent_attention.py::test_heads_whose_keys_do_not_fit_together_take_turns",
+    "tests/ops/attention/test_latent_attention.py::test_heads_whose_keys_do_not_fit_together_take_turns",
 )
 
 MUTATIONS = (
     *mutations_of(
-        "src/ops/cpu/attend.h",
-        ("tests/ops/test_build.py::test_every_level_of_this_machine_and_compiler_is_tested",),
+        "src/ops/attention/attend.h",
+        (
+            "tests/ops/build/test_kernels.py::test_every_level_of_this_machine_and_compiler_is_tested",
+        ),
         (
             "bfloat16 decodes drop the value of the last of an even number of keys",
             "if (end > s.now->last) rows_of_values",
@@ -17,7 +19,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/latent.cpp",
+        "src/ops/attention/latent_attention.cpp",
         _TURNS,
         (
             "a second turn of heads has the queries of the first",
@@ -41,8 +43,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/experts.cpp",
-        ("tests/ops/test_experts.py::test_sizes_that_do_not_fill_a_vector",),
+        "src/ops/projections/experts.cpp",
+        ("tests/ops/projections/test_experts.py::test_sizes_that_do_not_fill_a_vector",),
         (
             "the last inputs of a token are not weighed",
             ": load_some(from + h, some)) * weight, some);",
@@ -55,8 +57,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/code_tables.h",
-        ("tests/ops/test_cached_rows.py::test_heads_that_end_in_half_a_lookup",),
+        "src/ops/attention/code_tables.h",
+        ("tests/ops/attention/test_cached_rows.py::test_heads_that_end_in_half_a_lookup",),
         (
             "a row behind half a lookup begins too late",
             "to += is_half ? 32 : 64;",
@@ -64,9 +66,9 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/integer_tiles.h",
+        "src/ops/projections/integer_tiles.h",
         (
-            "tests/ops/test_linear_amx.py"
+            "tests/ops/projections/test_linear_amx.py"
             "::test_bytes_have_the_same_bits_by_tiles_and_by_products_of_four",
         ),
         (
@@ -81,8 +83,10 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/pair_tiles.h",
-        ("tests/ops/test_linear_amx.py::test_strips_of_bfloat16_are_tiles_as_they_lie",),
+        "src/ops/projections/pair_tiles.h",
+        (
+            "tests/ops/projections/test_linear_amx.py::test_strips_of_bfloat16_are_tiles_as_they_lie",
+        ),
         (
             "two tiles of tokens meet the first half of a strip twice",
             "multiply_two(tokens, right + 128, sums[0]",
@@ -90,8 +94,10 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/pair_tiles.h",
-        ("tests/ops/test_linear_amx.py::test_more_tokens_in_strips_than_are_kept_close_to_a_core",),
+        "src/ops/projections/pair_tiles.h",
+        (
+            "tests/ops/projections/test_linear_amx.py::test_more_tokens_in_strips_than_are_kept_close_to_a_core",
+        ),
         (
             "a thread multiplies the tokens that it packed for the range before",
             "held != call || held_begin != begin || held_end != end",
@@ -104,8 +110,10 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/pair_tiles.h",
-        ("tests/ops/test_linear_amx.py::test_many_tokens_meet_the_weights_as_bfloat16",),
+        "src/ops/projections/pair_tiles.h",
+        (
+            "tests/ops/projections/test_linear_amx.py::test_many_tokens_meet_the_weights_as_bfloat16",
+        ),
         (
             "strips are spread out without their offsets",
             "shifts[v] -= offsets[v];",
@@ -118,8 +126,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/ways.py",
-        ("tests/ops/test_ways.py::test_the_fastest_way_is_chosen_where_it_gains",),
+        "src/ops/build/ways.py",
+        ("tests/ops/build/test_ways.py::test_the_fastest_way_is_chosen_where_it_gains",),
         (
             "a way with other bits is chosen where bits must stay",
             "for way in ways if way < 2}",
@@ -128,8 +136,8 @@ MUTATIONS = (
         ("any gain is one", "_GAIN: Final = 0.95", "_GAIN: Final = 1.0"),
     ),
     *mutations_of(
-        "src/ops/cpu/kernel_cache.py",
-        ("tests/ops/test_build.py::test_without_a_measurement_a_fixed_table_serves",),
+        "src/ops/build/kernel_cache.py",
+        ("tests/ops/build/test_kernels.py::test_without_a_measurement_a_fixed_table_serves",),
         (
             "a build without a measurement keeps an empty choice, and later starts say nothing",
             "log.warning(_NOT_MEASURED, error)\n            return None",
@@ -137,8 +145,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/kernel_cache.py",
-        ("tests/ops/test_ways.py::test_a_build_keeps_its_choice",),
+        "src/ops/build/kernel_cache.py",
+        ("tests/ops/build/test_ways.py::test_a_build_keeps_its_choice",),
         (
             "a choice that was kept is not taken",
             'for choice in manifest["ways"] or ()]',
@@ -146,8 +154,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/ways.h",
-        ("tests/ops/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
+        "src/ops/projections/ways.h",
+        ("tests/ops/projections/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
         (
             "offsets make no format of their own",
             "return has_offsets ? format + kWithOffsets - 1 : format;",
@@ -164,8 +172,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/integer_linear.h",
-        ("tests/ops/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
+        "src/ops/projections/integer_linear.h",
+        ("tests/ops/projections/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
         (
             "bfloat16 tokens take the way of others",
             "a.offsets != nullptr), a.tokens, !kIsBFloat16)",
@@ -173,8 +181,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/rounding.py",
-        ("tests/ops/test_quantize.py::test_sums_of_large_groups_are_exact",),
+        "src/ops/projections/rounding.py",
+        ("tests/ops/projections/test_rounding.py::test_sums_of_large_groups_are_exact",),
         (
             "sums of large groups are of float32",
             "_MOST_IN_FLOAT32 = 2**24 // _PARTS**2",
@@ -182,8 +190,10 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cached_rows.py",
-        ("tests/ops/test_cached_rows.py::test_a_reference_divides_by_tensors_as_kernels_do",),
+        "src/ops/attention/cached_rows.py",
+        (
+            "tests/ops/attention/test_cached_rows.py::test_a_reference_divides_by_tensors_as_kernels_do",
+        ),
         (
             "a reference multiplies by a reciprocal where kernels divide",
             "factors = most / torch.full_like(most, largest)",

@@ -9,7 +9,7 @@ _INPUTS = ("tests/engine/test_step_inputs.py",)
 
 MUTATIONS = (
     *mutations_of(
-        "src/ops/cpu/step_mixers.cpp",
+        "src/ops/runtime/step_mixers.cpp",
         _ONE_CALL,
         (
             "a recurrence that narrows hands on the first tokens",
@@ -33,7 +33,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/recurrence.cpp",
+        "src/ops/states/recurrence.cpp",
         ("tests/ops/test_declarations.py::test_compiled_kernel_equals_reference",),
         (
             "a convolution without SiLU has it",
@@ -73,8 +73,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/routing.py",
-        ("tests/ops/test_routing.py",),
+        "src/ops/projections/routing.py",
+        ("tests/ops/projections/test_routing.py",),
         (
             "what a family adds to the sum of weights is next to nothing",
             "keepdim=True) + routing.added)",

@@ -120,7 +120,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/routing.py",
+        "src/ops/projections/routing.py",
         (_EVERY_FAMILY,),
         (
             "a router's sigmoids depend on the batch",

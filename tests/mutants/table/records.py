@@ -33,7 +33,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/packing.py",
+        "src/ops/runtime/packing.py",
         ("tests/ops/test_records.py",),
         (
             "sizes are not compared",
@@ -77,7 +77,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/sizes.py",
+        "src/ops/runtime/sizes.py",
         ("tests/ops/test_records.py",),
         (
             "a size that follows from a difference is taken from a sum",
@@ -86,7 +86,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/struct_fields.py",
+        "src/ops/runtime/struct_fields.py",
         ("tests/ops/test_records.py",),
         (
             "a name of C++ that stands for nothing is passed over",
@@ -100,8 +100,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/struct_fields.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/runtime/struct_fields.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "what compiled code leaves out is 0",
             'text = "" if default is REQUIRED else str(whole(default))',
@@ -114,8 +114,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/entries.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/runtime/compiled_entries.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "compiled code hands over no group",
             'case "group" | "group_dtype":\n            return f"seen_{field.of}.{field.source}"',
@@ -123,8 +123,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/records.py",
-        ("tests/ops/test_abi.py",),
+        "src/ops/runtime/c_records.py",
+        ("tests/ops/runtime/test_abi.py",),
         (
             "tensors of a value are read wherever they lie",
             "if not (each.is_cpu and each.is_contiguous()):",
@@ -132,8 +132,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/cpu/matrix_reading.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/runtime/matrix_reading.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "scales of too few rows are read to the end",
             "scales.shape == (*stacked, outputs)",
@@ -156,8 +156,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/matrix_field.py",
-        ("tests/ops/test_matrix_reading.py",),
+        "src/ops/projections/matrix_field.py",
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "an op that takes no order forgets a matrix's",
             "if matrix.order is not None:\n            raise",
@@ -185,7 +185,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/ops/matrix.py",
-        ("tests/ops/test_matrix_reading.py",),
+        ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "a stack has the shape of one of its matrices",
             "stacked = self.values.shape[:1] if self.is_stack else ()",

@@ -85,7 +85,7 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/linear.py",
+        "src/ops/projections/linear.py",
         ("tests/ops/test_matrix.py",),
         (
             "inputs are gathered by the inverse of the order",
@@ -157,8 +157,8 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/routing.py",
-        ("tests/ops/test_routing.py",),
+        "src/ops/projections/routing.py",
+        ("tests/ops/projections/test_routing.py",),
         (
             "sigmoids that are equal choose the first of the experts",
             'wanted = logits if routing.scoring == "sigmoid" and routing.groups == 1 else scores',

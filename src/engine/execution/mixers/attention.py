@@ -20,12 +20,12 @@ from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.ops import paged_attention, rotate_and_cache, step_schedule
-from src.ops.attention_libraries import AttentionShape
-from src.ops.cached_rows import row_size
-from src.ops.cpu.abi import AttentionArgs, AttentionLayer
-from src.ops.cpu.calls import CACHE_KINDS
-from src.ops.cpu.step import StepMixer, constants, layer_spec
+from src.ops.attention.cached_rows import row_size
+from src.ops.attention.libraries import AttentionShape
 from src.ops.declaration import Backend
+from src.ops.runtime.abi import AttentionArgs, AttentionLayer
+from src.ops.runtime.calls import CACHE_KINDS
+from src.ops.runtime.step import StepMixer, constants, layer_spec
 
 
 class PagedMetadata(NamedTuple):
@@ -34,7 +34,7 @@ class PagedMetadata(NamedTuple):
     Attributes
     ----------
     schedule
-        See `src.ops.decode_schedule`; ``None`` on the CPU.
+        See `src.ops.attention.decode_schedule`; ``None`` on the CPU.
     own
         What the backend that owns the group has prepared.
     """

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from src.ops.cpu.abi import ConvolutionArgs
-from src.ops.cpu.calls import address_of
-from src.ops.cpu.step import constants
+from src.ops.runtime.abi import ConvolutionArgs
+from src.ops.runtime.calls import address_of
+from src.ops.runtime.step import constants
 
 
 class ConvolutionSpec(Protocol):

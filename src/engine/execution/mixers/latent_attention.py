@@ -17,11 +17,11 @@ from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
 from src.models.layers.latent_attention import LatentMixerSpec, LatentMixerWeights
 from src.ops import latent_attention
-from src.ops.attention_spec import AttentionSpec
-from src.ops.cpu.abi import LatentArgs, LatentLayer
-from src.ops.cpu.step import StepMixer, constants, layer_spec
+from src.ops.attention.latent_expansion import LatentShape, plan_expansion
+from src.ops.attention.spec import AttentionSpec
 from src.ops.declaration import Backend
-from src.ops.latent_expansion import LatentShape, plan_expansion
+from src.ops.runtime.abi import LatentArgs, LatentLayer
+from src.ops.runtime.step import StepMixer, constants, layer_spec
 
 
 class LatentMetadata(NamedTuple):
@@ -30,7 +30,8 @@ class LatentMetadata(NamedTuple):
     Attributes
     ----------
     plan
-        See `src.ops.latent_expansion`; ``None``: every row is absorbed, or the kernel decides.
+        See `src.ops.attention.latent_expansion`; ``None``: every row is absorbed, or the kernel
+        decides.
     keys
         Number of expanded keys.
     own

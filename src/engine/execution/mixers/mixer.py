@@ -12,9 +12,9 @@ from src.engine.execution.group_attention import GroupAttention, LayerShape
 from src.engine.execution.inputs import AttentionRows, StepInputs
 from src.engine.execution.kv_cache import KVCache
 from src.models import Mixer
-from src.ops.attention_libraries import AttentionShape
-from src.ops.cpu.step import StepMixer
+from src.ops.attention.libraries import AttentionShape
 from src.ops.declaration import Backend
+from src.ops.runtime.step import StepMixer
 
 Metadata = TypeVar("Metadata")
 

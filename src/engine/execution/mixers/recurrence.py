@@ -17,10 +17,10 @@ from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
 from src.models.layers.recurrence import RecurrenceMixerSpec, RecurrenceMixerWeights
 from src.ops import causal_convolution, linear_recurrence
-from src.ops.cpu.abi import RecurrenceArgs, RecurrenceLayer
-from src.ops.cpu.calls import address_of
-from src.ops.cpu.step import StepMixer, constants
 from src.ops.declaration import Backend
+from src.ops.runtime.abi import RecurrenceArgs, RecurrenceLayer
+from src.ops.runtime.calls import address_of
+from src.ops.runtime.step import StepMixer, constants
 
 
 class Recurrence(LayerMixer[None]):

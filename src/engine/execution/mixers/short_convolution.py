@@ -19,8 +19,8 @@ from src.models.layers.short_convolution import (
     ShortConvolutionMixerWeights,
 )
 from src.ops import causal_convolution
-from src.ops.cpu.step import StepMixer
 from src.ops.declaration import Backend
+from src.ops.runtime.step import StepMixer
 
 
 class ShortConvolution(LayerMixer[None]):

@@ -17,7 +17,7 @@ from src.models.weights.schemes.layouts import AwqLayout, GptqLayout, Zeros
 from src.models.weights.schemes.names import ModuleNames, Section
 from src.models.weights.schemes.nvfp4 import GROUP, MODELOPT, Nvfp4Packing, Nvfp4Scheme
 from src.models.weights.schemes.patterns import PREFIX, Allowance, Patterns
-from src.ops.projection import Scaled
+from src.ops.projections.projection import Scaled
 
 # What a rule of `dynamic` may change.
 _OF_LAYOUT = ("bits", "group_size", "sym", "desc_act")

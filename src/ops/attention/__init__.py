@@ -1,0 +1,1 @@
+"""Attention over a paged cache: specs, cached rows, rotation, schedules, libraries."""

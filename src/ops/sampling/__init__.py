@@ -1,0 +1,1 @@
+"""Draws and masks: Gumbel argmax, random words, the mass above a threshold."""

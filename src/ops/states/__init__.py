@@ -1,0 +1,1 @@
+"""Recurrent layers: causal convolution and the linear recurrence."""
