@@ -284,12 +284,10 @@ class EngineLoop:
             self._fail_row(key, "refused", GenerationError(message, code="row_refused"))
         for index in result.unsound:
             owner = self.scheduler.key_at(plan, index)
-            if owner is None:
-                continue
-            if plan.rows[index].pools:
+            if owner is not None and plan.rows[index].pools:
                 error = GenerationError(_UNSOUND_VECTOR, code="invalid_vector")
                 self._fail_row(owner, "vector", error)
-            else:
+            elif owner is not None:
                 self._fail_row(owner, "logits", GenerationError(_UNSOUND, code="invalid_logits"))
 
     def _fail_row(self, key: int, reason: str, error: SlipstreamError) -> None:

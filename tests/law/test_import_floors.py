@@ -76,6 +76,7 @@ HTTP_ROOMS = (
     "completions",
     "responses",
     "messages",
+    "embeddings",
     "tokens",
     "admin",
     "playground",

@@ -214,8 +214,11 @@ def check_request(request: Request, limits: SchedulerLimits) -> None:
             f"max_tokens must be at least 1, got {request.max_tokens}", param="max_tokens"
         )
     total = prompt_len + request.max_tokens
-    # A request for a vector adds no token to its prompt.
-    if (prompt_len if request.pooling is not None else total) > limits.max_model_len:
+    longest = limits.max_model_len
+    if request.pooling is not None:
+        # A vector is no token of its sequence.
+        longest += 1
+    if total > longest:
         raise PromptTooLongError(
             f"the prompt has {prompt_len} tokens and max_tokens is {request.max_tokens}: "
             f"{total} together, but the model's context is {limits.max_model_len} tokens"

@@ -8,13 +8,12 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.outputs import Embedding
-from src.engine.requests.embedder import Text
 from src.http.generation.sampling import unsupported
 from src.http.protocol.embeddings import (
     EmbeddingBody,
@@ -25,6 +24,8 @@ from src.http.protocol.embeddings import (
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
 from src.http.server.state import adapter_name, served_name
+
+Text: TypeAlias = str | list[int]
 
 _decode: Final = RequestDecoder(EmbeddingRequest)
 _encode: Final = msgspec.json.Encoder().encode

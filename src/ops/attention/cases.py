@@ -56,14 +56,8 @@ def build(
     prefixes = prefixes or {}
     # About as large as the largest scores, so that they change the result.
     sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
-    spec = AttentionSpec(
-        head_dim**-0.5,
-        cap=cap or None,
-        window=sliding_window or None,
-        chunk=chunk or None,
-        sinks=sinks,
-        ahead=ahead or None,
-    )
+    reach = {"window": sliding_window or None, "chunk": chunk or None, "ahead": ahead or None}
+    spec = AttentionSpec(head_dim**-0.5, cap or None, sinks=sinks, **reach)
     needed = [-(-seq_len // block_size) for _, seq_len in rows]
     num_blocks = sum(needed) - sum(blocks for _, blocks in prefixes.values()) + 3
     free = torch.randperm(num_blocks, generator=random).tolist()
@@ -91,8 +85,7 @@ def build(
             # Whole blocks that even the row's first query does not see.
             passed = spec.first_visible(seq_len - query_len) // block_size
             block_tables[row, :passed] = -1
-            for cache in (key_cache, value_cache):
-                cache[table[:passed]] = torch.nan
+            key_cache[table[:passed]] = value_cache[table[:passed]] = torch.nan
 
     fused = torch.randn(
         num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random
