@@ -86,7 +86,6 @@ def build(
             passed = spec.first_visible(seq_len - query_len) // block_size
             block_tables[row, :passed] = -1
             key_cache[table[:passed]] = value_cache[table[:passed]] = torch.nan
-
     fused = torch.randn(
         num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random
     )
