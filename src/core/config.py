@@ -144,6 +144,17 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     priority_tenants: tuple[str, ...] = ()
 
 
+class SpeculationSection(Section, frozen=True, kw_only=True):
+    """``[speculation]``: guesses of next tokens, which one step verifies (docs/speculation.md)."""
+
+    # What guesses. "suffix": they go on as where the longest end of the row's tokens stood before.
+    # "ngram": the same with the bounds below. "auto": "suffix" where it can be served.
+    method: Literal["auto", "off", "suffix", "ngram"] = "off"
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 5
+
+
 class CompileSection(Section, frozen=True, kw_only=True):
     """Compiled code and its artifacts."""
 
@@ -287,6 +298,7 @@ class Config(Section, frozen=True, kw_only=True):
     lora: LoraSection = LoraSection()
     scheduler: SchedulerSection = SchedulerSection()
     compile: CompileSection = CompileSection()
+    speculation: SpeculationSection = SpeculationSection()
     structured_output: StructuredOutputSection = StructuredOutputSection()
     limits: LimitsSection = LimitsSection()
     chat: ChatSection = ChatSection()

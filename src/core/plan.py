@@ -71,6 +71,23 @@ class RowStep(msgspec.Struct, frozen=True):
     at position ``start + num_tokens``. If it ``pools``, the last of them is the prompt's last, and
     the step gives a vector in place of a token. Otherwise this is a prefill chunk with more to
     come.
+
+    With drafts the step verifies: behind the last known token come up to ``drafts`` tokens that the
+    device has guessed, and the step samples behind the known one and behind each of them. So it
+    gives 1 to ``1 + drafts`` tokens. How many is not known before the step is committed. Meanwhile
+    the plans of later steps have bounds, and the device begins where the row really ends.
+
+    Attributes
+    ----------
+    drafts
+        How many of ``num_tokens`` are drafts, at most.
+    slack
+        The row begins up to this many positions behind ``start``: steps in flight draft for it.
+    limit
+        With drafts or slack: the most tokens that the row may have, those to be sampled included.
+        A row that has them already computes nothing, and gives no token.
+    pools
+        Whether it gives a vector.
     """
 
     row: int
@@ -78,7 +95,15 @@ class RowStep(msgspec.Struct, frozen=True):
     start: int
     num_tokens: int
     samples: bool
+    drafts: int = 0
+    slack: int = 0
+    limit: int = 0
     pools: bool = False
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the step samples for the row, at most."""
+        return 1 + self.drafts if self.samples else 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -102,8 +127,13 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """Tokens that the step computes; at most, where it verifies drafts."""
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of them are drafts, at most."""
+        return sum(row.drafts for row in self.rows)
 
 
 class RowResult(msgspec.Struct, frozen=True):
@@ -112,12 +142,15 @@ class RowResult(msgspec.Struct, frozen=True):
     Attributes
     ----------
     token_ids
-        Sampled tokens in order; empty for a prefill chunk with more to come.
+        Sampled tokens in order; empty for a prefill chunk with more to come. Of a step that
+        verifies drafts: as many as the drafts allowed, and the one behind them.
     logprobs
         One entry per sampled token, when asked for.
     prompt_logprobs
         Entries for prompt positions ``start + 1 .. start + num_tokens`` that lie inside the prompt,
         when asked for.
+    drafted
+        Drafts that the step has verified.
     vector
         Of a row that is pooled, when its prompt ends: float32, in this machine's byte order.
     """
@@ -127,7 +160,13 @@ class RowResult(msgspec.Struct, frozen=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    drafted: int = 0
     vector: bytes | None = None
+
+    def first(self, count: int) -> RowResult:
+        """The same with its first ``count`` tokens only."""
+        logprobs = None if self.logprobs is None else self.logprobs[:count]
+        return msgspec.structs.replace(self, token_ids=self.token_ids[:count], logprobs=logprobs)
 
 
 class RowFailure(NamedTuple):
@@ -181,3 +220,12 @@ class StepTimes(msgspec.Struct):
     device_start: float = 0.0
     device_end: float = 0.0
     arrived: float = 0.0
+
+
+def drafted_tokens(result: StepResult) -> tuple[int, int]:
+    """How many drafts a step has verified, and how many of them were right."""
+    drafting = [row for row in result.rows if row.drafted]
+    return (
+        sum(row.drafted for row in drafting),
+        sum(len(row.token_ids) - 1 for row in drafting),
+    )

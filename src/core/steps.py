@@ -31,8 +31,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_rows, num_tokens
         Rows and tokens computed.
     decode_rows, prefill_tokens
-        Rows that decode, and prefill tokens (also those computed again after a preemption). The sum
-        is ``num_tokens``.
+        Rows that decode, and prefill tokens (also those computed again after a preemption). With
+        ``drafted_tokens`` the sum is ``num_tokens``.
+    drafted_tokens, accepted_tokens
+        Drafts that it verified for rows that decode, and how many of them were right: tokens beyond
+        one for each of these rows.
     context_tokens, attended_pairs
         Positions that its rows attend to, and pairs of a computed token and an attended position:
         measures of what attention reads and computes. For a decoding row both are its length.
@@ -74,3 +77,5 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     kv_usage: float
     context_tokens: int = 0
     attended_pairs: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0

@@ -23,7 +23,7 @@ from src.core.errors import (
     forget_locals,
 )
 from src.core.outputs import FinishReason, RequestEvent
-from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.plan import RowResult, StepPlan, StepResult, drafted_tokens
 from src.core.request import Request
 from src.core.step_message import DeviceRequest, StepMessage
 from src.engine.execution.in_flight import InFlight, failed_step
@@ -260,6 +260,9 @@ class EngineLoop:
                 self._pace.observe(in_flight.plan, times.device_end - times.device_start)
         else:
             result = self._contain(in_flight.plan, outcome)
+        drafted = (0, 0)
+        if self.scheduler.limits.drafts:
+            drafted = drafted_tokens(result)
         if result.failures or result.refused or result.unsound:
             self._fail_rows(in_flight.plan, result)
         for event in self.scheduler.commit(result):
@@ -267,7 +270,7 @@ class EngineLoop:
                 self._deliver(event)
             else:
                 self._unpublished.append(event)
-        self._observer.committed(in_flight.plan, times, started)
+        self._observer.committed(in_flight.plan, times, started, drafted)
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
         """End the requests whose rows failed. The other requests of the step go on."""

@@ -68,7 +68,7 @@ class StepInputs(AttentionRows):
     sample_index_s
         [S] int64: index of the token whose hidden state is sampled from.
     samplers
-        The rows that sample.
+        The rows that sample, once for each token: rows with drafts sample several.
     sampled_rows_s, sampled_positions_s
         [S] int64: their rows, and the positions of the tokens to be sampled.
     rows_b
@@ -106,7 +106,7 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
     rows_b = np.fromiter((step.row for step in plan.rows), np.int64, len(plan.rows))
     starts_b = np.fromiter((step.start for step in plan.rows), np.int64, len(plan.rows))
     counts_b = np.fromiter((step.num_tokens for step in plan.rows), np.int64, len(plan.rows))
-    samples_b = np.fromiter((step.samples for step in plan.rows), np.bool_, len(plan.rows))
+    samples_b = np.fromiter((step.num_sampled for step in plan.rows), np.int64, len(plan.rows))
     ends_b = np.cumsum(counts_b)
     seq_lens_b = starts_b + counts_b
     num_tokens, num_rows = int(ends_b[-1]), len(rows_b)
@@ -118,9 +118,12 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         rows_t = np.concatenate((rows_t, np.full(padding, state.padding_row)))
         positions_t = np.concatenate((positions_t, np.zeros(padding, np.int64)))
     num_padded = num_tokens + padding
-    sample_index_s = ends_b[samples_b] - 1
-    sampled_rows_s, sampled_positions_s = rows_b[samples_b], seq_lens_b[samples_b]
-    num_samples = len(sample_index_s)
+    sampled_rows_s = np.repeat(rows_b, samples_b)
+    num_samples = len(sampled_rows_s)
+    # How many of its row's sampled tokens come after each, [S].
+    behind_s = np.repeat(np.cumsum(samples_b), samples_b) - np.arange(num_samples) - 1
+    sample_index_s = np.repeat(ends_b, samples_b) - 1 - behind_s
+    sampled_positions_s = np.repeat(seq_lens_b, samples_b) - behind_s
 
     packed = upload(
         np.concatenate(
@@ -221,6 +224,18 @@ def padding_inputs(num_tokens: int, state: RowState, *, adapts: bool = False) ->
 def is_decode(plan: StepPlan) -> bool:
     """Whether every row of the step computes one token and samples the next."""
     return all(step.samples and step.num_tokens == 1 for step in plan.rows)
+
+
+def sampled_tokens(plan: StepPlan) -> SampleBatch:
+    """What the step samples: for each row in turn the positions of its tokens, in order."""
+    rows: list[int] = []
+    positions: list[int] = []
+    for step in plan.rows:
+        end = step.start + step.num_tokens
+        for position in range(end + 1 - step.num_sampled, end + 1):
+            rows.append(step.row)
+            positions.append(position)
+    return SampleBatch(rows, positions)
 
 
 def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:

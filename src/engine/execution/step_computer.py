@@ -43,6 +43,7 @@ from src.engine.execution.inputs import (
     decode_samplers,
     only_sampled,
     padding_inputs,
+    sampled_tokens,
 )
 from src.engine.execution.pooling import RowPooling, Vectors
 from src.engine.execution.row_state import RowState
@@ -193,16 +194,14 @@ class StepComputer:
     def _in_one_call(
         self, plan: StepPlan, step: CompiledStep, functions: Sequence[Function]
     ) -> StepOutput:
-        sampling = [row for row in plan.rows if row.samples]
-        batch = SampleBatch(
-            [row.row for row in sampling], [row.start + row.num_tokens for row in sampling]
-        )
+        batch = sampled_tokens(plan)
+        count = len(batch.rows)
         wants_hidden = self._wants_all(plan)
         only_draws = self._sampler.only_draws(batch) and not wants_hidden
         awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
-                (row.row, row.start, row.num_tokens, row.samples) for row in plan.rows
+                (row.row, row.start, row.num_tokens, row.num_sampled) for row in plan.rows
             )
         )
         self._sampler.state.flush()
@@ -212,15 +211,15 @@ class StepComputer:
                 gate = step.gate()
                 awaited.add_done_callback(partial(_open, gate))
             try:
-                token_ids = step.draw(numbers, len(sampling), gate)
+                token_ids = step.draw(numbers, count, gate)
             except ValueError:
                 if awaited is not None and awaited.done():
                     # If computing the masks failed, raise that error: it says more.
                     awaited.result()
                 raise
-            samples = SampleOutput(token_ids, None, (), ()) if sampling else None
+            samples = SampleOutput(token_ids, None, (), ()) if count else None
             return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
-        hidden, logits = step.compute(numbers, len(sampling), wants_hidden=wants_hidden)
+        hidden, logits = step.compute(numbers, count, wants_hidden=wants_hidden)
         masks = None if awaited is None else awaited.result()
         samples = None
         if logits is not None:

@@ -24,6 +24,7 @@ from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.step_message import StepMessage
 from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
+from src.engine.devices.transfer import host_view
 from src.engine.execution.code_host import CodeHost
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs import GraphPool
@@ -34,13 +35,14 @@ from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
 from src.engine.execution.pooling import RowPooling
 from src.engine.execution.row_owners import RowOwners
-from src.engine.execution.row_state import RowState
+from src.engine.execution.row_state import POISON, RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.execution.step_results import StepResults
 from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
+from src.engine.speculation import Drafter, Speculation, Verification
 from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
 from src.ops.build.kernels import is_building, is_compiling, kernel_library
@@ -71,6 +73,8 @@ class Worker:
         Threads that kernels compute with on the host.
     attention
         See `ForwardPass`.
+    drafters
+        Guess what rows may verify; for the host only.
 
     Attributes
     ----------
@@ -91,6 +95,7 @@ class Worker:
         *,
         num_threads: int,
         attention: Backend | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
@@ -111,6 +116,10 @@ class Worker:
         self._computer = StepComputer(
             self._forward_pass, code, rows, sampler, self._grammars, unscored, pooling
         )
+        self._speculation: Speculation | None = None
+        tokens = host_view(rows.tokens)
+        if drafters and tokens is not None:
+            self._speculation = Speculation(drafters, tokens, self._grammars.leaves_free, POISON)
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
@@ -142,6 +151,11 @@ class Worker:
             self.idle.add(lambda: None if memory.is_complete else memory.take_next)
         # Weights and KV memory were written on other streams than the one of the steps.
         device.synchronize()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether rows may have drafts."""
+        return self._speculation is not None
 
     @property
     def is_on_cpu(self) -> bool:
@@ -278,13 +292,21 @@ class Worker:
         states = self._forward_pass.kv_cache.states
         if states is not None:
             states.begin(plan)
-        output = span.copy_out(self._computer.compute(plan, span.computes))
+        verification = None if self._speculation is None else self._speculation.begin(plan)
+        exact = plan if verification is None else verification.plan
+        output = StepOutput(None, None)
+        if exact.rows:
+            output = span.copy_out(self._computer.compute(exact, span.computes))
+        if verification is not None:
+            assert self._speculation is not None
+            sampled = () if output.samples is None else output.samples.token_ids.tolist()
+            self._speculation.settle(verification, sampled)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)
-        self._follow(plan, output, span)
+        self._follow(exact, output, span)
         span.deliver(
-            lambda: self._with_vectors(self._read(plan, output, refused), output),
+            lambda: self._with_vectors(self._read(plan, output, refused, verification), output),
             lambda outcome: self._deliver(in_flight, outcome),
         )
 
@@ -302,14 +324,27 @@ class Worker:
         def read() -> np.ndarray:
             span.wait()
             token_ids: np.ndarray = samples.token_ids.numpy()
-            return token_ids
+            return token_ids if alone is None else token_ids[alone]
 
-        self._grammars.follow([step.row for step in plan.rows if step.samples], read)
+        # Rows with drafts have no grammar.
+        alone = None
+        if any(step.drafts for step in plan.rows):
+            counts = np.array([step.num_sampled for step in plan.rows if step.samples])
+            alone = (np.cumsum(counts) - 1)[counts == 1]
+        self._grammars.follow(
+            [step.row for step in plan.rows if step.samples and not step.drafts], read
+        )
 
     def _read(
-        self, plan: StepPlan, output: StepOutput, refused: Sequence[tuple[int, str]] = ()
+        self,
+        plan: StepPlan,
+        output: StepOutput,
+        refused: Sequence[tuple[int, str]] = (),
+        verification: Verification | None = None,
     ) -> StepResult:
         """Turn host tensors into a result, rows in the plan's order."""
+        if verification is not None:
+            return self._read_verified(plan, output, refused, verification)
         samples, scores = output.samples, output.prompt_scores
         unsound = []
         token_ids = iter(samples.token_ids.tolist() if samples else ())
@@ -334,6 +369,38 @@ class Worker:
                 rows.append(RowResult(step.row, step.generation, [], None, prompt_logprobs))
             if not is_sound:
                 unsound.append(index)
+        return StepResult(plan.step_id, rows, output.failures, refused, unsound)
+
+    def _read_verified(
+        self,
+        plan: StepPlan,
+        output: StepOutput,
+        refused: Sequence[tuple[int, str]],
+        verification: Verification,
+    ) -> StepResult:
+        """The same of a step with drafts: of each row the tokens that count."""
+        samples, scores = output.samples, output.prompt_scores
+        token_ids = samples.token_ids.tolist() if samples else []
+        logprobs = samples.logprob_lists() if samples else []
+        rows, unsound, at = [], [], 0
+        for number, (step, index) in enumerate(zip(plan.rows, verification.index, strict=True)):
+            if index < 0:
+                rows.append(RowResult(step.row, step.generation, []))
+                continue
+            exact, kept = verification.plan.rows[index], verification.kept[index]
+            prompt_logprobs = scores.of_row(index) if scores else None
+            mine = token_ids[at : at + kept]
+            scored = [entry for entry in logprobs[at : at + kept] if entry is not None]
+            at += exact.num_sampled
+            rows.append(
+                RowResult(
+                    step.row, step.generation, mine, scored or None, prompt_logprobs, exact.drafts
+                )
+            )
+            if min(mine, default=0) < 0 or not (
+                prompt_logprobs is None or are_sound(prompt_logprobs)
+            ):
+                unsound.append(number)
         return StepResult(plan.step_id, rows, output.failures, refused, unsound)
 
     def _deliver(self, in_flight: InFlight, outcome: StepResult | Exception) -> None:

@@ -174,6 +174,10 @@ class RowGrammars:
         rows = [arrival.row for arrival in arrivals] + [change.row for change in changes]
         self._submit(rows, self._exchange, departures, arrivals, changes, forgotten)
 
+    def leaves_free(self, row: int) -> bool:
+        """Whether nothing here restricts what the row samples; of the device thread."""
+        return row not in self._rows and not self._thinking.follows((row,))
+
     def masks(
         self, rows: Sequence[int], positions: Sequence[int], *, as_bits: bool = False
     ) -> Future[RowMasks] | None:

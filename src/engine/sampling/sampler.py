@@ -20,12 +20,12 @@ from src.ops.sampling.gumbel_argmax import NO_TOKEN, sound_rows
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """The rows that sample in one step.
+    """What is sampled in one step.
 
     Attributes
     ----------
     rows
-        [S] row of each entry, each row at most once.
+        [S] row of each entry. A row that verifies drafts has several, at positions in order.
     positions
         [S] position in its sequence of the token to be sampled; ``prompt_len`` for the first one.
     positions_s

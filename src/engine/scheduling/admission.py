@@ -69,6 +69,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Whether tenants read each other's cached prefixes. Otherwise each has its own.
     whole_prompts
         Whether a prompt is computed in one step, because its tokens see later ones.
+    max_drafts
+        The most drafts that a step verifies of one row; 0 for none.
     plan_late
         Read by the loop, not by the scheduler: whether it plans a step shortly before the running
         step ends (`Pace`), or as soon as that step runs.
@@ -97,6 +99,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     share_prefixes: bool = False
     plan_late: bool = False
     whole_prompts: bool = False
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
@@ -107,7 +110,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"max_mixed_prefill_tokens must be at least 1, got {self.max_mixed_prefill_tokens}"
             )
-        for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode"):
+        for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode", "max_drafts"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if (self.num_snapshots or 0) < 0 or self.snapshot_interval < 1:
@@ -138,6 +141,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         return URGENT if is_urgent else request.tenant
 
     @property
+    def drafts(self) -> int:
+        """``max_drafts``, or 0 with recurrent states: a rejected draft would stay in them."""
+        return self.max_drafts if self.num_snapshots is None else 0
+
+    @property
     def layout(self) -> str:
         """Describes how a sequence's KV is laid out in blocks; part of every block's digest."""
         states = "" if self.num_snapshots is None else " states"
@@ -162,6 +170,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         num_snapshots: int | None = None,
         num_adapter_slots: int = 0,
         whole_prompts: bool = False,
+        max_drafts: int = 0,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
 
@@ -193,6 +202,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             share_prefixes=config.cache.share_prefixes,
             plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
             whole_prompts=whole_prompts,
+            max_drafts=max_drafts,
         )
 
 

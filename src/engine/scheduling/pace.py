@@ -35,7 +35,8 @@ class Pace:
 
     def __init__(self) -> None:
         # Decode is bound by reading weights, prefill by arithmetic: each has its own forecast.
-        self._decode, self._prefill = _Line(), _Line()
+        # So has a step that verifies drafts; the plan does not know how many there are.
+        self._decode, self._prefill, self._verify = _Line(), _Line(), _Line()
         self._part = _MOST
         self._is_timed = False
 
@@ -75,19 +76,24 @@ class Pace:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how many seconds a step took on the device."""
-        self._line_of(plan).add(plan.num_tokens, max(seconds, _QUICKEST))
+        drafts = plan.num_drafts
+        line = self._line_of(plan, drafts)
+        line.add(plan.num_tokens - drafts, max(seconds, _QUICKEST))
 
     def forecast(self, plan: StepPlan) -> float:
         """Seconds that a step will take; 0 until enough steps of its kind were observed."""
-        return self._line_of(plan).at(plan.num_tokens)
+        drafts = plan.num_drafts
+        return self._line_of(plan, drafts).at(plan.num_tokens - drafts)
 
     def wait(self, running: StepPlan, start: float, now: float) -> float:
         """Seconds until the next step is planned, if ``running`` began at ``start``; 0 is now."""
         delay = start + self._part * self.forecast(running) - _LEAD - now
         return delay if delay >= _LEAST else 0.0
 
-    def _line_of(self, plan: StepPlan) -> _Line:
-        return self._prefill if plan.num_tokens > len(plan.rows) else self._decode
+    def _line_of(self, plan: StepPlan, drafts: int) -> _Line:
+        if plan.num_tokens - drafts > len(plan.rows):
+            return self._prefill
+        return self._verify if drafts else self._decode
 
 
 class _Line:

@@ -67,14 +67,42 @@ class StepPlanner:
             num_tokens = min(num_tokens, state.capacity - state.launched)
         builder.add(state, num_tokens)
 
+    def draft(self, builder: PlanBuilder) -> None:
+        """Let rows that sample one token verify drafts, as far as budget and memory are left.
+
+        Drafts take nothing from anybody: they get tokens that nobody wanted, and further blocks
+        only while no request waits and the look-ahead of all rows stays free. How many of them the
+        device really has is another matter, so every row may have as many as its neighbours.
+        """
+        most = self.limits.max_num_batched_tokens - builder.num_tokens
+        for index, state in enumerate(builder.states):
+            if most < 1:
+                return
+            step = builder.rows[index]
+            if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
+                continue
+            # The first token may be the last: then there is nothing to draft.
+            drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))
+            room = state.capacity - state.launched
+            if drafts > room and not len(self.waiting):
+                builder.appends += self.allocator.extend_for_drafts(state, drafts)
+                room = state.capacity - state.launched
+            drafts = min(drafts, room)
+            if drafts > 0:
+                builder.rows[index] = state.draft(step, drafts)
+                builder.num_tokens += drafts
+                most -= drafts
+
     def grow(self, state: RequestState, builder: PlanBuilder) -> bool:
         """Give a running row its next blocks, preempting others if need be; false if it waits."""
         allocator = self.allocator
         groups = allocator.short_groups(state)
         while allocator.pool.num_free < len(groups):
             builder.short = True
-            # While steps in flight will free blocks anyway, nobody else is preempted.
-            victim = None if allocator.blocks_are_coming() else allocator.victim(state)
+            # While steps in flight will free blocks anyway, nobody else is preempted, nor for a
+            # block that is needed only if drafts in flight are right.
+            spares = state.slack > 0 or allocator.blocks_are_coming()
+            victim = None if spares else allocator.victim(state)
             if victim is None:
                 self.stats.shortages += 1
                 return False

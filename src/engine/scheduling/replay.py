@@ -16,8 +16,9 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
 Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
 block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
-``[row, generation, start, num_tokens, samples]``, where 2 stands for a vector. Copies of recurrent
-states are ``[row, slot]``.
+``[row, generation, start, num_tokens, samples]``, and with drafts, of the row or of steps before,
+``[..., drafts, slack, limit]``; ``samples`` is 2 for a vector. Copies of recurrent states are
+``[row, slot]``.
 A request's adapter is ``[key, number of its content]`` or null, and a plan has
 ``[row, key, slot]`` for each install with one.
 
@@ -35,7 +36,7 @@ import msgspec
 
 from src.core.adapter import NO_ADAPTER, Adapter
 from src.core.outputs import FinishReason
-from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Pooling, Request
 from src.core.sampling_params import SamplingParams
 from src.engine.kv.block_pool import InvariantError
@@ -94,7 +95,7 @@ class PlanLine(_Line, frozen=True, tag="plan"):
     step_id: int
     installs: list[tuple[int, int, int, int, int, list[list[int]]]]
     block_appends: list[tuple[int, int, int, list[int]]]
-    rows: list[tuple[int, int, int, int, int]]
+    rows: list[list[int]]
     state_loads: list[tuple[int, int]] = []
     state_saves: list[tuple[int, int]] = []
     adapters: list[tuple[int, int, int]] = []
@@ -178,14 +179,22 @@ def plan_line(plan: StepPlan) -> PlanLine:
             for i in plan.installs
         ],
         [(a.row, a.group, a.index, a.block_ids) for a in plan.block_appends],
-        [
-            (r.row, r.generation, r.start, r.num_tokens, 2 if r.pools else int(r.samples))
-            for r in plan.rows
-        ],
+        [_row_line(r) for r in plan.rows],
         [(copy.row, copy.slot) for copy in plan.state_loads],
         [(copy.row, copy.slot) for copy in plan.state_saves],
         [(i.row, i.adapter, i.adapter_slot) for i in plan.installs if i.adapter != NO_ADAPTER],
     )
+
+
+def _row_line(step: RowStep) -> list[int]:
+    line = [
+        step.row,
+        step.generation,
+        step.start,
+        step.num_tokens,
+        2 if step.pools else int(step.samples),
+    ]
+    return [*line, step.drafts, step.slack, step.limit] if step.drafts or step.slack else line
 
 
 def read_lines(lines: Iterable[str | bytes]) -> Iterator[Line]:

@@ -9,6 +9,9 @@
 
 Two counters advance at different times. ``launched`` counts the positions that the device was told
 to compute, ``committed`` those whose results have come back. Between them are the steps in flight.
+
+A step that verifies drafts gives one token or several. While such a step is in flight, ``launched``
+and ``target`` are the most that they can be, and ``slack`` is how much less they may be.
 """
 
 from __future__ import annotations
@@ -71,9 +74,14 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     capacity
         Positions that the shortest of its tables has blocks for.
     launched
-        Positions whose KV the launched steps compute.
+        Positions whose KV the launched steps compute, at most.
     target
-        Tokens that exist once the launched steps are done: ``token_ids`` and the sampled ones.
+        Tokens that exist once the launched steps are done, at most: ``token_ids`` and the sampled
+        ones.
+    slack
+        How much less than ``launched`` and ``target`` it may be: 0 unless a step in flight drafts.
+    ahead
+        The most tokens that each step in flight samples for it; of those that sample, in order.
     committed
         Positions whose KV is computed by committed steps.
     registered
@@ -114,6 +122,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     capacity: int = 0
     launched: int = 0
     target: int = 0
+    slack: int = 0
+    ahead: list[int] = []
     committed: int = 0
     registered: int = 0
     cache_epoch: int = 0
@@ -132,7 +142,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     @property
     def is_exhausted(self) -> bool:
         """Whether its last token is launched: it ends once the steps in flight are committed."""
-        return self.target >= self.limit
+        return self.target - self.slack >= self.limit
 
     @property
     def may_read_cache(self) -> bool:
@@ -152,15 +162,45 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
 
     def launch(self, step_id: int, num_tokens: int) -> RowStep:
         """Advance by ``num_tokens`` positions, which step ``step_id`` computes."""
+        self.last_step = step_id
+        if self.slack:
+            return self._launch_behind_drafts()
         start = self.launched
         self.launched = start + num_tokens
         samples = self.launched == self.target
         if samples:
             self.target += 1
-        self.last_step = step_id
-        if samples and self.request.pooling is not None:
-            return RowStep(self.row, self.generation, start, num_tokens, False, pools=True)
+            if self.request.pooling is not None:
+                return RowStep(self.row, self.generation, start, num_tokens, False, pools=True)
+            self.ahead.append(1)
         return RowStep(self.row, self.generation, start, num_tokens, samples)
+
+    def _launch_behind_drafts(self) -> RowStep:
+        """Advance by one token, from where the steps in flight leave the row."""
+        start, slack = self.launched - self.slack, self.slack
+        self.ahead.append(1)
+        self._bound()
+        return RowStep(self.row, self.generation, start, 1, True, 0, slack, self.limit)
+
+    def draft(self, step: RowStep, drafts: int) -> RowStep:
+        """Let a step that was just launched, for one token, verify this many drafts as well."""
+        self.ahead[-1] += drafts
+        self._bound()
+        return RowStep(
+            self.row, self.generation, step.start, 1 + drafts, True, drafts, step.slack, self.limit
+        )
+
+    def settle(self) -> None:
+        """A step that samples was committed, and its tokens taken in."""
+        if self.ahead.pop(0) > 1 or self.slack:
+            self._bound()
+
+    def _bound(self) -> None:
+        """What the steps in flight compute, if they sample: at least a token each."""
+        known = len(self.token_ids)
+        self.target = min(known + sum(self.ahead), self.limit)
+        self.launched = self.target - 1
+        self.slack = self.target - min(known + len(self.ahead), self.limit)
 
     def take_row(
         self,
@@ -193,6 +233,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.block_ids = []
         self.behind = []
         self.snapshots_due = []
+        self.ahead = []
+        self.slack = 0
         self.capacity = self.launched = self.target = self.committed = self.registered = 0
 
     def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
@@ -228,7 +270,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
             logprobs=None if row is None else row.logprobs,
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
-            stop_token_id=token_ids[0] if ended_by_token else None,
+            stop_token_id=token_ids[-1] if ended_by_token else None,
             cached_tokens=cached_tokens,
             vector=None if row is None else row.vector,
         )

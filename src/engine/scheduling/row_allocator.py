@@ -244,6 +244,17 @@ class RowAllocator:
         )
         return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
 
+    def extend_for_drafts(self, state: RequestState, drafts: int) -> list[BlockAppend]:
+        """Give a running request blocks for up to ``drafts`` positions behind its launched ones.
+
+        It leaves as many free blocks as all running requests need soon (`lookahead`).
+        """
+        size = self.limits.block_size
+        missing = blocks_for(state.launched + drafts, size) - state.capacity // size
+        spare = self.pool.num_free - sum(map(self.lookahead, self.running))
+        short = self.short_groups(state)
+        return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
+
     def short_groups(self, state: RequestState) -> list[int]:
         """The groups whose block tables end at the request's capacity; others reach further."""
         end = state.capacity // self.limits.block_size
@@ -340,7 +351,7 @@ class RowAllocator:
         """Per group with a window: the blocks that are released once all steps are committed."""
         size = self.limits.block_size
         # Blocks are released only when a further block has become full.
-        full = state.launched // size
+        full = (state.launched - state.slack) // size
         if full <= state.registered:
             return []
         return [

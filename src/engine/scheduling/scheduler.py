@@ -7,7 +7,8 @@ One step is planned in this order, under one token budget:
 
 1. running rows with one token left to compute (decode), by rank;
 2. running rows with more than one (prefill chunks), by rank;
-3. admissions, by rank, unless a running row is short of memory.
+3. admissions, by rank, unless a running row is short of memory;
+4. drafts for rows that decode, with what is left.
 
 In a step with decoding rows prefill may not use the whole remaining budget, because the decoding
 rows would wait for it.
@@ -290,11 +291,14 @@ class Scheduler:
             self._sharing.make_room()
         # Iterates over a copy, because a preempted request leaves the list.
         for state in self._allocator.running[:]:
-            if state.phase is not Phase.RUNNING or state.target >= state.limit:
+            if state.phase is not Phase.RUNNING or state.is_exhausted:
                 continue
             if state.target - state.launched > 1:
                 prefills.append(state)
-            elif state.launched < state.capacity or self._planner.grow(state, builder):
+            # Behind drafts in flight a row may already be as long as it can get.
+            elif min(state.launched, state.limit - 2) < state.capacity or self._planner.grow(
+                state, builder
+            ):
                 decoding += state.launched >= state.prompt_len
                 builder.add(state, 1)
         if decoding and self.limits.max_mixed_prefill_tokens is not None:
@@ -311,6 +315,8 @@ class Scheduler:
             self._planner.fill(builder, prefills)
         if not builder.rows:
             return None
+        if self.limits.drafts:
+            self._planner.draft(builder)
         plan = builder.plan()
         self._in_flight.append((plan, builder.states))
         self._last_launched = builder.step_id
@@ -321,7 +327,7 @@ class Scheduler:
     def _preempt(self, victim: RequestState) -> None:
         """Take a running request's row; it waits again behind its fence."""
         self.stats.preemptions += 1
-        self.stats.recomputed_tokens += victim.launched
+        self.stats.recomputed_tokens += victim.launched - victim.slack
         self._preempted.append(victim.key)
         self._leave(victim, Phase.PREEMPTING)
 
@@ -369,14 +375,27 @@ class Scheduler:
     def _commit_row(
         self, state: RequestState, planned: RowStep, row: RowResult
     ) -> RequestEvent | None:
-        if len(row.token_ids) != planned.samples:
+        num_tokens = len(row.token_ids)
+        if not planned.samples <= num_tokens <= planned.num_sampled:
             raise InvariantError(
-                f"row {planned.row}: {len(row.token_ids)} tokens came back, "
-                f"{int(planned.samples)} expected"
+                f"row {planned.row}: {num_tokens} tokens came back, "
+                f"{int(planned.samples)} to {planned.num_sampled} expected"
             )
-        state.committed = planned.start + planned.num_tokens
         if state.prompt_logprobs is not None and row.prompt_logprobs is not None:
             state.collect_prompt_logprobs(planned.start, row.prompt_logprobs)
+        reason = None
+        if num_tokens > 1:
+            kept, reason = self._accept(state, row.token_ids)
+            if kept < num_tokens:
+                self.stats.discarded_tokens += num_tokens - kept
+                row = row.first(kept)
+                num_tokens = kept
+            # The last token's KV is not computed yet.
+            state.token_ids += row.token_ids[:-1]
+            state.committed += num_tokens
+        else:
+            # It may begin later than planned, but then it is one token.
+            state.committed += planned.num_tokens - planned.drafts
         if state.committed >= (state.registered + 1) * self.limits.block_size:
             self._allocator.take_in(state)
         if planned.pools:
@@ -385,14 +404,26 @@ class Scheduler:
             return state.event(row, FinishReason.STOP)
         if not planned.samples:
             return None
-        token_id = row.token_ids[0]
+        token_id = row.token_ids[-1]
         state.token_ids.append(token_id)
-        num_output = len(state.token_ids) - state.prompt_len
-        reason = stop.finish_reason(state.request, token_id, num_output)
+        state.settle()
+        if num_tokens == 1:
+            num_output = len(state.token_ids) - state.prompt_len
+            reason = stop.finish_reason(state.request, token_id, num_output)
         if reason is not None:
             self._end(state)
             self._deadlines.discard(state)
         return state.event(row, reason)
+
+    @staticmethod
+    def _accept(state: RequestState, token_ids: list[int]) -> tuple[int, FinishReason | None]:
+        """How many of a step's tokens the output keeps, and why it ends with the last, if so."""
+        num_output = len(state.token_ids) - state.prompt_len
+        for kept, token_id in enumerate(token_ids, 1):
+            reason = stop.finish_reason(state.request, token_id, num_output + kept)
+            if reason is not None:
+                return kept, reason
+        return len(token_ids), None
 
     # Leaving: the request is marked at once; its row and blocks come back behind the fence.
 

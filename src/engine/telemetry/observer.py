@@ -130,8 +130,17 @@ class EngineObserver:
             self._metrics.on_admitted(self._last_wait, record.trace_id)
 
     @_contained
-    def committed(self, plan: StepPlan, times: StepTimes, started: float) -> None:
-        """A step's result was committed; ``started`` is when the commit began."""
+    def committed(
+        self,
+        plan: StepPlan,
+        times: StepTimes,
+        started: float,
+        drafted: tuple[int, int] = (0, 0),
+    ) -> None:
+        """A step's result was committed; ``started`` is when the commit began.
+
+        ``drafted``: drafts that it has verified, and how many of them were right.
+        """
         self.progress.committed(started)
         prefill_rows = prefill_tokens = unfinished_rows = starts = more_pairs = 0
         for step in plan.rows:
@@ -153,7 +162,7 @@ class EngineObserver:
                     )
                 )
         work = (prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs)
-        self._steps.committed(plan, times, started, work)
+        self._steps.committed(plan, times, started, work, drafted)
         if self._telemetry.samples_step():
             choices = (self._rows[step.row][0] for step in plan.rows)
             self._served[plan.step_id] = [c.trace for c in choices if c.trace is not None]

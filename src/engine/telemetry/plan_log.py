@@ -253,7 +253,9 @@ class _Writer:
         for key, row in zip(self._steps.pop(result.step_id), result.rows, strict=True):
             ended = ends.get(key)
             if ended is not None and ended.stop_token_id is not None:
-                token_ids.append([END_TOKEN])
+                kept = len(ended.token_ids)
+                before = [self._pseudonym(key, token) for token in row.token_ids[: kept - 1]]
+                token_ids.append([*before, END_TOKEN, *(0 for _ in row.token_ids[kept:])])
             elif key in self._prefixes:
                 token_ids.append([self._pseudonym(key, token) for token in row.token_ids])
             else:

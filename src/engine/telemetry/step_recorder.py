@@ -21,8 +21,8 @@ Work = tuple[int, int, int, int, int]
 # requests, KV usage, new preemptions.
 _Planned = tuple[int, int, float, int]
 # A committed step that is not published yet: plan, times, figures of its launch, begin and end of
-# its commit, seconds that the device waited, work.
-_Committed = tuple[StepPlan, StepTimes, _Planned, float, float, float, Work]
+# its commit, seconds that the device waited, work, drafts and right drafts.
+_Committed = tuple[StepPlan, StepTimes, _Planned, float, float, float, Work, tuple[int, int]]
 
 
 class StepRecorder:
@@ -50,12 +50,19 @@ class StepRecorder:
         )
         self._preemptions = preemptions
 
-    def committed(self, plan: StepPlan, times: StepTimes, started: float, work: Work) -> None:
+    def committed(
+        self,
+        plan: StepPlan,
+        times: StepTimes,
+        started: float,
+        work: Work,
+        drafted: tuple[int, int],
+    ) -> None:
         """The oldest launched step was committed; ``started`` is when the commit began."""
         idle = max(0.0, times.device_start - self._device_end) if self._device_end else 0.0
         self._device_end = times.device_end
         self._committed.append(
-            (plan, times, self._planned.popleft(), started, time.monotonic(), idle, work)
+            (plan, times, self._planned.popleft(), started, time.monotonic(), idle, work, drafted)
         )
 
     def publishing(self) -> None:
@@ -79,7 +86,7 @@ class StepRecorder:
         self._device_end = 0.0
 
     def _record(self, step: _Committed, published: float) -> StepRecord:
-        plan, times, planned, started, ended, idle_before, work = step
+        plan, times, planned, started, ended, idle_before, work, (drafted, accepted) = step
         running, waiting, kv_usage, preemptions = planned
         prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs = work
         cached = 0
@@ -88,7 +95,7 @@ class StepRecorder:
             # An installed row begins behind its prefix cache hits.
             cached = sum(row.start for row in plan.rows if row.row in installed)
         num_rows = len(plan.rows)
-        num_tokens = prefill_tokens + num_rows - prefill_rows
+        num_tokens = prefill_tokens + num_rows - prefill_rows + drafted
         return StepRecord(
             step_id=plan.step_id,
             planned=times.planned,
@@ -116,4 +123,6 @@ class StepRecorder:
             kv_usage=kv_usage,
             context_tokens=starts + num_tokens,
             attended_pairs=starts + num_tokens + more_pairs,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
         )

@@ -78,7 +78,8 @@ typedef int StepFunction(const Instruction*, Step*);
 
 #include "runtime/abi_records.h"
 
-// The next `tokens` tokens of a row, from position `start` on; `samples`: whether to sample after them.
+// The next `tokens` tokens of a row, from position `start` on; `samples`: how many of the last ones to
+// sample after. It is 0 or 1, or more where the last tokens are drafts.
 struct RowStep {
   int64_t row, start, tokens, samples;
 };
@@ -100,7 +101,7 @@ SLIPSTREAM_EXPORT void slipstream_delete_gate(MaskGate*);
 // MaskArgs), or any token if that is negative. The masks must not change until the step has sampled.
 SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate*, const uint32_t* masks, int64_t words,
                                            const int64_t* rows, int64_t count);
-// A whole step: gathers the rows' tokens, runs the model, and samples the next token [S] of each sampling
+// A whole step: gathers the rows' tokens, runs the model, and samples the next tokens [S] of each sampling
 // row by temperature and seed, into `token_ids` and into the rows. `padding` tokens without a row are
 // appended. Null arguments: no `gate` means no masks; no `token_ids` means no sampling; no `hidden` or
 // `logits` means that they are not returned.

@@ -18,14 +18,15 @@ int64_t blocks_of(const StepContext& c, int64_t length) {
 Status check(const StepContext& c, const RowStep& step) {
   const int64_t end = step.start + step.tokens;
   const bool is_there = step.row >= 0 && step.row < c.rows && step.start >= 0 && step.tokens > 0 &&
+                        step.samples >= 0 && step.samples <= step.tokens &&
                         end + (step.samples != 0) <= c.token_stride &&
                         blocks_of(c, end) <= c.block_table_stride;
   return is_there ? kOk : kBadRow;
 }
 
-void gather_sampling(const StepContext& c, const RowStep& step, Inputs* in) {
+void gather_sampling(const StepContext& c, const RowStep& step, int64_t next, Inputs* in) {
   in->rows.push_back(step.row);
-  in->next.push_back(step.start + step.tokens);
+  in->next.push_back(next);
   in->seeds.push_back(c.seeds[step.row * c.seed_stride]);
   in->temperatures.push_back(float(c.temperatures[step.row * c.temperature_stride]));
 }
@@ -61,10 +62,11 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
     }
     in->all.add(step.tokens, end, table, c.group_stride, in->max_blocks);
     in->all_rows.push_back(step.row);
-    if (!step.samples) continue;
-    in->last.add(1, end, table, c.group_stride, in->max_blocks);
-    in->sampled.push_back(int64_t(in->ids.size()) - 1);
-    gather_sampling(c, step, in);
+    for (int64_t behind = step.samples; behind-- > 0;) {
+      in->last.add(1, end - behind, table, c.group_stride, in->max_blocks);
+      in->sampled.push_back(int64_t(in->ids.size()) - 1 - behind);
+      gather_sampling(c, step, end - behind, in);
+    }
   }
   in->ids.insert(in->ids.end(), size_t(padding), 0);
   in->positions.insert(in->positions.end(), size_t(padding), 0);

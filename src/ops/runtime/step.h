@@ -48,7 +48,7 @@ struct Batch {
 struct Inputs {
   std::vector<int64_t> ids, positions, adapters;  // [T]
   std::vector<std::vector<int64_t>> slots;     // per group of layers, [T]
-  Batch all, last;                             // all tokens; only the last token of each sampling row
+  Batch all, last;                             // all tokens; only those after which a token is sampled
   std::vector<int64_t> sampled, seeds, next;   // [S]: token index; seed; position of the drawn token
   std::vector<int64_t> rows;                   // [S]: row of the step context
   std::vector<int64_t> all_rows;               // [B]: row of the step context, and so of its states

@@ -302,10 +302,10 @@ class CompiledStep:
         Parameters
         ----------
         steps
-            For each row in turn: row, first position, number of tokens, and 1 if the token after
-            them is sampled.
+            For each row in turn: row, first position, number of tokens, and after how many of the
+            last ones a token is sampled: 0, 1, or more where the last ones are drafts.
         num_samples
-            Number of rows that sample.
+            Number of sampled tokens.
         gate
             Provides the masks; the step waits for it once it has logits. None: no masks.
 

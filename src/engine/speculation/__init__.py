@@ -1,0 +1,12 @@
+"""Speculation: guesses of a row's next tokens, which a step verifies.
+
+At every drafted position the model draws its own token with that position's noise, as it would
+without drafts. A draft is accepted while it equals that token, so no draft changes an output
+(R. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, for the
+greedy case; "Exact speculative decoding by shared noise", arXiv 2408.07978, for sampling).
+"""
+
+from src.engine.speculation.drafter import Drafter
+from src.engine.speculation.verification import Speculation, Verification
+
+__all__ = ["Drafter", "Speculation", "Verification"]

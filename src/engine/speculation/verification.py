@@ -1,0 +1,148 @@
+"""Gives a step its drafts, and says which of them were right.
+
+Only the device knows where a row ends while a step in flight drafts for it. On the host, the device
+thread runs steps in order, so at the beginning of a step it knows every row's tokens. It asks the
+drafters there, and turns the plan's bounds into an exact plan. Everything behind it computes rows
+of several tokens as it computes prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from src.core.plan import RowStep, StepPlan
+from src.engine.speculation.drafter import Drafter
+
+
+@dataclass
+class Verification:
+    """One step that verifies drafts, or whose rows have a start that the plan does not know.
+
+    Attributes
+    ----------
+    plan
+        What is computed: exact starts, and per row as many drafts as there are. Rows that have
+        nothing left to compute are left out.
+    drafts
+        Per row of ``plan``, the tokens that were guessed.
+    kept
+        Per row of ``plan``, how many of its sampled tokens count; known once they are compared.
+    index
+        Per row of the scheduler's plan, its index in ``plan``; -1: left out.
+    """
+
+    plan: StepPlan
+    drafts: list[list[int]]
+    index: list[int]
+    kept: Sequence[int] = ()
+
+
+class Speculation:
+    """Drafts for rows, and their verification. Only the device thread uses it.
+
+    Parameters
+    ----------
+    drafters
+        Asked in turn, until one has an idea.
+    tokens
+        [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
+    drafts_for
+        Whether a row may have drafts now.
+    poison
+        What stands in the buffer where there is no token.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        tokens: np.ndarray,
+        drafts_for: Callable[[int], bool],
+        poison: int,
+    ) -> None:
+        self._drafters = drafters
+        self._tokens = tokens
+        self._drafts_for = drafts_for
+        self._poison = poison
+        # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
+        self._lengths: dict[int, int] = {}
+
+    def begin(self, plan: StepPlan) -> Verification | None:
+        """Draft for the rows that may have drafts; the plan has been applied to its rows.
+
+        ``None``: the plan is exact as it is.
+        """
+        for install in plan.installs:
+            self._lengths.pop(install.row, None)
+        if not any(step.drafts or step.slack for step in plan.rows):
+            return None
+        rows: list[RowStep] = []
+        drafts: list[list[int]] = []
+        index: list[int] = []
+        for step in plan.rows:
+            if not (step.drafts or step.slack):
+                index.append(len(rows))
+                rows.append(step)
+                drafts.append([])
+                continue
+            known = step.start + 1
+            if step.slack:
+                # Unknown after a failure. The request has ended then, and any length will do.
+                known = self._lengths.get(step.row, known)
+            if known >= step.limit:
+                index.append(-1)
+                continue
+            guessed = self._propose(step, known)
+            self._tokens[step.row, known : known + len(guessed)] = guessed
+            index.append(len(rows))
+            rows.append(
+                RowStep(step.row, step.generation, known - 1, 1 + len(guessed), True, len(guessed))
+            )
+            drafts.append(guessed)
+        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
+
+    def _propose(self, step: RowStep, known: int) -> list[int]:
+        most = min(step.drafts, step.limit - known - 1)
+        if most < 1 or not self._drafts_for(step.row):
+            return []
+        tokens = self._tokens[step.row, :known]
+        for drafter in self._drafters:
+            if guessed := drafter.propose(step.row, tokens, most):
+                return guessed[:most]
+        return []
+
+    def settle(self, verification: Verification, token_ids: Sequence[int]) -> None:
+        """Compare what a step has sampled, and has written to its rows, with its drafts.
+
+        Parameters
+        ----------
+        token_ids
+            Of all rows that sample, in order; negative where there was no choice.
+        """
+        kept: list[int] = []
+        at = 0
+        for step, drafts in zip(verification.plan.rows, verification.drafts, strict=True):
+            sampled = token_ids[at : at + step.num_sampled]
+            at += len(sampled)
+            count = len(sampled) and _count_kept(sampled, drafts)
+            kept.append(count)
+            if step.samples:
+                end = step.start + step.num_tokens - len(drafts) + count
+                self._lengths[step.row] = end
+                # Nobody may read what was rejected, and so would fail loudly.
+                self._tokens[step.row, end : end + len(sampled) - count] = self._poison
+        verification.kept = kept
+
+
+def _count_kept(sampled: Sequence[int], drafts: Sequence[int]) -> int:
+    """How many of a row's sampled tokens count: those behind right drafts only, and the first."""
+    count = 1
+    for draft, token, following in zip(drafts, sampled, sampled[1:], strict=False):
+        # Where the model has no choice, the next step finds that out again, and says so.
+        if draft != token or following < 0:
+            break
+        count += 1
+    return count

@@ -1,0 +1,158 @@
+"""Whoever drafts, and whatever: tokens, text, reason and log-probabilities are those of `off`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src import AsyncEngine, SamplingParams
+from src.core.outputs import GenerationResult
+from src.core.structured_output import StructuredOutput
+from src.core.thinking import Thinking
+from src.engine import startup
+from tests.engine.speculation.adversary import Adversary
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import assert_idle, random_prompts, small_config
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
+THINKING = Thinking(openings=("<think>",), closings=("</think>",), is_open=True, budget=6)
+# Stop tokens and stop strings are among what these texts say, so drafts reach beyond them.
+ASKED = {
+    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+    "greedy, scored": SamplingParams(temperature=0, max_tokens=24, logprobs=5, ignore_eos=True),
+    "seeded 0.3": SamplingParams(temperature=0.3, seed=3, max_tokens=30, ignore_eos=True),
+    "seeded 1.5": SamplingParams(temperature=1.5, seed=4, max_tokens=30, logprobs=2),
+    "several": SamplingParams(n=3, seed=5, max_tokens=20, ignore_eos=True),
+    "truncated": SamplingParams(
+        temperature=0.8, seed=6, top_k=20, top_p=0.9, min_p=0.01, max_tokens=24
+    ),
+    "typical": SamplingParams(
+        seed=7, top_p=0.8, typical_p=0.9, top_n_sigma=2.0, max_tokens=24, logprobs=1
+    ),
+    "penalized": SamplingParams(
+        temperature=0,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+        max_tokens=30,
+        logprobs=1,
+        ignore_eos=True,
+    ),
+    "biased": SamplingParams(
+        seed=8, logit_bias={5: 3.0, 9: -100.0}, min_tokens=6, max_tokens=24, logprobs=3
+    ),
+    "few": SamplingParams(
+        seed=9, allowed_token_ids=(5, 6, 7, 8), stop_token_ids=(8,), min_tokens=5, max_tokens=30
+    ),
+    "ends": SamplingParams(
+        seed=10, allowed_token_ids=(5, 6, 7, 8), stop_token_ids=(8,), max_tokens=30, logprobs=1
+    ),
+    "stops": SamplingParams(seed=11, stop=("a", "e", " t"), max_tokens=30, logprobs=1),
+    "bad words": SamplingParams(seed=12, bad_words=("e", "the", "a b"), max_tokens=24),
+    "prompt": SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=12, ignore_eos=True),
+    "grammar": SamplingParams(structured_output=LETTERS, temperature=0, max_tokens=20),
+    "choice": SamplingParams(
+        structured_output=StructuredOutput.choice(["yes", "no"]), seed=13, max_tokens=20
+    ),
+    "thinking": SamplingParams(thinking=THINKING, seed=14, max_tokens=24, ignore_eos=True),
+    "one": SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
+    "two": SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+}
+# Beside a grammar or a budget of thinking nothing else need be asked twice.
+PROMPTS = random_prompts(2 * len(ASKED), longest=24, seed=21)
+WAYS: dict[str, dict[str, Any]] = {
+    "depth 1": {"scheduler__pipeline_depth": 1, "scheduler__max_num_seqs": 64},
+    "depth 2": {"scheduler__max_num_seqs": 64},
+    "chunked": {"scheduler__max_num_batched_tokens": 12},
+    "preempted": {"cache__num_blocks": 24, "model__max_model_len": 80},
+    "uncached": {"cache__enable_prefix_caching": False, "scheduler__max_num_seqs": 3},
+}
+
+
+def config(checkpoint: Path, **changes: Any) -> Any:
+    # In 16 bits likely tokens tie, and which of them a list of the likeliest has first or last
+    # depends on what else the batch asks for.
+    return small_config(
+        checkpoint, **({"model__deterministic": True, "model__dtype": "float32"} | changes)
+    )
+
+
+def answer(result: GenerationResult) -> Any:
+    return (
+        [(c.token_ids, c.text, c.finish_reason, c.logprobs, c.stop_reason)
+         for c in result.completions],
+        result.prompt_logprobs,
+        result.usage.completion_tokens,
+    )  # fmt: skip
+
+
+async def ask(
+    engine: AsyncEngine, asked: Sequence[tuple[list[int], SamplingParams]]
+) -> list[GenerationResult]:
+    return await asyncio.gather(*(engine.generate(prompt, each) for prompt, each in asked))
+
+
+def speculating(monkeypatch: pytest.MonkeyPatch, drafter: Any) -> dict[str, Any]:
+    monkeypatch.setattr(startup, "choose_drafters", lambda *_, **__: (drafter,))
+    return {"speculation__method": "suffix", "speculation__num_speculative_tokens": 6}
+
+
+def texts(
+    asked: Sequence[tuple[list[int], SamplingParams]], results: Sequence[GenerationResult]
+) -> list[list[int]]:
+    return [
+        [*prompt, *completion.token_ids]
+        for (prompt, _), result in zip(asked, results, strict=True)
+        for completion in result.completions
+    ]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("speculation")
+    return make_checkpoint(path, tokenizer=True, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[tuple[list[int], SamplingParams]]:
+    return list(zip(PROMPTS, [*ASKED.values()] * 2, strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected(
+    checkpoint: Path, asked: list[tuple[list[int], SamplingParams]]
+) -> list[GenerationResult]:
+    async def run() -> list[GenerationResult]:
+        async with AsyncEngine.open(config(checkpoint)) as engine:
+            return await ask(engine, asked)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_draft_changes_a_bit(
+    way: str,
+    checkpoint: Path,
+    asked: list[tuple[list[int], SamplingParams]],
+    expected: list[GenerationResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adversary = Adversary(texts(asked, expected), seed=len(way))
+    changes = WAYS[way] | speculating(monkeypatch, adversary)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        for round_ in range(2):
+            results = await ask(engine, asked)
+            for name, got, wanted in zip([*ASKED] * 2, results, expected, strict=True):
+                assert answer(got) == answer(wanted), (name, round_)
+        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        assert_idle(engine)
+        if way == "preempted":
+            assert engine.stats.preemptions > 0
+    # A full step and a full pool leave less for drafts.
+    assert len(set(adversary.widths)) > 4

@@ -1,0 +1,107 @@
+"""Of drafts: their bounds in plans, and their verification."""
+
+from tests.mutants.mutation import mutations_of, rewrites_of
+
+_PURE = ("tests/engine/scheduling/test_drafts.py", "tests/engine/scheduling/test_properties.py")
+_ENGINE = ("tests/engine/speculation",)
+
+MUTATIONS = (
+    *mutations_of(
+        "src/engine/scheduling/request_state.py",
+        _PURE,
+        (
+            "what steps in flight compute is bounded by drafts alone",
+            "self.slack = self.target - min(known + len(self.ahead), self.limit)",
+            "self.slack = 0",
+        ),
+        (
+            "a commit does not correct what was launched",
+            "        if self.ahead.pop(0) > 1 or self.slack:\n            self._bound()",
+            "        self.ahead.pop(0)",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/scheduler.py",
+        _PURE,
+        (
+            "what follows the token that ends a request is kept",
+            "                return kept, reason\n",
+            "                return len(token_ids), reason\n",
+        ),
+        (
+            "a step's last token counts as computed",
+            "            state.committed += num_tokens\n",
+            "            state.committed += num_tokens + 1\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/planning.py",
+        _PURE,
+        (
+            "drafts exceed the budget",
+            "            drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))",
+            "            drafts = min(self.limits.drafts, state.limit - (step.start + 2))",
+        ),
+        (
+            "drafts take blocks while a request waits",
+            "            if drafts > room and not len(self.waiting):",
+            "            if drafts > room:",
+        ),
+        (
+            "somebody is preempted for a block that perhaps nobody needs",
+            "spares = state.slack > 0 or allocator.blocks_are_coming()",
+            "spares = allocator.blocks_are_coming()",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/row_allocator.py",
+        _PURE,
+        (
+            "drafts take the blocks that rows need soon",
+            "        spare = self.pool.num_free - sum(map(self.lookahead, self.running))\n"
+            "        short = self.short_groups(state)\n"
+            "        return self.append_blocks(state, short, max(0, min(missing,",
+            "        spare = self.pool.num_free\n"
+            "        short = self.short_groups(state)\n"
+            "        return self.append_blocks(state, short, max(0, min(missing,",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/verification.py",
+        _ENGINE,
+        (
+            "a draft is accepted behind a wrong one",
+            "_count_kept",
+            "break",
+            "continue",
+        ),
+        (
+            "a row begins where the plan says, not where it is",
+            "Speculation.begin",
+            "A = self._lengths.get(B.row, A)",
+            "",
+        ),
+        (
+            "the device drafts past a request's end",
+            "Speculation._propose",
+            "min(A.drafts, A.limit - B - 1)",
+            "A.drafts",
+        ),
+        (
+            "rows with a grammar have drafts",
+            "Speculation._propose",
+            "A < 1 or not self._drafts_for(B.row)",
+            "A < 1",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/inputs.py",
+        _ENGINE,
+        (
+            "all of a row's tokens are sampled at the last",
+            "build_inputs",
+            "np.repeat(A, B) - 1 - C",
+            "np.repeat(A, B) - 1",
+        ),
+    ),
+)
