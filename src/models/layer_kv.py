@@ -50,6 +50,9 @@ class LayerKVSpec:
         whole, and lie in slots of their own.
     takes_codes
         Whether the layer's mixer can keep the rows of its tensors in 8 bits.
+    lasts
+        Whether a token's tensors are needed as long as its sequence, or only in the step that
+        computes them. Then all layers use the same memory, one after the other.
     """
 
     kind: str
@@ -57,6 +60,7 @@ class LayerKVSpec:
     window: Window = None
     per: Literal["token", "sequence"] = "token"
     takes_codes: bool = False
+    lasts: Literal["sequence", "step"] = "sequence"
 
     def in_codes(self, dtype: torch.dtype) -> LayerKVSpec:
         """The same with rows in 8 bits, see `ops.attention.cached_rows`."""
@@ -94,6 +98,12 @@ def keys_and_values(
     shape = (num_kv_heads, head_dim)
     tensors = tuple(KVTensor(name, shape, dtype) for name in ("keys", "values"))
     return LayerKVSpec("keys and values", tensors, window, takes_codes=True)
+
+
+def keys_of_a_step(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerKVSpec:
+    """Memory of attention in which tokens see later ones: sequences are computed as a whole."""
+    spec = keys_and_values(num_kv_heads, head_dim, dtype)
+    return replace(spec, kind="keys and values of a step", takes_codes=False, lasts="step")
 
 
 def kv_of(mixers: Sequence[Any], cache_dtype: torch.dtype | None = None) -> tuple[LayerKVSpec, ...]:
