@@ -15,11 +15,15 @@ import torch
 from src import LLM, SamplingParams
 from src.core.errors import (
     ConfigError,
+    GenerationError,
     InvalidRequestError,
     PromptTooLongError,
     RequestAbortedError,
 )
+from src.core.plan import StepPlan
 from src.engine.client import AsyncEngine
+from src.engine.execution.pooling import RowPooling, Vectors
+from src.engine.scheduling.replay import read_lines, replay
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.encoders import (
     load_encoder_reference,
@@ -97,9 +101,9 @@ async def test_raw_vectors_of_the_first_token(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])
-@pytest.mark.parametrize("budget", [7, 256])
+@pytest.mark.parametrize(("budget", "drafts"), [(7, "off"), (256, "off"), (60, "suffix")])
 async def test_a_decoder_embeds_in_chunks_beside_streams_of_text(
-    decoder: Path, tmp_path: Path, pooling: str, budget: int
+    decoder: Path, tmp_path: Path, pooling: str, budget: int, drafts: str
 ) -> None:
     shutil.copytree(decoder, tmp_path, dirs_exist_ok=True)
     if pooling != "last":
@@ -107,7 +111,9 @@ async def test_a_decoder_embeds_in_chunks_beside_streams_of_text(
     whole = load_reference(decoder)
     prompts, asked = random_prompts(20, longest=60, seed=3), random_prompts(6, longest=20, seed=4)
     params = SamplingParams(temperature=0, max_tokens=12)
-    config = small_config(tmp_path, scheduler__max_num_batched_tokens=budget)
+    config = small_config(
+        tmp_path, scheduler__max_num_batched_tokens=budget, speculation__method=drafts
+    )
     async with AsyncEngine.open(config) as engine:
         texts = asyncio.gather(*(engine.generate(prompt, params) for prompt in asked))
         first = await engine.embed(prompts)
@@ -262,6 +268,42 @@ async def test_tenants_share_an_encoder_whose_texts_are_longer_than_their_shares
         assert_idle(engine)
     for prompt, (embedding,) in zip(prompts, made, strict=True):
         check(embedding.vector, unit(states(reference, prompt).mean(0)))
+
+
+async def test_a_plan_log_with_vectors_is_replayed(encoder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "plans.jsonl"
+    config = small_config(
+        encoder, observability__plan_log=str(log), scheduler__max_num_batched_tokens=130
+    )
+    async with AsyncEngine.open(config) as engine:
+        await engine.embed(random_prompts(20, longest=60))
+    with log.open() as lines:
+        report = replay(read_lines(lines))
+    assert report.difference is None
+    assert report.stats.admissions == 20
+
+
+async def test_a_vector_that_is_no_number_is_an_error_of_its_own(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RowPooling.pool
+
+    def broken(self: RowPooling, plan: StepPlan, hidden: torch.Tensor) -> Vectors | None:
+        made = pool(self, plan, hidden)
+        if made is not None:
+            for row, vector in zip(made.rows, made.values, strict=True):
+                if any(step.row == row and step.num_tokens == 7 for step in plan.rows):
+                    vector[3] = torch.inf
+        return made
+
+    monkeypatch.setattr(RowPooling, "pool", broken)
+    async with AsyncEngine.open(small_config(encoder)) as engine:
+        bad = asyncio.create_task(engine.embed([[5] * 6, [5] * 7, [5] * 8]))
+        good = await engine.embed([[5] * 6])
+        with pytest.raises(GenerationError, match="no valid vector"):
+            await bad
+        assert good[0].prompt_tokens == 6
+        assert_idle(engine)
 
 
 async def test_an_abort_ends_all_texts_of_a_request(engine_of_encoder: AsyncEngine) -> None:
