@@ -31,6 +31,12 @@ MUTATIONS = (
             "if False:\n    B",
         ),
         (
+            "a size is that of a tensor which may be absent",
+            "Record.place_of",
+            "isinstance(A, TensorField) and A.is_optional",
+            "False",
+        ),
+        (
             "a result that is traced has the dtype of what it is like",
             "Record.traced",
             "A or B.dtype",
@@ -45,6 +51,12 @@ MUTATIONS = (
             "_Source._of_sizes",
             "f'{A} == {in_parentheses(B)}'",
             "f'{A} == {A}'",
+        ),
+        (
+            "a tensor may have more dimensions than are named",
+            "_Source._of_sizes",
+            "yield f'{A}.dim() == {len(B)}'",
+            "",
         ),
         (
             "a tensor of another dtype is taken for one of the call's",
