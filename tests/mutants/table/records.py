@@ -228,6 +228,18 @@ MUTATIONS = (
             "A.index is None or torch.compiler.is_compiling()",
             "A.index is None",
         ),
+        (
+            "int8 in groups is padded like int8 by row",
+            "fits_strips",
+            "A.dtype == torch.int8 and (not B)",
+            "A.dtype == torch.int8",
+        ),
+        (
+            "a row of zeros becomes no numbers in 8-bit floating point",
+            "_rounded_float8",
+            "torch.where(A == 0, 1.0, B)",
+            "B",
+        ),
     ),
     *rewrites_of(
         "src/ops/matrix.py",
