@@ -22,6 +22,7 @@ from src.engine.execution.graphs.decode import DecodeCapture
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.memory_profile import compute_largest_step
 from src.engine.execution.mixers import latent_attention as latent_mixer
+from src.engine.execution.pooling import RowPooling
 from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks
@@ -75,7 +76,8 @@ class Steps:
             self.grammars = RowGrammars(ROWS, self.vocab_size, on_cpu=False)
         self.forward, self.code = ForwardPass(model, cache), Code(model.functions)
         self.computer = StepComputer(
-            *(self.forward, self.code, self.rows, self.sampler, self.grammars, self.requests)
+            *(self.forward, self.code, self.rows, self.sampler, self.grammars, self.requests),
+            RowPooling([None] * ROWS, model.spec.hidden_size, DEVICE),
         )
 
     def install(self, row: int, params: SamplingParams) -> RowInstall:

@@ -243,7 +243,7 @@ def test_tenants_are_replayed(tmp_path: Path) -> None:
     report = replayed(tmp_path / "log")
     assert report.difference is None
     assert report.stats == simulation.scheduler.stats
-    alone = (tmp_path / "log").read_text().replace(',"b"]', ',"a"]')
+    alone = (tmp_path / "log").read_text().replace(',"b",', ',"a",')
     assert replay(read_lines(alone.splitlines())).difference is not None
 
 

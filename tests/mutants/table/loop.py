@@ -121,8 +121,8 @@ MUTATIONS = (
         ("tests/engine/execution/test_bad_rows.py",),
         (
             "rows with unsound logits go on",
-            "            if owner is not None:\n                self._fail_row(owner",
-            "            if False:\n                self._fail_row(owner",
+            "            elif owner is not None:\n                self._fail_row(owner",
+            "            elif False:\n                self._fail_row(owner",
         ),
     ),
     *rewrites_of(

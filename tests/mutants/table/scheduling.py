@@ -226,8 +226,8 @@ MUTATIONS = (
         ),
         (
             "a length is told as a stop token",
-            "ended_by_token = row is not None and finish_reason is FinishReason.STOP",
-            "ended_by_token = row is not None and finish_reason is not None",
+            "ended_by_token = bool(token_ids) and finish_reason is FinishReason.STOP",
+            "ended_by_token = bool(token_ids) and finish_reason is not None",
         ),
     ),
     *mutations_of(
@@ -259,8 +259,8 @@ MUTATIONS = (
         ),
         (
             "the whole context of the model cannot be used",
-            "if total > limits.max_model_len:",
-            "if total >= limits.max_model_len:",
+            "if total > longest:",
+            "if total >= longest:",
         ),
     ),
     *mutations_of(
