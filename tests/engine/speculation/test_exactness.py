@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from src.core.outputs import GenerationResult
 from src.core.structured_output import StructuredOutput
 from src.core.thinking import Thinking
 from src.engine import startup
+from src.engine.speculation import Speculation, Widths
 from tests.engine.speculation.adversary import Adversary
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
 LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
 THINKING = Thinking(openings=("<think>",), closings=("</think>",), is_open=True, budget=6)
@@ -99,7 +101,8 @@ async def ask(
 
 
 def speculating(monkeypatch: pytest.MonkeyPatch, drafter: Any) -> dict[str, Any]:
-    monkeypatch.setattr(startup, "choose_drafters", lambda *_, **__: (drafter,))
+    made = partial(Speculation, (drafter,), widths=Widths(always=True))
+    monkeypatch.setattr(startup, "choose_speculation", lambda *_, **__: made)
     return {"speculation__method": "suffix", "speculation__num_speculative_tokens": 6}
 
 
