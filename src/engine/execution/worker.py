@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from src.core.draft_counts import DraftCounts
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.step_message import StepMessage
@@ -41,7 +42,7 @@ from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
-from src.engine.speculation import DraftCounts, Speculation, Verification
+from src.engine.speculation import Speculation, Verification
 from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
 from src.ops.build.kernels import is_building, is_compiling, kernel_library

@@ -7,7 +7,7 @@ greedy case; "Exact speculative decoding by shared noise", arXiv 2408.07978, for
 """
 
 from src.engine.speculation.drafter import Drafter
-from src.engine.speculation.verification import DraftCounts, Speculation, Verification
+from src.engine.speculation.verification import Speculation, Verification
 from src.engine.speculation.widths import Guess, Widths
 
-__all__ = ["DraftCounts", "Drafter", "Guess", "Speculation", "Verification", "Widths"]
+__all__ = ["Drafter", "Guess", "Speculation", "Verification", "Widths"]

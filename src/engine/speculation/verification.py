@@ -14,36 +14,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.engine.speculation.drafter import Drafter
 from src.engine.speculation.widths import Guess, Widths
-
-
-class DraftCounts:
-    """What was drafted and accepted since the start; it only grows.
-
-    Attributes
-    ----------
-    rows, drafted, accepted
-        Rows of steps that had drafts; their drafts; those of them that were right.
-    accepted_at
-        Place among a row's drafts, from 0 -> how many were accepted there.
-    """
-
-    def __init__(self) -> None:
-        self.rows = self.drafted = self.accepted = 0
-        self.accepted_at: list[int] = []
-
-    def add(self, drafted: int, accepted: int) -> None:
-        """A row had so many drafts in a step, and so many of them were right."""
-        self.rows += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        missing = drafted - len(self.accepted_at)
-        if missing > 0:
-            self.accepted_at += [0] * missing
-        for place in range(accepted):
-            self.accepted_at[place] += 1
 
 
 @dataclass

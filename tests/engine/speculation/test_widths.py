@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from src.engine.speculation import Guess, Widths
 
 SURE = Guess([1] * 16, 20)
@@ -61,7 +63,7 @@ def test_a_row_that_fails_is_asked_rarely_and_again() -> None:
         if widths.asks(3):
             asked.append(step)
             widths.verified(3, 5, 4, 0)
-    gaps = [later - earlier for earlier, later in zip(asked, asked[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps == sorted(gaps)
     assert max(gaps) == 65
     assert len(asked) < 30
