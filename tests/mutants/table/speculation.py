@@ -44,8 +44,8 @@ MUTATIONS = (
         ),
         (
             "drafts take blocks while a request waits",
-            "            if drafts > room and not len(self.waiting):",
-            "            if drafts > room:",
+            "spare = 0 if len(self.waiting) else None",
+            "spare = None",
         ),
         (
             "somebody is preempted for a block that perhaps nobody needs",
@@ -58,12 +58,8 @@ MUTATIONS = (
         _PURE,
         (
             "drafts take the blocks that rows need soon",
-            "        spare = self.pool.num_free - sum(map(self.lookahead, self.running))\n"
-            "        short = self.short_groups(state)\n"
-            "        return self.append_blocks(state, short, max(0, min(missing,",
-            "        spare = self.pool.num_free\n"
-            "        short = self.short_groups(state)\n"
-            "        return self.append_blocks(state, short, max(0, min(missing,",
+            "return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))",
+            "return self.pool.num_free",
         ),
     ),
     *mutations_of(
