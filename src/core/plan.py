@@ -146,6 +146,8 @@ class RowResult(msgspec.Struct, frozen=True):
         when asked for.
     drafted
         Drafts that the step has verified.
+    rests
+        Steps for which the device expects no drafts of the row. Those steps may be planned exactly.
     """
 
     row: int
@@ -154,6 +156,7 @@ class RowResult(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     drafted: int = 0
+    rests: int = 0
 
     def first(self, count: int) -> RowResult:
         """The same with its first ``count`` tokens only."""

@@ -376,7 +376,7 @@ class Worker:
         verification: Verification,
     ) -> StepResult:
         """The same of a step with drafts: of each row the tokens that count."""
-        samples, scores = output.samples, output.prompt_scores
+        samples, scores, speculation = output.samples, output.prompt_scores, self._speculation
         token_ids = samples.token_ids.tolist() if samples else []
         logprobs = samples.logprob_lists() if samples else []
         rows, unsound, at = [], [], 0
@@ -391,7 +391,13 @@ class Worker:
             at += exact.num_sampled
             rows.append(
                 RowResult(
-                    step.row, step.generation, mine, scored or None, prompt_logprobs, exact.drafts
+                    step.row,
+                    step.generation,
+                    mine,
+                    scored or None,
+                    prompt_logprobs,
+                    exact.drafts,
+                    0 if speculation is None else speculation.rests(step.row),
                 )
             )
             if min(mine, default=0) < 0 or not (

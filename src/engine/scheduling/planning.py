@@ -83,6 +83,9 @@ class StepPlanner:
             step = builder.rows[index]
             if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
                 continue
+            if state.rests:
+                state.rests -= 1
+                continue
             # The first token may be the last: then there is nothing to draft.
             drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))
             room = state.capacity - state.launched

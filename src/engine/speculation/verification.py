@@ -90,6 +90,7 @@ class Speculation:
 
         ``None``: the plan is exact as it is.
         """
+        self._widths.begin()
         for install in plan.installs:
             self._lengths.pop(install.row, None)
             self._widths.vacate(install.row)
@@ -114,7 +115,9 @@ class Speculation:
             if known >= step.limit:
                 index.append(-1)
                 continue
-            if drafts_at_all and (guess := self._propose(step, known)) is not None:
+            if not drafts_at_all:
+                self._widths.nothing_pays(step.row)
+            elif (guess := self._propose(step, known)) is not None:
                 guesses[len(rows)] = guess
             index.append(len(rows))
             rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
@@ -127,6 +130,8 @@ class Speculation:
                 if width:
                     rows[place] = self._with_drafts(rows[place], guess.token_ids[:width])
                     drafts[place], matches[place] = guess.token_ids[:width], guess.match
+                else:
+                    self._widths.found_nothing(rows[place].row)
         return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index, matches)
 
     def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
@@ -151,6 +156,10 @@ class Speculation:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""
         if all(step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows):
             self._widths.took(plan.num_tokens, seconds)
+
+    def rests(self, row: int) -> int:
+        """For how many steps from the next one on a row will have no drafts."""
+        return max(0, self._widths.rests(row) - 1)
 
     def settle(self, verification: Verification, token_ids: Sequence[int]) -> None:
         """Compare what a step has sampled, and has written to its rows, with its drafts.

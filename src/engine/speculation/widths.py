@@ -30,6 +30,8 @@ _MOST_OBSERVED: Final = 64.0
 # The longest pauses of a row, in steps, after wrong guesses and after no guess.
 _LONGEST_PAUSE: Final = 64
 _LONGEST_SEARCH: Final = 8
+# The pause of rows in whose step no guess would pay.
+_UNPAID: Final = 16
 
 
 class Guess(NamedTuple):
@@ -40,9 +42,9 @@ class Guess(NamedTuple):
 
 
 class _Pause(msgspec.Struct):
-    """When a row is asked again: in ``left`` steps; the next pause is of ``length``."""
+    """The step from which on a row is asked again, and the length of its next pause in steps."""
 
-    left: int = 0
+    until: int = 0
     length: int = 1
 
 
@@ -61,6 +63,11 @@ class Widths:
         self._chances = [[prior, _PRIOR_WEIGHT] for prior in _PRIORS]
         self._cost = _Line()
         self._pauses: dict[int, _Pause] = {}
+        self._step = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step += 1
 
     def vacate(self, row: int) -> None:
         """The row has another request now."""
@@ -68,11 +75,12 @@ class Widths:
 
     def asks(self, row: int) -> bool:
         """Whether a drafter is asked for the row in this step."""
+        return self.rests(row) == 0
+
+    def rests(self, row: int) -> int:
+        """For how many steps from this one on the row is not asked."""
         pause = self._pauses.get(row)
-        if pause is None or not pause.left or self._always:
-            return True
-        pause.left -= 1
-        return False
+        return 0 if pause is None or self._always else max(0, pause.until - self._step)
 
     def none_pays(self, num_tokens: int) -> bool:
         """Whether no guess, however likely, would pay in a step of so many tokens."""
@@ -132,7 +140,7 @@ class Widths:
         )
 
     def found_nothing(self, row: int) -> None:
-        """No drafter had an idea for the row."""
+        """No drafter had an idea for the row, or none that pays."""
         self._wait(row, _LONGEST_SEARCH)
 
     def verified(self, row: int, match: int, verified: int, accepted: int) -> None:
@@ -150,8 +158,12 @@ class Widths:
 
     def _wait(self, row: int, longest: int) -> None:
         pause = self._pauses.setdefault(row, _Pause())
-        pause.left = min(pause.length, longest)
+        pause.until = self._step + 1 + min(pause.length, longest)
         pause.length = min(2 * pause.length, _LONGEST_PAUSE)
+
+    def nothing_pays(self, row: int) -> None:
+        """No guess would have paid in a step of the row."""
+        self._pauses.setdefault(row, _Pause()).until = self._step + 1 + _UNPAID
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A step of rows that sample, with their drafts, took so long."""

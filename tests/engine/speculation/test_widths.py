@@ -60,6 +60,7 @@ def test_a_row_that_fails_is_asked_rarely_and_again() -> None:
     widths = Widths()
     asked = []
     for step in range(1000):
+        widths.begin()
         if widths.asks(3):
             asked.append(step)
             widths.verified(3, 5, 4, 0)
@@ -75,6 +76,7 @@ def test_a_row_without_guesses_is_asked_sooner() -> None:
     widths = Widths()
     asked = 0
     for _ in range(900):
+        widths.begin()
         if widths.asks(3):
             asked += 1
             widths.found_nothing(3)
@@ -84,8 +86,11 @@ def test_a_row_without_guesses_is_asked_sooner() -> None:
 def test_success_ends_the_pause() -> None:
     widths = Widths()
     for _ in range(5):
+        widths.begin()
         widths.verified(3, 5, 4, 0)
+    widths.begin()
     assert not widths.asks(3)
+    assert widths.rests(3) == 16
     widths.verified(3, 5, 4, 2)
     assert widths.asks(3)
 

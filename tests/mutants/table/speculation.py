@@ -29,6 +29,11 @@ MUTATIONS = (
             "                return len(token_ids), reason\n",
         ),
         (
+            "a row that rests is offered drafts",
+            "            state.rests = max(0, row.rests - len(state.ahead))\n",
+            "            pass\n",
+        ),
+        (
             "a step's last token counts as computed",
             "            state.committed += num_tokens\n",
             "            state.committed += num_tokens + 1\n",
