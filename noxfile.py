@@ -21,14 +21,15 @@ nox.options.error_on_external_run = True
 
 # What a test runs there is uncompiled, unless it says more, or `--compiled` does.
 WHOLE_ENGINES = (
-    *("-m", "not gpu", "--ignore=tests/engine/pure", "--ignore=tests/engine/sampling"),
+    *("-m", "not gpu"),
+    *(f"--ignore=tests/engine/{room}" for room in ("kv", "scheduling", "sampling")),
     # And what keeps compilers busy, of which `tests` leaves some out.
     *("tests/compile", "tests/ops/build/test_objects.py", "tests/ops/test_triton.py"),
     *(f"tests/{name}" for name in ("engine", "http", "observability", "cli", "bench", "demo")),
 )
 # Of these, what meets most of an engine in a minute: `tests` runs them both ways.
 COMPILED_TOO = (
-    *("tests/engine/test_requests.py", "tests/engine/test_pipeline.py"),
+    *("tests/engine/requests/test_requests.py", "tests/engine/test_pipeline.py"),
     *("tests/http/completions/test_completions.py", "tests/http/chat/test_chat.py"),
 )
 
@@ -45,9 +46,9 @@ def named(folder: str, *names: str) -> tuple[str, ...]:
 # it is late. All others run two at a time, file by file.
 ALONE = (
     *named("tests/benchmarks", "host_time", "loop_lateness", "servers", "engine", "startup"),
-    *("tests/bench/soak", "tests/engine/graphs/test_engine.py"),
+    *("tests/bench/soak", "tests/engine/execution/graphs/test_engine.py"),
     *named("tests/engine", "adapters_come_and_go", "loop", "pipeline", "device_thread", "health"),
-    *named("tests/engine", "memory_ahead", "memory_comes_back", "preparation", "threads"),
+    *named("tests/engine", "page_prefault", "memory_comes_back", "preparation", "threads"),
     *named("tests/http", "deaf_clients", "direct", "disconnects", "held_memory", "long_bodies"),
     *named("tests/http", "hostile_templates", "placeholders", "processes", "refusals"),
     *named("tests/http", "socket", "tenants", "under_load"),
@@ -56,13 +57,14 @@ ALONE = (
 # Those that keep compilers busy come first, so that nobody waits for the last of them.
 FIRST = (
     *named("tests/engine", "compilation", "peak_memory", "rounded_inputs", "deterministic"),
-    *named("tests/engine", "programs", "kv_groups", "step_computer", "strips"),
+    *named("tests/engine", "compiled_program", "sliding_windows", "step_computer", "strips"),
     "tests/compile",
 )
 # What a contributor runs after every change: laws, what needs no device, and the server in process.
 QUICK = (
-    *("tests/law", "tests/docs", "tests/core", "tests/text", "tests/engine/pure"),
-    *("tests/engine/sampling", "--ignore=tests/text/test_template_pool.py"),
+    *("tests/law", "tests/docs", "tests/core", "tests/text", "tests/engine/kv"),
+    *("tests/engine/scheduling", "tests/engine/sampling"),
+    "--ignore=tests/text/test_template_pool.py",
     *named("tests/models", "absent_fields", "config", "hub", "listing", "patterns", "placements"),
     *named("tests/models", "program", "rope", "spellings", "wrappers"),
     *named("tests/http", "bad_requests", "chat", "completions", "echo", "fields", "messages"),

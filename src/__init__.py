@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from src.core.config import Config
-    from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
+    from src.core.outputs import (
+        Completion,
+        Delta,
+        Embedding,
+        FinishReason,
+        GenerationResult,
+        Usage,
+    )
     from src.core.sampling_params import LogitsProcessorCall, SamplingParams
     from src.core.structured_output import StructuredOutput
     from src.core.thinking import Thinking
@@ -26,6 +33,7 @@ __all__ = [
     "Completion",
     "Config",
     "Delta",
+    "Embedding",
     "FinishReason",
     "GenerationResult",
     "LogitsProcessor",

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.peers.peers import DRIVERS, Peer
 from benchmarks.peers.running import PeerFailed, Running, command_of
 from benchmarks.peers.workloads import START, WORKLOADS, figures_of
-from src.core.settings import CHECKOUT, PREFIX
+from src.core.settings import PREFIX
 from tests.clients.environments import NotInstalled
 
 _CONVERT_SECONDS = 1800.0
@@ -91,11 +91,13 @@ class Contest:
         ``vocab_size``.
     seconds
         Time limits of a start and of a turn.
+    cache
+        The cache directory of all entrants, which is never deleted; ``None``: each has its own.
     """
 
     def __init__(
         self, entrants: Sequence[Entrant], root: Path, scratch: Path, checkpoint: Path,
-        limits: dict[str, Any], seconds: float,
+        limits: dict[str, Any], seconds: float, cache: Path | None = None,
     ) -> None:  # fmt: skip
         self.entrants = entrants
         self._root = root
@@ -103,6 +105,7 @@ class Contest:
         self._checkpoint = checkpoint
         self._limits = limits
         self._seconds = seconds
+        self._shared = cache
         self.busy: list[float] = []
         """Number of cores used by other programs, before each turn."""
 
@@ -167,17 +170,21 @@ class Contest:
         )
         unfinished.rename(converted)
 
-    def start(self, repeats: int) -> None:
-        """Start each cold and warm, ``repeats`` times in turns; the last start keeps running."""
+    def start(self, repeats: int, kinds: Sequence[str] = tuple(START)) -> None:
+        """Start each cold and warm, ``repeats`` times in turns; the last start keeps running.
+
+        ``kinds`` may leave out a kind of start. Without the cold one caches are kept.
+        """
         for repeat in range(repeats):
             for entrant in self.in_play[:: -1 if repeat % 2 else 1]:
-                shutil.rmtree(self._cache(entrant), ignore_errors=True)
+                if "start-cold" in kinds:
+                    shutil.rmtree(self._cache(entrant), ignore_errors=True)
                 try:
-                    for start in START:
+                    for start in kinds:
                         self._rest()
                         print(f"{start}: {entrant.peer.name}", flush=True)
                         self._start(entrant, start)
-                        if start == "start-cold" or repeat + 1 < repeats:
+                        if start != kinds[-1] or repeat + 1 < repeats:
                             entrant.close()
                 except PeerFailed as error:
                     entrant.fail(str(error))
@@ -189,7 +196,7 @@ class Contest:
         entrant.running = running = Running(
             command_of(peer.python(self._root), peer.driver, entrant.options),
             self._variables(peer, cache),
-            CHECKOUT if peer.environment is None else self._scratch,
+            peer.checkout if peer.environment is None else self._scratch,
             self._seconds,
         )
         entrant.about = running.about
@@ -231,7 +238,7 @@ class Contest:
             entrant.close()
 
     def _cache(self, entrant: Entrant) -> Path:
-        return self._scratch / f"cache-{_path_of(entrant.peer)}"
+        return self._shared or self._scratch / f"cache-{_path_of(entrant.peer)}"
 
     def _variables(self, peer: Peer, cache: Path) -> dict[str, str]:
         cpus = sorted(os.sched_getaffinity(0))
@@ -239,7 +246,7 @@ class Contest:
             k: v for k, v in os.environ.items() if not k.startswith((PREFIX, "PYTHON", "VIRTUAL"))
         }
         # Python first looks in a driver's own directory, not in the checkout.
-        sources = {"PYTHONPATH": str(CHECKOUT)} if peer.environment is None else {}
+        sources = {"PYTHONPATH": str(peer.checkout)} if peer.environment is None else {}
         places = {"cache": cache, "cpus": f"{cpus[0]}-{cpus[-1]}"}
         return {
             **own,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from src.core.settings import CHECKOUT
 from tests.clients.environments import Environment
 
 DRIVERS: Final = Path(__file__).parent / "drivers"
@@ -84,6 +85,8 @@ class Peer:
         (their directory), ``{drivers}``, ``{checkpoint}`` and ``{converted}`` are filled in.
     caches_prefixes
         Whether it has a prefix cache; without one, workloads with shared prefixes are meaningless.
+    checkout
+        Where this engine's sources lie, if ``environment`` is ``None``.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Peer:
     variables: dict[str, str] = field(default_factory=dict)
     converter: tuple[str, ...] = ()
     caches_prefixes: bool = True
+    checkout: Path = CHECKOUT
 
     def python(self, root: Path) -> str:
         """The interpreter that runs its driver."""

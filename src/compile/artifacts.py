@@ -58,7 +58,7 @@ class Artifact:
     result
         ``module:name`` of the named tuple that the function returns, None for a single tensor.
     has_own_tensors
-        Whether `with_own_tensors` rewrote the library.
+        Whether `with_library_tensors` rewrote the library.
     """
 
     shared_object: Path

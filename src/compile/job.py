@@ -24,8 +24,8 @@ _PACKAGE: Final = Path(__file__).parent
 _COMPILER: Final = (
     "compiler_program.py",
     "job.py",
-    "own_tensors.py",
-    "own_threads.py",
+    "replace_torch_shims.py",
+    "replace_openmp.py",
     "worker.py",
 )
 # Prefixes of variables that change the code that Inductor generates. They are passed on to the

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import torch
 
-from src.compile import own_threads
+from src.compile import replace_openmp
 from src.compile.artifacts import Artifact, ArtifactCache
 from src.compile.compiler_program import use_found_compiler
 from src.compile.job import OPTIONS, Job, flatten, is_meta, is_tensor, substitute
-from src.compile.own_tensors import with_own_tensors
+from src.compile.replace_torch_shims import with_library_tensors
 from src.compile.worker_setup import Setup
 from src.ops.build.scratch import scratch_in
 from src.ops.runtime.compiled_entries import CALLED, c_shim
@@ -73,13 +73,13 @@ def _compile_into(job: Job, directory: Path) -> None:
     with scratch_in(directory) as scratch:
         library, source = scratch / "library.so", scratch / "wrapper.cpp"
         code, result = None, None
-        if own_threads.prepare():
-            result = _compile(job, library, source, own_threads.OPTIONS)
-            code = own_threads.with_own_threads(library.read_bytes(), source.read_text())
+        if replace_openmp.prepare():
+            result = _compile(job, library, source, replace_openmp.OPTIONS)
+            code = replace_openmp.with_library_threads(library.read_bytes(), source.read_text())
         if code is None:
             result = _compile(job, library, source, {"cpp.threads": 1})
             code = library.read_bytes()
-        rewritten = with_own_tensors(code, source.read_text())
+        rewritten = with_library_tensors(code, source.read_text())
         library.write_bytes(code if rewritten is None else rewritten)
         ArtifactCache.publish(
             directory, Artifact(library, source, result, has_own_tensors=rewritten is not None)

@@ -234,6 +234,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_nodes: Positive = 65_536
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
+    max_embedding_inputs: Positive = 2048  # texts of one request for vectors
     max_logprobs_per_answer: Positive = 4_194_304  # over all positions, choices and prompts
     write_timeout: Seconds = 120.0  # for a reader to take any data, before it is disconnected
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load

@@ -44,6 +44,8 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None
     # Prompt tokens whose KV came from the prefix cache at first admission.
     cached_tokens: int = 0
+    # What a pooled request ends with: float32, in this machine's byte order.
+    vector: bytes | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -73,6 +75,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         On the first delta of index 0, if asked for; the first entry is ``None``.
     usage
         Tokens so far over all completions of the request.
+    vector
+        What a request that is pooled ends with, see `Embedding`; it has no text and no tokens.
     """
 
     request_id: str
@@ -84,6 +88,28 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     usage: Usage
+    vector: bytes | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of one text.
+
+    Attributes
+    ----------
+    request_id
+        The request's id.
+    vector
+        Its numbers; of length 1 if the checkpoint normalizes.
+    prompt_tokens
+        Tokens of the text, special ones included.
+    cached_tokens
+        Those whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    vector: list[float]
+    prompt_tokens: int
+    cached_tokens: int = 0
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

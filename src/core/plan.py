@@ -68,7 +68,9 @@ class RowStep(msgspec.Struct, frozen=True):
     """The next tokens of one row: positions ``start`` to ``start + num_tokens - 1``.
 
     If ``samples``, the last of them is the row's last known token, and the step samples the token
-    at position ``start + num_tokens``. Otherwise this is a prefill chunk with more to come.
+    at position ``start + num_tokens``. If it ``pools``, the last of them is the prompt's last, and
+    the step gives a vector in place of a token. Otherwise this is a prefill chunk with more to
+    come.
 
     With drafts the step verifies: behind the last known token come up to ``drafts`` tokens that the
     device has guessed, and the step samples behind the known one and behind each of them. So it
@@ -84,6 +86,8 @@ class RowStep(msgspec.Struct, frozen=True):
     limit
         With drafts or slack: the most tokens that the row may have, those to be sampled included.
         A row that has them already computes nothing, and gives no token.
+    pools
+        Whether it gives a vector.
     """
 
     row: int
@@ -94,6 +98,7 @@ class RowStep(msgspec.Struct, frozen=True):
     drafts: int = 0
     slack: int = 0
     limit: int = 0
+    pools: bool = False
 
     @property
     def num_sampled(self) -> int:
@@ -148,6 +153,8 @@ class RowResult(msgspec.Struct, frozen=True):
         Drafts that the step has verified.
     rests
         Steps for which the device expects no drafts of the row. Those steps may be planned exactly.
+    vector
+        Of a row that is pooled, when its prompt ends: float32, in this machine's byte order.
     """
 
     row: int
@@ -157,6 +164,7 @@ class RowResult(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     drafted: int = 0
     rests: int = 0
+    vector: bytes | None = None
 
     def first(self, count: int) -> RowResult:
         """The same with its first ``count`` tokens only."""
@@ -187,7 +195,8 @@ class StepResult(msgspec.Struct, frozen=True):
     refused
         Key and reason of each request that could not be installed in its row.
     unsound
-        Indices (in the plan) of rows with invalid logits: NaN or +inf among them, or only -inf.
+        Indices (in the plan) of rows with invalid logits: NaN or +inf among them, or only -inf;
+        or with a vector that has a NaN or an infinity.
     """
 
     step_id: int

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from src.core.adapter import Adapter
 from src.core.sampling_params import SamplingParams
+
+Pooling: TypeAlias = Literal["first", "last", "mean"]
+"""Which hidden states of a sequence's tokens make its vector: one, or the mean of all."""
 
 
 class StepValues(msgspec.Struct, frozen=True):
@@ -68,6 +71,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         The compiled ``params.structured_output``; only the device half reads it.
     thinking
         What bounds the thinking of ``params.thinking``; only the device half looks into it.
+    pooling
+        It asks for a vector, of its prompt's hidden states, and ends in the step of its last token.
+        Parameters of sampling have no effect, and ``max_tokens`` is 1. ``None``: it asks for text.
     grammar_times
         When the grammar was requested and when it was ready, on the same clock.
     """
@@ -89,6 +95,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     step_inputs: Mapping[str, StepValues] = {}
     grammar: Any = None
     thinking: Any = None
+    pooling: Pooling | None = None
     grammar_times: tuple[float, float] | None = None
 
     @property

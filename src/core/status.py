@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from src.core.config import ModelSection
+from src.core.embedding import EmbeddingRecipe
 from src.core.errors import EngineDeadError, NotReadyError, ShuttingDownError, SlipstreamError
 from src.core.gguf import is_gguf
 
@@ -145,7 +146,8 @@ class ModelInfo:
     ``default_sampling`` has the checkpoint's own sampling parameters, by the names of
     `SamplingParams`. ``default_max_tokens`` is the checkpoint's default number of output tokens;
     ``None`` is as many as fit. ``implementation`` is ``native`` or ``transformers``.
-    ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own.
+    ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own. ``generates``: it continues
+    text. ``embedding`` says how texts become vectors.
     """
 
     name: str
@@ -159,6 +161,14 @@ class ModelInfo:
     default_sampling: dict[str, Any]
     default_max_tokens: int | None = None
     step_inputs: tuple[StepInputShape, ...] = ()
+    generates: bool = True
+    embedding: EmbeddingRecipe | None = None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What it does."""
+        own = {"generate": self.generates, "embed": self.embedding is not None}
+        return tuple(name for name, does in own.items() if does)
 
 
 @dataclass(frozen=True)

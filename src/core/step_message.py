@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from src.core.plan import StepPlan
-from src.core.request import Request, StepValues
+from src.core.request import Pooling, Request, StepValues
 from src.core.sampling_params import SamplingParams
 
 
@@ -43,6 +43,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Handle of what ends its thinking, which does not travel either; ``None`` without a bound.
     step_inputs
         Values of the model's own step inputs for its first tokens, by name.
+    pooling
+        How its vector is made of hidden states; ``None``: it gets tokens.
     """
 
     key: int
@@ -54,6 +56,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     grammar: int | None = None
     thinking: int | None = None
     step_inputs: Mapping[str, StepValues] = {}
+    pooling: Pooling | None = None
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
@@ -68,6 +71,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             grammar=None if request.grammar is None else request.key,
             thinking=None if request.thinking is None else request.key,
             step_inputs=request.step_inputs,
+            pooling=request.pooling,
         )
 
 

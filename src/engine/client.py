@@ -10,20 +10,21 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from src.core.config import Config
 from src.core.errors import (
+    InvalidRequestError,
     QueueFullError,
     RequestAbortedError,
     ShuttingDownError,
     SlipstreamError,
     forget_locals,
 )
-from src.core.outputs import Delta, FinishReason, GenerationResult
+from src.core.outputs import Delta, Embedding, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
 from src.core.status import (
@@ -40,6 +41,8 @@ from src.engine.loading import Loading
 from src.engine.own_loop import OwnLoop
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.admissions import Admission, Admissions
+from src.engine.requests.embedder import Text
+from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun
 from src.engine.requests.preparation import Preparation
 from src.engine.requests.prompts import (
     ChatOptions,
@@ -486,6 +489,11 @@ class AsyncEngine:
         used: contextlib.ExitStack,
     ) -> Submission:
         parts, _ = self._check_admits(drains=not admission.revoked)
+        if not parts.info.generates:
+            raise InvalidRequestError(
+                f"the model {parts.info.name} does not generate text: what it can do is embed",
+                param="model",
+            )
         adapter = used.enter_context(parts.adapters.using(options.get("lora")))
         params = with_defaults(params, parts.info.default_sampling)
         parts.builder.check(params, options)
@@ -501,6 +509,64 @@ class AsyncEngine:
             observed.queued(name, prompt, requests, choices, tokenized, parts.tokenizer)
         submission.start(preparation.ended)
         return submission
+
+    async def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+        prompt_name: str | None = None,
+        admission: Admission | None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> list[Embedding]:
+        """The vectors of texts, or of lists of token ids, in their order: of all or of none.
+
+        Cancelling the awaiting task aborts them.
+
+        Parameters
+        ----------
+        dimensions
+            Numbers of a vector, for models that were trained to be shortened.
+        truncate
+            Tokens of a text that are kept, see `Embedder.tokens`.
+        add_special_tokens
+            Whether texts get the tokenizer's special tokens.
+        prompt_name
+            Name of a prompt of the checkpoint that is put before texts; ``None``: its default.
+        admission
+            From `admit`: they are queued even while the engine drains.
+        options
+            See `EmbeddingOptions`.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The model does not embed, or a text or an option cannot be served as it is.
+        QueueFullError, NotReadyError, ShuttingDownError
+            They cannot be queued now.
+        RequestAbortedError
+            `abort` was called for them, or their deadline passed.
+        EngineDeadError
+            The engine failed.
+        """
+        run = EmbeddingRun(dimensions, truncate, add_special_tokens, prompt_name, options)
+        try:
+            own = self.admit() if admission is None else contextlib.nullcontext(admission)
+            with own as held:
+                parts, _ = self._check_admits(drains=not held.revoked)
+                await run.prepare(parts.embedder, parts.scheduler, texts)
+                # The engine may have failed meanwhile, or the admission was revoked.
+                parts, loop = self._check_admits(drains=not held.revoked)
+                run.queue(parts, loop)
+                held.release()
+        except SlipstreamError as error:
+            run.abort()
+            self.metrics.on_refused(error)
+            raise
+        with self._admissions.named(run.request_id, run):
+            return await run.vectors()
 
     def abort(self, request_id: str) -> bool:
         """Abort the requests with this id; their readers see it. ``False`` if there is none."""

@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from src.core.config import Config
 from src.core.errors import QueueFullError, RequestAbortedError
-from src.core.outputs import FinishReason, GenerationResult
+from src.core.outputs import Embedding, FinishReason, GenerationResult
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.engine_thread import EngineThread
+from src.engine.requests.embedder import Text
 from src.engine.requests.prompts import ChatMessage, ChatOptions, Prompt
 from src.engine.requests.submission import Submission
 
@@ -98,6 +99,37 @@ class LLM:
         """
         many = [prompts] if _is_single(prompts) else list(prompts)
         return self._thread.call(self._run, many, params, None, lora, progress)
+
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        truncate: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[Embedding]:
+        """The vectors of one text or many, in their order; arguments as of `AsyncEngine.embed`."""
+        many = [texts] if _is_single(texts) else list(texts)
+        return self._thread.call(self._embed, many, dimensions, truncate, prompt_name)
+
+    async def _embed(
+        self,
+        texts: list[Any],
+        dimensions: int | None,
+        truncate: int | None,
+        prompt_name: str | None,
+    ) -> list[Embedding]:
+        vectors: list[Embedding] = []
+        # As many at a time as the waiting queue takes.
+        most = self.engine.config.scheduler.max_waiting_requests
+        for start in range(0, len(texts), most):
+            vectors += await self.engine.embed(
+                texts[start : start + most],
+                dimensions=dimensions,
+                truncate=truncate,
+                prompt_name=prompt_name,
+            )
+        return vectors
 
     def chat(
         self,

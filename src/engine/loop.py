@@ -42,6 +42,11 @@ _UNSOUND = (
     "nothing above -inf; if every request fails so, model.dtype may be too narrow for this model: "
     "bfloat16 and float32 hold larger numbers than float16"
 )
+_UNSOUND_VECTOR = (
+    "the model gave no valid vector for this request: there is a NaN or an infinity among its "
+    "numbers; if every request fails so, model.dtype may be too narrow for this model: bfloat16 "
+    "and float32 hold larger numbers than float16"
+)
 
 
 class EngineLoop:
@@ -282,7 +287,10 @@ class EngineLoop:
             self._fail_row(key, "refused", GenerationError(message, code="row_refused"))
         for index in result.unsound:
             owner = self.scheduler.key_at(plan, index)
-            if owner is not None:
+            if owner is not None and plan.rows[index].pools:
+                error = GenerationError(_UNSOUND_VECTOR, code="invalid_vector")
+                self._fail_row(owner, "vector", error)
+            elif owner is not None:
                 self._fail_row(owner, "logits", GenerationError(_UNSOUND, code="invalid_logits"))
 
     def _fail_row(self, key: int, reason: str, error: SlipstreamError) -> None:

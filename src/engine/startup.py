@@ -38,6 +38,7 @@ from src.engine.grammar.compiler import GrammarCompiler
 from src.engine.plugins import use_plugins
 from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
 from src.engine.requests.adapters import Adapters
+from src.engine.requests.embedder import Embedder
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.sampling.processors import Processors
@@ -56,6 +57,7 @@ from src.models import (
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.models.loading.options import LoadHooks, LoadOptions
+from src.models.sentence_transformers import read_recipe
 from src.ops.build.cache_root import cache_root
 from src.ops.build.kernels import (
     ensure_built,
@@ -84,6 +86,7 @@ class EngineParts:
     tokenizer: Tokenizer
     info: ModelInfo
     builder: RequestBuilder
+    embedder: Embedder | None
     grammars: GrammarCompiler
     scheduler: Scheduler
     worker: Worker
@@ -172,7 +175,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
         tokenizer.render_in(templates)
         return _build_parts(
-            config, report, timeline, tokenizer, model, compilation, processors, ends
+            config, report, timeline, path, tokenizer, model, compilation, processors, ends
         )
 
 
@@ -301,6 +304,7 @@ def _build_parts(
     config: Config,
     report: Report,
     timeline: StartTimeline,
+    path: Path,
     tokenizer: Tokenizer,
     model: ServedModel,
     compilation: ProgramCompilation | None,
@@ -327,7 +331,7 @@ def _build_parts(
         worker.code.warm_up(warm_up_tokens(model, config.scheduler.max_num_batched_tokens))
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.idle.begin()
-    info = _model_info(config, model, device, memory.max_model_len)
+    info = _model_info(config, path, model, device, memory.max_model_len)
     limits = SchedulerLimits.of(
         config,
         device_type=device.type,
@@ -339,6 +343,7 @@ def _build_parts(
         num_adapter_slots=config.lora.num_slots,
         content_key=_content_key(config, model),
         max_model_len=memory.max_model_len,
+        whole_prompts=_is_encoder(model),
         max_drafts=config.speculation.num_speculative_tokens
         if worker.draft_counts is not None
         else 0,
@@ -352,6 +357,7 @@ def _build_parts(
         tokenizer=tokenizer,
         info=info,
         builder=builder,
+        embedder=None if info.embedding is None else Embedder(info.embedding, tokenizer, builder),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
@@ -482,10 +488,15 @@ def _content_key(config: Config, model: ServedModel) -> str:
     )
 
 
+def _is_encoder(model: ServedModel) -> bool:
+    """Whether tokens see later ones, so that texts are computed as a whole."""
+    return any(layer.lasts == "step" for layer in model.kv_cache_spec())
+
+
 def _model_info(
-    config: Config, model: ServedModel, device: torch.device, max_model_len: int
+    config: Config, path: Path, model: ServedModel, device: torch.device, max_model_len: int
 ) -> ModelInfo:
-    names = served_names(config.model)
+    names, is_encoder = served_names(config.model), _is_encoder(model)
     return ModelInfo(
         name=names[0],
         served_names=names,
@@ -502,6 +513,10 @@ def _model_info(
                 each.tensor.name, each.tensor.shape, each.is_integer, each.beyond, each.below
             )
             for each in model.own_inputs
+        ),
+        generates=not is_encoder,
+        embedding=read_recipe(
+            path, size=model.spec.hidden_size, context=max_model_len, is_encoder=is_encoder
         ),
     )
 

@@ -24,6 +24,7 @@ from src.http.admin.metrics import show_metrics
 from src.http.admin.models import list_models, show_model
 from src.http.chat.handlers import create_chat_completion
 from src.http.completions.handlers import create_completion
+from src.http.embeddings.handlers import create_embeddings
 from src.http.messages.handlers import count_tokens, create_message
 from src.http.openapi.handlers import show_docs, show_openapi
 from src.http.openapi.operations import JSON, Operation, Parameter
@@ -35,6 +36,7 @@ from src.http.protocol.adapters import (
 )
 from src.http.protocol.chat import ChatBody, ChatRequest
 from src.http.protocol.completions import CompletionBody, CompletionRequest
+from src.http.protocol.embeddings import EmbeddingBody, EmbeddingRequest
 from src.http.protocol.load import LoadBody, ServerLoadBody, SleepBody
 from src.http.protocol.messages import (
     CountTokensRequest,
@@ -147,6 +149,10 @@ ENDPOINTS: Final = (
     ),
     Operation("/v1/responses/input_tokens", "POST", count_input_tokens,
         tag="Tokens", request=ResponseRequest, answers={200: InputTokens}, refusals=_TOKENS
+    ),
+    Operation("/v1/embeddings", "POST", create_embeddings,
+        tag="Embeddings", request=EmbeddingRequest, answers={200: EmbeddingBody},
+        refusals=_GENERATE,
     ),
     _stored("/v1/responses/{response_id}", "GET", show_response,
         ResponseBody,

@@ -318,11 +318,57 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """A decoder.
+class EncoderNames:
+    """Names of an encoder's tensors in the checkpoint, without `.weight` or `.bias`.
+
+    Those of the embedding and of layers are in `ModelConfig`; the others are within their layer.
+    """
+
+    positions: str
+    types: str | None
+    embedding_norm: str
+    qkv: Names
+    output: str
+    attention_norm: str
+    up: str
+    down: str
+    mlp_norm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """An encoder in BERT's form: tokens see all others, and norms stand behind the sums.
 
     Attributes
     ----------
+    position_rows
+        Rows of the table of positions.
+    first_position
+        The row of a sequence's first token.
+    token_types
+        Kinds of tokens that the checkpoint tells apart. Every token has the first.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    activation: Activation
+    eps: float
+    position_rows: int
+    first_position: int
+    token_types: int
+    names: EncoderNames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder, or an encoder.
+
+    Attributes
+    ----------
+    encoder
+        What it is in place of a decoder's layers, which it has none of. Its RoPE is not used.
     dtype
         The checkpoint's own. `registry.load_config` finds it out where `config.json` has none.
     max_position_embeddings
@@ -371,9 +417,18 @@ class ModelConfig:
     final_norm_name: str = "model.norm"
     head_name: str = "lm_head"
     takes_embeddings: bool = False
+    encoder: EncoderConfig | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def max_positions(self) -> int:
         """The longest sequence, in tokens, that the position encoding is made for."""
         return self.rope.context_length(self.max_position_embeddings)
+
+    @property
+    def position_limit(self) -> int:
+        """The largest allowed `max_model_len`, in tokens."""
+        if self.encoder is not None:
+            # The table of positions ends there.
+            return self.max_position_embeddings
+        return self.rope.limit(self.max_position_embeddings)

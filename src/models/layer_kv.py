@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from src.core.blocks import Window
-from src.ops.attention.cached_rows import row_size
-
-CODES = MappingProxyType({torch.int8: "int8", torch.float8_e4m3fn: "fp8"})
-"""Dtype of codes -> its name in the configuration and in logs."""
+from src.ops.attention.cached_rows import CODES, row_size
 
 
 class CacheScales(NamedTuple):
@@ -54,6 +50,9 @@ class LayerKVSpec:
         whole, and lie in slots of their own.
     takes_codes
         Whether the layer's mixer can keep the rows of its tensors in 8 bits.
+    lasts
+        Whether a token's tensors are needed as long as its sequence, or only in the step that
+        computes them. Then all layers use the same memory, one after the other.
     """
 
     kind: str
@@ -61,6 +60,7 @@ class LayerKVSpec:
     window: Window = None
     per: Literal["token", "sequence"] = "token"
     takes_codes: bool = False
+    lasts: Literal["sequence", "step"] = "sequence"
 
     def in_codes(self, dtype: torch.dtype) -> LayerKVSpec:
         """The same with rows in 8 bits, see `ops.attention.cached_rows`."""
@@ -68,7 +68,7 @@ class LayerKVSpec:
             KVTensor(one.name, (*one.shape[:-1], row_size(one.shape[-1], dtype)), dtype)
             for one in self.tensors
         )
-        return replace(self, kind=f"{self.kind} in {CODES[dtype]}", tensors=tensors)
+        return replace(self, kind=f"{self.kind} in {CODES[dtype].name}", tensors=tensors)
 
     def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
         """Per tensor of each token: its shape within a block of ``block_size`` tokens."""
@@ -98,6 +98,12 @@ def keys_and_values(
     shape = (num_kv_heads, head_dim)
     tensors = tuple(KVTensor(name, shape, dtype) for name in ("keys", "values"))
     return LayerKVSpec("keys and values", tensors, window, takes_codes=True)
+
+
+def keys_of_a_step(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerKVSpec:
+    """Memory of attention in which tokens see later ones: sequences are computed as a whole."""
+    spec = keys_and_values(num_kv_heads, head_dim, dtype)
+    return replace(spec, kind="keys and values of a step", takes_codes=False, lasts="step")
 
 
 def kv_of(mixers: Sequence[Any], cache_dtype: torch.dtype | None = None) -> tuple[LayerKVSpec, ...]:

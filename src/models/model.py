@@ -42,6 +42,7 @@ from src.models.weights.parameters import (
     allocate,
     allocate_unset,
 )
+from src.ops.host_memory import LargePages
 from src.ops.matrix import Matrix, Tiling, fits_strips, to_strips
 from src.ops.projections.projection import Projection
 
@@ -144,6 +145,8 @@ class Model:
         Values of parameters and computed tables, by name.
     kv_scales
         Layer -> the checkpoint's scales of 8-bit keys and values, where it has some.
+    pages
+        Where weights on the host lie that are smaller than a large page.
     adapters
         Slots for adapters; None: it takes none.
     mixer_weights
@@ -195,6 +198,7 @@ class Model:
                 # It has a format of its own, so it is a separate parameter with equal values.
                 self.table[name] = head
         before_allocating(self)
+        self.pages = LargePages()
         self.weights: dict[str, Value] = {
             name: _on(device, make) if options.outlines_tables else make().to(device)
             for name, make in builder.buffers.items()
@@ -415,6 +419,8 @@ class Model:
 
     def _room_for(self, parameter: Parameter) -> Value:
         method, device = self.methods.get(parameter.name), self.spec.device
+        if method is None and device.type == "cpu":
+            return self.pages.zeros(parameter.shape, parameter.dtype)
         if method is None:
             return allocate(parameter.shape, parameter.dtype, device)
         meta = torch.device("meta")

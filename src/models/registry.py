@@ -14,10 +14,12 @@ from src.core.gguf import is_gguf
 from src.models.checkpoint import first_dtype
 from src.models.config import ModelConfig
 from src.models.config_file import name_of_config, names_of_fields, read_config_file
+from src.models.families.bert import Bert
 from src.models.families.cohere import Cohere
 from src.models.families.cohere2 import Cohere2
 from src.models.families.deepseek_v2 import DeepseekV2
 from src.models.families.deepseek_v3 import DeepseekV3
+from src.models.families.distilbert import DistilBert
 from src.models.families.exaone4 import Exaone4
 from src.models.families.family import Family, Wrapper
 from src.models.families.gemma2 import Gemma2
@@ -43,6 +45,7 @@ from src.models.families.qwen2_moe import Qwen2Moe
 from src.models.families.qwen3 import Qwen3
 from src.models.families.qwen3_moe import Qwen3Moe
 from src.models.families.qwen3_next import Qwen3Next
+from src.models.families.roberta import Roberta, XLMRoberta
 from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
@@ -80,14 +83,16 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen3Next,
     SmolLM3,
 )
-_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+ENCODERS: tuple[type[Family], ...] = (Bert, DistilBert, Roberta, XLMRoberta)
+_ALL = (*FAMILIES, *ENCODERS)
+_BY_ARCHITECTURE = {name: family for family in _ALL for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 _WRAPPERS = [(wrapper, family) for family in FAMILIES for wrapper in family.wrappers]
 
 
 def supported_architectures() -> tuple[str, ...]:
-    """The names that `architectures[0]` may have."""
-    return tuple(_BY_ARCHITECTURE)
+    """The names that `architectures[0]` may have in checkpoints that continue text."""
+    return tuple(name for name, family in _BY_ARCHITECTURE.items() if family.generates)
 
 
 def add_family(family: type[Family]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from src.compile import Job, ahead, own_threads, worker
+from src.compile import Job, ahead, replace_openmp, worker
 from src.compile.artifacts import ArtifactCache
 from tests.compile.functions import impossible
 
@@ -19,7 +19,7 @@ def test_what_a_killed_worker_left_is_removed(
     def fail(*_: Any) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(own_threads, "prepare", lambda: False)
+    monkeypatch.setattr(replace_openmp, "prepare", lambda: False)
     monkeypatch.setattr(worker, "_compile", fail)
     job, cache = Job.of(impossible, (torch.randn(4),), (0,)), ArtifactCache(tmp_path)
     with cache.locked(job) as directory:

@@ -21,7 +21,7 @@ from src.engine.telemetry.observer import EngineObserver
 from src.observability.metrics import EngineMetrics
 from src.observability.tracing import Telemetry
 from src.text import Tokenizer
-from tests.engine.pure.simulation import make_limits, make_request
+from tests.engine.scheduling.simulation import make_limits, make_request
 
 TOKENIZER = Tokenizer.from_directory(CHECKOUT / "configs" / "demo")
 TOKEN = 40

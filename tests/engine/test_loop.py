@@ -22,7 +22,7 @@ from tests.engine.loop_harness import (
     read,
     result_of,
 )
-from tests.engine.pure.simulation import make_request
+from tests.engine.scheduling.simulation import make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -12,6 +12,7 @@ from src.http.protocol import chat
 from src.http.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from src.http.protocol.chat import ChatRequest
 from src.http.protocol.completions import CompletionRequest
+from src.http.protocol.embeddings import EmbeddingRequest
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.messages import CountTokensRequest, MessageRequest
 from src.http.protocol.responses import ResponseRequest
@@ -39,6 +40,7 @@ TABLES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
     "`/v1/messages`, `/v1/messages/count_tokens`": (MessageRequest, None),
     "`/tokenize`": (TokenizeRequest, None),
     "`/detokenize`": (DetokenizeRequest, None),
+    "`/v1/embeddings`": (EmbeddingRequest, None),
     "`/v1/load_lora_adapter`": (LoadAdapterRequest, None),
     "`/v1/unload_lora_adapter`": (UnloadAdapterRequest, None),
 }

@@ -34,6 +34,7 @@ FROZEN = [
     "http.first_byte_timeout",
     "http.max_background_per_owner",
     "http.max_body_bytes",
+    "http.max_embedding_inputs",
     "http.max_json_nodes",
     "http.max_json_values",
     "http.max_logprobs_per_answer",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from src.core.settings import CHECKOUT
 
@@ -84,9 +88,46 @@ def test_every_package_and_module_says_what_it_is() -> None:
     assert not silent
 
 
+def test_git_ignores_no_source() -> None:
+    """A name in `.gitignore` may be that of a folder of ours, whose files would be left behind."""
+    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return
+    ours = (Path(name) for name in listed.stdout.split("\0"))
+    places = ("src", "tests", "benchmarks", "docs", "configs")
+    assert not [
+        path.as_posix() for path in ours if path.suffix in TEXT_SUFFIXES and path.parts[0] in places
+    ]
+
+
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for path in SOURCE if path.suffix == ".py"}
     assert not [ids(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_no_tool_passes_over_a_folder(request: pytest.FixtureRequest) -> None:
+    """Tools have lists of names, such as `build`, under which they look for no code."""
+    folders = {part for path in PYTHON for part in path.relative_to(CHECKOUT).parts[:-1]}
+    lint = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["ruff"]["exclude"]
+    for pattern in (*request.config.getini("norecursedirs"), *lint):
+        assert not fnmatch.filter(folders, pattern), pattern
+    there = {path for room in ("src", "tests") for path in (CHECKOUT / room).rglob("*.py")}
+    assert not [ids(path) for path in there - set(FILES)], "git ignores these"
+
+
+def test_tests_lie_in_the_rooms_of_what_they_test() -> None:
+    """Packages of `src` have their tests in folders of the same names."""
+    # Captured steps on a GPU: whoever has one runs this file by its path.
+    apart = {Path("engine/graphs")}
+    rooms = {path.parent.relative_to(CHECKOUT / "src") for path in SOURCE}
+    rooms |= {parent for room in rooms for parent in room.parents}
+    tests = {path for path in TESTS if path.name.startswith("test_")}
+    folders = {path.parent.relative_to(CHECKOUT / "tests") for path in tests}
+    packages = {room.parts[0] for room in rooms if room.parts}
+    ours = {folder for folder in folders if folder.parts and folder.parts[0] in packages}
+    assert ours - rooms == apart
 
 
 def test_a_silenced_type_error_says_which() -> None:

@@ -79,6 +79,7 @@ HTTP_ROOMS = (
     "completions",
     "responses",
     "messages",
+    "embeddings",
     "tokens",
     "admin",
     "playground",

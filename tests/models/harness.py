@@ -39,7 +39,7 @@ def dense_mix(model: Model) -> Mix:
 def dense_attention(
     mixer: Mixer, given: Sequence[torch.Tensor], sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Causal attention over one sequence that is given whole, written as plainly as can be."""
+    """Attention over one sequence that is given whole, written as plainly as can be."""
     (query, key, value), spec = given, mixer.spec
     tokens, heads, _ = query.shape
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
@@ -48,7 +48,7 @@ def dense_attention(
     if spec.cap is not None:
         scores = torch.tanh(scores / spec.cap) * spec.cap
     position = torch.arange(tokens)
-    visible = position[None, :] <= position[:, None]
+    visible = position[None, :] <= position[:, None] + (spec.ahead or 0)
     if spec.window is not None:
         visible &= position[None, :] > position[:, None] - spec.window
     if spec.chunk is not None:

@@ -15,7 +15,7 @@ from src.models.loading.loader import load_model
 from src.models.loading.options import LoadOptions
 from src.models.weights.methods import plain
 from src.ops.build.kernels import ensure_built, kernel_library
-from src.ops.host_memory import lazy_zeros
+from src.ops.host_memory import LargePages, lazy_zeros
 from tests.support.checkpoints import make_checkpoint
 
 MIB = 2**20
@@ -128,3 +128,71 @@ def flags_of(address: int) -> list[str]:
         elif inside and words[0] == "VmFlags:":
             return words[1:]
     return []
+
+
+def large_pages_of(tensor: torch.Tensor) -> int:
+    """Bytes of the mapping of a tensor that are in huge pages, or of which the kernel may make one.
+
+    Whether it has any left is the machine's matter, so a mapping that asked for them counts.
+    """
+    first = tensor.data_ptr()
+    inside, flags = False, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            low, high = (int(end, 16) for end in head.split("-"))
+            inside = low <= first < high
+            size = high - low
+        elif inside and head == "VmFlags:":
+            flags = line
+            break
+    return size if " hg" in flags else 0
+
+
+@linux_only
+def test_small_tensors_share_large_pages() -> None:
+    pages = LargePages()
+    tensors = [pages.zeros((3, 5 + i), torch.bfloat16) for i in range(40)]
+    assert len({each.data_ptr() // (2 * MIB) for each in tensors}) == 1
+    assert all(each.data_ptr() % 64 == 0 and each.is_contiguous() for each in tensors)
+    for number, each in enumerate(tensors):
+        assert not each.any(), "nobody else has written there"
+        each.fill_(number + 1)
+    assert [int(each.max()) for each in tensors] == list(range(1, 41))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        assert large_pages_of(tensors[7]) >= 2 * MIB
+        assert large_pages_of(torch.zeros(8)) == 0
+
+
+def test_what_is_kept_has_the_same_values_in_large_pages() -> None:
+    pages = LargePages()
+    small, large = torch.randn(9, 7), torch.randint(-9, 9, (1024, 4097), dtype=torch.int8)
+    for tensor in (small, large, torch.zeros(0, 3)):
+        kept = pages.keep(tensor)
+        assert torch.equal(kept, tensor)
+        assert (kept.dtype, kept.stride()) == (tensor.dtype, tensor.stride())
+    kept = pages.keep(large)
+    assert kept.data_ptr() != large.data_ptr()
+    assert pages.keep(kept).data_ptr() == kept.data_ptr(), "it is there already"
+    across = torch.randn(4, 6).t()
+    assert pages.keep(across) is across, "its elements lie as they do for a reason"
+
+
+def test_chunks_follow_one_another() -> None:
+    pages = LargePages()
+    tensors = [pages.zeros((MIB,), torch.uint8).fill_(i) for i in range(40)]
+    assert all(bool((each == i).all()) for i, each in enumerate(tensors))
+
+
+@linux_only
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_a_models_small_weights_are_in_large_pages(
+    tmp_path: Path, quantization: str | None
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, "llama")
+    options = LoadOptions(quantization=quantization)
+    model = load_model(checkpoint, options)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        small = {n: t for n, t in model.parameters().items() if 0 < t.nbytes < 2 * MIB}
+        assert small
+        assert [n for n, t in small.items() if not large_pages_of(t)] == []

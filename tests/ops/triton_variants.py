@@ -76,7 +76,7 @@ def step(inputs: StepInputs, window: int, group: int = 0) -> None:
     schedule = decode_schedule.run(*rows, BLOCK_SIZE, window, 0, tile, members)
     paged_attention.run(
         query, None, None, cache, cache, *rows, inputs.slot_mappings_t[group], out, None,
-        [0.1, 0.0, window, 0.0], inputs.max_query_len, inputs.max_seq_len, False, schedule,
+        [0.1, 0.0, window, 0.0, 0.0], inputs.max_query_len, inputs.max_seq_len, False, schedule,
     )  # fmt: skip
     positions = inputs.sampled_positions_s
     if len(positions) == 0:  # warming up draws for the padding row

@@ -19,7 +19,7 @@ import msgspec
 from src.core.plan import StepPlan
 from src.engine.scheduling.replay import plan_line
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from tests.engine.pure.simulation import Simulation, make_limits, make_request
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
 HERE = Path(__file__).parent
 TRACES = sorted(HERE.glob("*.trace.json"))

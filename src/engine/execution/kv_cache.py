@@ -223,6 +223,10 @@ def allocate_kv_cache(
                 tensor.name: _as(held, shape, tensor.dtype)
                 for held, (tensor, shape) in zip(shared, outlines, strict=False)
             }
+    for group in layout.groups:
+        for index, number in enumerate(group.layers):
+            # More layers than slots use them one after the other.
+            of_layer.setdefault(number, of_layer[group.layers[index % len(layout.slot_bytes)]])
     states = None
     if any(layer.per == "sequence" for layer in layers):
         # A trial's plan has no slots: one row will do.

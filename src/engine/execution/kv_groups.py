@@ -9,6 +9,9 @@ groups in any proportion. If all layers are alike there is one group, and one sl
 A slot has as many tensors as a layer keeps: two for keys and values, one for latents. Tensor j of a
 slot is the memory of the j-th tensor of every layer that uses the slot.
 
+Layers whose tensors last a step only (`LayerKVSpec.lasts`) are one group with one slot, which they
+use one after the other.
+
 Source of the scheme: vLLM's hybrid KV cache manager (docs.vllm.ai, "Hybrid KV Cache Manager").
 """
 
@@ -46,7 +49,7 @@ class KVGroupSpec:
     kind
         What its layers see.
     layers
-        Numbers of the layers; the i-th uses slot i of the pool.
+        Numbers of the layers; the i-th uses slot i of the pool, modulo the number of slots.
     window
         What a query sees.
     block_size
@@ -118,6 +121,12 @@ def lay_out(layers: Sequence[LayerKVSpec], block_size: int) -> KVLayout:
     if not paged:
         raise ValueError("no layer keeps anything of each token")
     sizes = [layers[number].block_bytes(block_size) for number in paged]
+    lasting = {layers[number].lasts for number in paged}
+    if "step" in lasting:
+        if len(lasting) > 1 or len(set(sizes)) > 1:
+            raise ValueError("layers whose keys last a step cannot share memory with others")
+        alike = _group(None, paged, block_size, 1)
+        return KVLayout((alike,), (sizes[0],), (sum(sizes[0]) // block_size,))
     found, slot_bytes = _grouped([layers[number] for number in paged], sizes, block_size)
     groups = tuple(
         replace(group, layers=tuple(paged[index] for index in group.layers)) for group in found

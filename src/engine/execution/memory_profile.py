@@ -129,6 +129,9 @@ def compute_largest_step(
     demanding = _demanding(config.limits.max_logprobs)
     for params in demanding[:1] if is_captured else demanding:
         logits = model.logits(model.functions, hidden[:count])
+        if logits.shape[-1] != spec.vocab_size:
+            # A model without a head samples nothing.
+            return
         request = DeviceRequest(key=-1, prompt_len=1, params=params)
         for row in range(count):
             sampler.state.install(row, request, 1)

@@ -45,6 +45,7 @@ from src.engine.execution.inputs import (
     padding_inputs,
     sampled_tokens,
 )
+from src.engine.execution.pooling import RowPooling, Vectors
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
@@ -64,6 +65,7 @@ class StepOutput:
     samples: SampleOutput | None
     prompt_scores: PromptLogprobs | None
     failures: Sequence[RowFailure] = ()
+    vectors: Vectors | None = None
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""
@@ -71,6 +73,7 @@ class StepOutput:
             None if self.samples is None else self.samples.to_host(),
             None if self.prompt_scores is None else self.prompt_scores.to_host(),
             self.failures,
+            None if self.vectors is None else self.vectors.to_host(),
         )
 
 
@@ -83,6 +86,8 @@ class StepComputer:
     ----------
     unscored
         Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
+    pooling
+        Makes vectors of hidden states.
 
     Attributes
     ----------
@@ -100,6 +105,7 @@ class StepComputer:
         sampler: Sampler,
         grammars: RowGrammars,
         unscored: Sequence[DeviceRequest | None],
+        pooling: RowPooling,
     ) -> None:
         self.code = code
         self.graphs: GraphPool | None = None
@@ -109,6 +115,7 @@ class StepComputer:
         self._sampler = sampler
         self._grammars = grammars
         self._unscored = unscored
+        self._pooling = pooling
 
     def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
         """Compute the step; the plan has been applied to its rows.
@@ -125,7 +132,7 @@ class StepComputer:
         if graph is None and code.step is not None:
             return self._in_one_call(plan, code.step, code.functions)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
-        if graph is None and not asks_for_scores(plan, self._unscored):
+        if graph is None and not self._wants_all(plan):
             inputs = only_sampled(inputs, self._rows)
         # Masks are computed while the forward pass runs; None without a constrained row.
         awaited = self._grammars.masks(inputs.samplers.rows, inputs.samplers.positions)
@@ -189,7 +196,7 @@ class StepComputer:
     ) -> StepOutput:
         batch = sampled_tokens(plan)
         count = len(batch.rows)
-        wants_hidden = asks_for_scores(plan, self._unscored)
+        wants_hidden = self._wants_all(plan)
         only_draws = self._sampler.only_draws(batch) and not wants_hidden
         awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers = list(
@@ -276,8 +283,10 @@ class StepComputer:
         masks: RowMasks | None,
     ) -> StepOutput:
         """The step's output; without ``hidden`` no prompt is scored."""
-        scores = None
+        scores = vectors = None
         if hidden is not None:
+            if self._pooling.wants(plan):
+                vectors = self._pooling.pool(plan, hidden)
             scores = score_prompts(
                 plan,
                 self._unscored,
@@ -285,7 +294,11 @@ class StepComputer:
                 self._rows.tokens,
                 lambda positions: self._model.logits(functions, positions),
             )
-        return StepOutput(samples, scores, () if masks is None else masks.failures)
+        return StepOutput(samples, scores, () if masks is None else masks.failures, vectors)
+
+    def _wants_all(self, plan: StepPlan) -> bool:
+        """Whether the hidden state of every token is needed, not only of those that sample."""
+        return self._pooling.wants(plan) or asks_for_scores(plan, self._unscored)
 
 
 def _open(gate: MaskGate, done: Future[RowMasks]) -> None:

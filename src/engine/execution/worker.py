@@ -34,6 +34,7 @@ from src.engine.execution.idle_work import IdleWork
 from src.engine.execution.in_flight import InFlight
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
+from src.engine.execution.pooling import RowPooling
 from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.row_state import POISON, RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
@@ -113,8 +114,9 @@ class Worker:
         self._adapters = HeldAdapters(model.adapters)
         self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size, self._adapters)
         unscored = self._row_owners.unscored
+        pooling = RowPooling(self._row_owners.pooling, model.spec.hidden_size, rows.device)
         self._computer = StepComputer(
-            self._forward_pass, code, rows, sampler, self._grammars, unscored
+            self._forward_pass, code, rows, sampler, self._grammars, unscored, pooling
         )
         self._speculation: Speculation | None = None
         tokens = host_view(rows.tokens)
@@ -308,9 +310,14 @@ class Worker:
         in_flight.holds.append(span)
         self._follow(exact, output, span)
         span.deliver(
-            lambda: self._read(plan, output, refused, verification),
+            lambda: self._with_vectors(self._read(plan, output, refused, verification), output),
             lambda outcome: self._deliver(in_flight, outcome),
         )
+
+    @staticmethod
+    def _with_vectors(result: StepResult, output: StepOutput) -> StepResult:
+        """A result with the vectors that the step has made, if any."""
+        return result if output.vectors is None else output.vectors.added_to(result)
 
     def _follow(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
         """Let the grammars read the step's sampled tokens as soon as these are on the host."""

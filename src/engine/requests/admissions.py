@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Self
 
+from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.requests.preparation import Preparation
 from src.engine.requests.submission import Submission
 
@@ -45,7 +46,7 @@ class Admissions:
 
     def __init__(self) -> None:
         # By request id, which need not be unique. A Preparation is not queued yet.
-        self.unfinished: dict[str, list[Preparation | Submission]] = {}
+        self.unfinished: dict[str, list[Preparation | Submission | EmbeddingRun]] = {}
         self._open: set[Admission] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -81,7 +82,7 @@ class Admissions:
         await self._none_open.wait()
 
     @contextlib.contextmanager
-    def named(self, name: str, request: Preparation | Submission) -> Iterator[None]:
+    def named(self, name: str, request: Preparation | Submission | EmbeddingRun) -> Iterator[None]:
         """Register a request under its id for `abort`, within the context."""
         namesakes = self.unfinished.setdefault(name, [])
         namesakes.append(request)

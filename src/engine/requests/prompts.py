@@ -19,7 +19,7 @@ from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
 from src.core.logits_processors import Declared, check_processors
-from src.core.request import Request, StepValues
+from src.core.request import Pooling, Request, StepValues
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
 from src.engine.requests.step_inputs import salted, step_values
@@ -277,6 +277,29 @@ class RequestBuilder:
             for index in range(params.n)
         ]
 
+    def pooled(
+        self,
+        token_ids: list[int],
+        pooling: Pooling,
+        *,
+        arrival: float,
+        priority: int = 0,
+        timeout: float | None = None,
+        tenant: str = "",
+    ) -> Request:
+        """A request for a vector. The arguments must have been checked."""
+        return Request(
+            key=next(self._keys),
+            prompt_token_ids=token_ids,
+            params=SamplingParams(max_tokens=1),
+            max_tokens=1,
+            priority=priority,
+            arrival=arrival,
+            deadline=None if timeout is None else arrival + timeout,
+            tenant=tenant,
+            pooling=pooling,
+        )
+
     def _step_values(
         self, given: Mapping[str, Any], prompt_len: int, max_tokens: int, salt: str
     ) -> tuple[dict[str, StepValues], str]:
@@ -369,6 +392,16 @@ class RequestBuilder:
 
     def _checked(self, prompt: Sequence[Any]) -> list[int]:
         self._room(len(prompt))
+        return self.checked_ids(prompt, "prompt")
+
+    def checked_ids(self, prompt: Sequence[Any], param: str) -> list[int]:
+        """Token ids that the model has, as a list of their own; errors name ``param``.
+
+        Raises
+        ------
+        InvalidRequestError
+            One of them is no token id.
+        """
         most = self._info.vocab_size - 1
         # The fast check runs in C, since a context may be long. The loop below finds the wrong one.
         if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) <= most:
@@ -378,8 +411,8 @@ class RequestBuilder:
                 raise _wrong_prompt(token_id)
             if not 0 <= token_id <= most:
                 raise InvalidRequestError(
-                    f"prompt token ids must be from 0 to {most}, got {shown(token_id)}",
-                    param="prompt",
+                    f"{param} token ids must be from 0 to {most}, got {shown(token_id)}",
+                    param=param,
                 )
         return list(prompt)
 

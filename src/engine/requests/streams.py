@@ -238,6 +238,7 @@ class Choice:
                 stop_reason=stop_reason,
                 prompt_logprobs=self._prompt_logprobs(event.prompt_logprobs),
                 usage=self._stream.usage,
+                vector=event.vector,
             )
         )
         return finish_reason

@@ -67,6 +67,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Tenants whose requests of a priority below 0 go before those of all others.
     share_prefixes
         Whether tenants read each other's cached prefixes. Otherwise each has its own.
+    whole_prompts
+        Whether a prompt is computed in one step, because its tokens see later ones.
     max_drafts
         The most drafts that a step verifies of one row; 0 for none.
     plan_late
@@ -96,6 +98,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     priority_tenants: tuple[str, ...] = ()
     share_prefixes: bool = False
     plan_late: bool = False
+    whole_prompts: bool = False
     max_drafts: int = 0
 
     def __post_init__(self) -> None:
@@ -114,6 +117,12 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"expected num_snapshots >= 0 and snapshot_interval >= 1, got "
                 f"{self.num_snapshots} and {self.snapshot_interval}"
+            )
+        if self.whole_prompts and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens = {self.max_num_batched_tokens} is less than "
+                f"the model's context of {self.max_model_len} tokens: this model computes a text "
+                "in one step, as a whole; raise it, or lower model.max_model_len"
             )
         for name, weight in self.weights.items():
             if weight < 1:
@@ -160,6 +169,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs: int | None = None,
         num_snapshots: int | None = None,
         num_adapter_slots: int = 0,
+        whole_prompts: bool = False,
         max_drafts: int = 0,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
@@ -185,11 +195,13 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             max_waiting_requests=section.max_waiting_requests,
             max_waiting_tokens=section.max_waiting_tokens,
             max_bypasses=section.max_bypasses,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
+            # Keys of a step are no part of any later one.
+            enable_prefix_caching=config.cache.enable_prefix_caching and not whole_prompts,
             weights=section.tenant_weights,
             priority_tenants=section.priority_tenants,
             share_prefixes=config.cache.share_prefixes,
             plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
+            whole_prompts=whole_prompts,
             max_drafts=max_drafts,
         )
 
@@ -212,7 +224,11 @@ def check_request(request: Request, limits: SchedulerLimits) -> None:
             f"max_tokens must be at least 1, got {request.max_tokens}", param="max_tokens"
         )
     total = prompt_len + request.max_tokens
-    if total > limits.max_model_len:
+    longest = limits.max_model_len
+    if request.pooling is not None:
+        # A vector is no token of its sequence.
+        longest += 1
+    if total > longest:
         raise PromptTooLongError(
             f"the prompt has {prompt_len} tokens and max_tokens is {request.max_tokens}: "
             f"{total} together, but the model's context is {limits.max_model_len} tokens"

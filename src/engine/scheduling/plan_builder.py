@@ -136,12 +136,23 @@ class PlanBuilder:
             if not self.budget:
                 return
             room = min(state.target, state.capacity) - state.launched
-            if row.samples or row.row in saved or state.phase is not Phase.RUNNING or room < 1:
+            if (
+                row.samples
+                or row.pools
+                or row.row in saved
+                or state.phase is not Phase.RUNNING
+                or room < 1
+            ):
                 continue
             num_tokens = min(self.chunk(state), room)
             more = state.launch(self.step_id, num_tokens)
             self.rows[index] = RowStep(
-                row.row, row.generation, row.start, row.num_tokens + num_tokens, more.samples
+                row.row,
+                row.generation,
+                row.start,
+                row.num_tokens + num_tokens,
+                more.samples,
+                pools=more.pools,
             )
             self.budget -= num_tokens
             self.num_tokens += num_tokens

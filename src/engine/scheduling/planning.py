@@ -152,7 +152,7 @@ class StepPlanner:
                 state, match, builder.prefill_limit
             ):
                 waits += 1
-            elif allocator.fits(state, match, reserve):
+            elif self._takes(state, builder) and allocator.fits(state, match, reserve):
                 self.waiting.pop(lane, misfits + waits)
                 self._install(state, match, builder)
                 admitted += 1
@@ -166,6 +166,10 @@ class StepPlanner:
             if first is not None and first.bypasses >= self.limits.max_bypasses:
                 return first
         return first
+
+    def _takes(self, state: RequestState, builder: PlanBuilder) -> bool:
+        """Whether the step has room for the request's prompt, if it may not be cut."""
+        return not self.limits.whole_prompts or len(state.token_ids) <= builder.budget
 
     def _install(self, state: RequestState, match: Match, builder: PlanBuilder) -> None:
         builder.install(self.allocator.install(state, match), state, match)

@@ -4,7 +4,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
     ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
-            adapter, tenant]
+            adapter, tenant, pooling]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
@@ -17,7 +17,8 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
 block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
 ``[row, generation, start, num_tokens, samples]``, and with drafts, of the row or of steps before,
-``[..., drafts, slack, limit]``. Copies of recurrent states are ``[row, slot]``.
+``[..., drafts, slack, limit]``; ``samples`` is 2 for a vector. Copies of recurrent states are
+``[row, slot]``.
 A request's adapter is ``[key, number of its content]`` or null, and a plan has
 ``[row, key, slot]`` for each install with one.
 
@@ -38,7 +39,7 @@ import msgspec
 from src.core.adapter import NO_ADAPTER, Adapter
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
-from src.core.request import Request
+from src.core.request import Pooling, Request
 from src.core.sampling_params import SamplingParams
 from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.admission import SchedulerLimits
@@ -74,6 +75,7 @@ class AddLine(_Line, frozen=True, tag="add"):
     token_ids: list[int]
     adapter: tuple[int, int] | None = None
     tenant: str = ""
+    pooling: Pooling | None = None
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -188,7 +190,13 @@ def plan_line(plan: StepPlan) -> PlanLine:
 
 
 def _row_line(step: RowStep) -> list[int]:
-    line = [step.row, step.generation, step.start, step.num_tokens, int(step.samples)]
+    line = [
+        step.row,
+        step.generation,
+        step.start,
+        step.num_tokens,
+        2 if step.pools else int(step.samples),
+    ]
     return [*line, step.drafts, step.slack, step.limit] if step.drafts or step.slack else line
 
 
@@ -324,4 +332,5 @@ def _request(line: AddLine) -> Request:
         cache_salt=str(line.salt) if line.salt else "",
         adapter=_adapter(line.adapter),
         tenant=line.tenant,
+        pooling=line.pooling,
     )

@@ -149,8 +149,12 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def may_read_cache(self) -> bool:
-        """Whether it may use cached prefixes: not while it needs logits of its prompt."""
-        return self.prompt_logprobs is None
+        """Whether it may use cached prefixes.
+
+        Not while it needs logits of its prompt, nor if its vector needs more than the last token's
+        hidden state: tokens that are not computed have none.
+        """
+        return self.prompt_logprobs is None and self.request.pooling in (None, "last")
 
     def held_blocks(self) -> list[list[int]]:
         """Per group of layers: the blocks that it holds, in the table's order."""
@@ -169,6 +173,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         samples = self.launched == self.target
         if samples:
             self.target += 1
+            if self.request.pooling is not None:
+                return RowStep(self.row, self.generation, start, num_tokens, False, pools=True)
             self.ahead.append(1)
         return RowStep(self.row, self.generation, start, num_tokens, samples)
 
@@ -253,7 +259,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
             # Nearly all events are this one.
             return RequestEvent(key=self.key, token_ids=row.token_ids, logprobs=row.logprobs)
         token_ids = [] if row is None else row.token_ids
-        ended_by_token = row is not None and finish_reason is FinishReason.STOP
+        ended_by_token = bool(token_ids) and finish_reason is FinishReason.STOP
         prompt_logprobs = None
         cached_tokens = 0
         if not self.announced:
@@ -269,4 +275,5 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
             finish_reason=finish_reason,
             stop_token_id=token_ids[-1] if ended_by_token else None,
             cached_tokens=cached_tokens,
+            vector=None if row is None else row.vector,
         )

@@ -310,6 +310,9 @@ class Scheduler:
             self._sharing.fill(builder, prefills)
         elif prefills or len(self._waiting):
             self._planner.fill(builder, prefills)
+        if is_shared and self.limits.whole_prompts and not (builder.rows or self._in_flight):
+            # The first prompts are longer than the shares of their tenants.
+            self._planner.fill(builder, prefills)
         if not builder.rows:
             return None
         if self.limits.drafts:
@@ -395,6 +398,10 @@ class Scheduler:
             state.committed += planned.num_tokens - planned.drafts
         if state.committed >= (state.registered + 1) * self.limits.block_size:
             self._allocator.take_in(state)
+        if planned.pools:
+            self._end(state)
+            self._deadlines.discard(state)
+            return state.event(row, FinishReason.STOP)
         if not planned.samples:
             return None
         token_id = row.token_ids[-1]

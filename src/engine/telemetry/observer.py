@@ -149,7 +149,7 @@ class EngineObserver:
             if step.start < prefilled:
                 prefill_rows += 1
                 prefill_tokens += step.num_tokens
-                unfinished_rows += not step.samples
+                unfinished_rows += not (step.samples or step.pools)
                 # Pairs of all its tokens but the last, which attends to the whole row.
                 more_pairs += (step.num_tokens - 1) * (2 * step.start + step.num_tokens) // 2
                 choice.record.chunks.append(

@@ -237,6 +237,7 @@ class _Writer:
             [self._pseudonym(request.key, token) for token in request.prompt_token_ids],
             self._named(request.adapter),
             request.tenant,
+            request.pooling,
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:

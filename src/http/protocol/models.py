@@ -6,7 +6,10 @@ import msgspec
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One served name: of the model, or of an adapter, whose ``parent`` is the model."""
+    """One served name: of the model, or of an adapter, whose ``parent`` is the model.
+
+    ``tasks`` are what it does: ``generate``, ``embed``.
+    """
 
     id: str
     object: str = "model"
@@ -16,6 +19,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     implementation: str
     owned_by: str = "slipstream"
     parent: str | None = None
+    tasks: list[str]
 
 
 class ModelList(msgspec.Struct, kw_only=True):

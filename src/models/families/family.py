@@ -68,6 +68,8 @@ class Family:
         Values of fields that `config.json` may leave out.
     overflows_float16
         Whether its hidden states leave the range of float16, up to 65,504.
+    generates
+        Whether it continues text. Others end in hidden states, and their tokens may see later ones.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
@@ -76,6 +78,7 @@ class Family:
     packings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     overflows_float16: ClassVar[bool] = False
+    generates: ClassVar[bool] = True
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from src.core.blocks import Chunk, Window
 from src.distributed import Group
-from src.models.layer_kv import LayerKVSpec, keys_and_values
+from src.models.layer_kv import LayerKVSpec, keys_and_values, keys_of_a_step
 from src.models.layers.activations import sigmoid
 from src.models.layers.linear import linear, row_parallel_linear
 from src.models.layers.norms import NormSpec, rms_norm, unit
@@ -116,6 +116,9 @@ class AttentionMixerSpec:
     ----------
     scale, window, cap, chunk
         See `config.AttentionConfig`; resolved.
+    ahead
+        Keys behind its own that a token sees, see `ops.attention.spec.AttentionSpec`. With any, a
+        prompt is computed in one step, as a whole: its keys are needed in no other.
     dtype
         Of keys and values.
     rotates
@@ -135,9 +138,12 @@ class AttentionMixerSpec:
     rotates: NormSpec | None
     deterministic: bool
     chunk: int | None = None
+    ahead: int | None = None
 
     def kv(self) -> LayerKVSpec:
         """See `layer_kv.MixerSpec`."""
+        if self.ahead is not None:
+            return keys_of_a_step(self.num_kv_heads, self.head_dim, self.dtype)
         window: Window = self.window
         if window is None and self.chunk is not None:
             window = Chunk(self.chunk)
@@ -145,7 +151,9 @@ class AttentionMixerSpec:
 
     def attention(self, weights: AttentionMixerWeights) -> AttentionSpec:
         """The specification that attention ops take."""
-        return AttentionSpec(self.scale, self.cap, self.window, self.chunk, weights.sinks)
+        return AttentionSpec(
+            self.scale, self.cap, self.window, self.chunk, weights.sinks, self.ahead
+        )
 
 
 class AttentionMixerWeights(NamedTuple):

@@ -1,4 +1,4 @@
-"""Root mean square normalization (Zhang and Sennrich 2019), and layer norms without bias."""
+"""Root mean square normalization (Zhang and Sennrich 2019), and layer norms."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ def rms_norm(x: Tensor, weight: Tensor, spec: NormSpec) -> Tensor:
         return (normed * (weight.to(torch.float32) + spec.offset)).to(x.dtype)
     scale = weight + spec.offset if spec.offset else weight
     return scale * normed.to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm with bias (Ba et al. 2016), in float32: x [..., N], weights [N], to x's dtype."""
+    wide = x.to(torch.float32)
+    centered = wide - wide.mean(-1, keepdim=True)
+    normed = centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed * weight.to(torch.float32) + bias.to(torch.float32)).to(x.dtype)
 
 
 def unit(x: Tensor, eps: float) -> Tensor:

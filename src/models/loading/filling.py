@@ -238,7 +238,8 @@ def make(model: Model, parameter: Parameter, parts: dict[str, Tensor]) -> None:
         weight = method.make(parts)
     except ValueError as error:
         raise ModelLoadError(f"{method.name}: {parameter.name}: {error}") from None
-    model.replace(parameter.name, weight)
+    keep = model.pages.keep
+    model.replace(parameter.name, keep(weight) if isinstance(weight, Tensor) else weight.map(keep))
 
 
 def _in_file_order(model: Model, stored: dict[str, StoredTensor]) -> list[Parameter]:

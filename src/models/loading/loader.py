@@ -218,7 +218,7 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
     """
     if max_model_len is None:
         return min(config.max_positions, _MOST_BY_DEFAULT)
-    limit = config.rope.limit(config.max_position_embeddings)
+    limit = config.position_limit
     if not 1 <= max_model_len <= limit:
         raise ModelLoadError(
             f"max_model_len must be from 1 to {limit} for this model "

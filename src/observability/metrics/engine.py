@@ -42,7 +42,7 @@ REFUSALS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ShuttingDownError, "shutting_down"),
     (EngineDeadError, "engine_dead"),
 )
-ROW_FAILURES: Final = ("grammar", "refused", "logits")
+ROW_FAILURES: Final = ("grammar", "refused", "logits", "vector")
 STAGES: Final = ("queue", "prefill", "decode")
 
 

@@ -312,7 +312,7 @@ class Attention : ItemPlaces<T, C> {
       const int64_t position = query_position(item, row);
       const int64_t low = first_visible(position, *a.spec) - tile;
       softmax_row(s, begin + row, int(std::clamp<int64_t>(low, first, kKeys)),
-                  int(std::clamp<int64_t>(position + 1 - tile, 0, last)));
+                  int(std::clamp<int64_t>(visible_end(position, *a.spec) - tile, 0, last)));
     }
   }
 

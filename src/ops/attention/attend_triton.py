@@ -76,6 +76,7 @@ def attend(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
     CAP: tl.constexpr,
     SORT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -121,7 +122,7 @@ def attend(
         if CAP > 0:
             scores = soft_cap(scores, CAP)
         if CAUSAL:
-            visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
+            visible = in_range[None, :] & (keys[None, :] <= positions[:, None] + AHEAD)
             if WINDOW + CHUNK > 0:
                 from_key = first_visible(positions, WINDOW, CHUNK)
                 visible = visible & (keys[None, :] >= from_key[:, None])

@@ -10,11 +10,12 @@ from src.ops.records import ANY, Record, nested, number, tensor
 
 
 class PagedAttention(Record):
-    """Write keys and values into the paged cache, then attend causally over the cache into `out`.
+    """Write keys and values into the paged cache, then attend over the cache into `out`.
 
     T tokens of B rows lie one row after another, possibly followed by padding tokens. Token t at
     offset q of row b has position `seq_lens[b] - query_len[b] + q`; it sees every position up to
-    its own, or the last `spec.window` of them, or those of its chunk. float32, bfloat16 or float16,
+    its own, or the last `spec.window` of them, or those of its chunk; and `spec.ahead` positions of
+    its row behind its own. float32, bfloat16 or float16,
     accumulated in float32. `query`, `key` and `value` may be slices of a fused projection: the last
     dimension is contiguous, heads are `head_dim` apart, the row stride is free.
 

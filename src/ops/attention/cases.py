@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from src.ops.attention.cached_rows import LARGEST_CODE, is_coded, to_rows
+from src.ops.attention.cached_rows import CODES, is_coded, to_rows
 from src.ops.attention.call import PagedAttention
-from src.ops.attention.spec import AttentionSpec
+from src.ops.attention.spec import ALL_AHEAD, AttentionSpec
 from src.ops.declaration import Case, Cost
 
 MIXED_ROWS = ((1, 1), (0, 5), (7, 7), (1, 40), (5, 33), (1, 130))
@@ -27,6 +27,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     sliding_window: int = 0,
     chunk: int = 0,
+    ahead: int = 0,
     cap: float = 0.0,
     has_sinks: bool = False,
     padding: int = 0,
@@ -42,8 +43,8 @@ def build(
     `max_seq_len` is `longest` if that exceeds the rows' own lengths; it is only an upper bound.
     `prefixes` maps row -> (an earlier row, number of its blocks that this row begins with); neither
     row's queries lie in the shared blocks. With `cached`, the step's own keys and values are in the
-    cache already, and `key` and `value` are None. A `cap`, `sliding_window` or `chunk` of 0
-    means none, a `cache_dtype` of None is `dtype`.
+    cache already, and `key` and `value` are None. A `cap`, `sliding_window`, `chunk` or `ahead` of
+    0 means none, a `cache_dtype` of None is `dtype`.
 
     Blocks are handed out in random order, query/key/value are slices of one fused tensor, and the
     cache holds random history. Everything that must not be read is poisoned. NaN: unused cache
@@ -55,7 +56,8 @@ def build(
     prefixes = prefixes or {}
     # About as large as the largest scores, so that they change the result.
     sinks = torch.randn(num_heads, generator=random).mul(2).to(device) if has_sinks else None
-    spec = AttentionSpec(head_dim**-0.5, cap or None, sliding_window or None, chunk or None, sinks)
+    reach = {"window": sliding_window or None, "chunk": chunk or None, "ahead": ahead or None}
+    spec = AttentionSpec(head_dim**-0.5, cap or None, sinks=sinks, **reach)
     needed = [-(-seq_len // block_size) for _, seq_len in rows]
     num_blocks = sum(needed) - sum(blocks for _, blocks in prefixes.values()) + 3
     free = torch.randperm(num_blocks, generator=random).tolist()
@@ -83,9 +85,7 @@ def build(
             # Whole blocks that even the row's first query does not see.
             passed = spec.first_visible(seq_len - query_len) // block_size
             block_tables[row, :passed] = -1
-            for cache in (key_cache, value_cache):
-                cache[table[:passed]] = torch.nan
-
+            key_cache[table[:passed]] = value_cache[table[:passed]] = torch.nan
     fused = torch.randn(
         num_tokens + padding, num_heads + 2 * num_kv_heads, head_dim, generator=random
     )
@@ -205,7 +205,37 @@ def _grid() -> list[Case]:
         for reach in ({}, {"sliding_window": 300}, {"chunk": 150})
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
-    return cases + [{**case, "cache_dtype": kept} for kept in LARGEST_CODE for case in _coded()]
+    cases += _ahead()
+    return cases + [{**case, "cache_dtype": kept} for kept in CODES for case in _coded()]
+
+
+def _ahead() -> list[Case]:
+    """Tokens that see later ones: all of them, or those of a window of two sides.
+
+    Whole sequences of a token, of a few, and of more than a tile; the last tokens of others; rows
+    that begin and end within a tile of keys.
+    """
+    whole: Case = {"rows": ((1, 1), (7, 7), (64, 64), (0, 0), (290, 290), (3, 3)), "padding": 2}
+    shapes: list[Case] = [
+        {"head_dim": 32, **whole},
+        {"head_dim": 64, "num_heads": 3, "num_kv_heads": 3, **whole},
+        {"head_dim": 72, "num_heads": 6, "block_size": 5, **whole},
+        {"rows": ((5, 33), (40, 300), (1, 1), (0, 3), (1, 520)), "padding": 1},
+        {"rows": ((150, 290), (2, 2060)), "head_dim": 256, "num_heads": 8, "num_kv_heads": 1},
+        {"rows": ((1, 1100), (3, 40), (290, 290)), "head_dim": 40, "deterministic": True},
+    ]
+    reaches: list[Case] = [
+        {"ahead": ALL_AHEAD},
+        {"ahead": 1},
+        {"ahead": 64, "sliding_window": 65},
+        {"ahead": 300, "sliding_window": 7, "cap": 2.0, "has_sinks": True},
+    ]
+    return [
+        {**shape, **reach, "dtype": dtype}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for shape in shapes
+        for reach in reaches
+    ]
 
 
 def _coded() -> list[Case]:
@@ -216,6 +246,7 @@ def _coded() -> list[Case]:
         {"head_dim": 256, "num_heads": 8, "num_kv_heads": 1, "rows": ((1, 600), (2, 300))},
         {"head_dim": 128, "num_heads": 6, "rows": ((150, 290), (1, 700), (1, 20)), "cap": 30.0},
         {"has_sinks": True, "chunk": 128, "rows": ((5, 33), (40, 300), (1, 520))},
+        {"ahead": 100, "sliding_window": 60, "rows": ((5, 33), (140, 300), (1, 520))},
         {
             "rows": ((1, 1100), (1, 1040), (7, 900), (1, 300)),
             "prefixes": {1: (0, 64), 3: (0, 16)},
@@ -238,6 +269,7 @@ CACHED_CASES: list[Case] = [
     {"cached": True, "rows": ((5, 33), (1, 130), (1, 600)), "head_dim": 24, "block_size": 5},
     {"cached": True, "rows": ((90, 130), (1, 700)), "head_dim": 16, "sliding_window": 60},
     {"cached": True, "rows": ((90, 130), (1, 700)), "head_dim": 16, "chunk": 60},
+    {"cached": True, "rows": ((90, 130), (1, 700)), "head_dim": 16, "ahead": 30},
     {"cached": True, "rows": ((1, 1), (0, 0)), "head_dim": 16, "padding": 1, "longest": 4096},
     {"cached": True, "rows": ((0, 0), (0, 0)), "head_dim": 16, "padding": 2, "longest": 4096},
 ]
@@ -254,7 +286,9 @@ def cost(call: PagedAttention) -> Cost:
     for row, seq_len in enumerate(lengths):
         query_len = starts[row + 1] - starts[row]
         first = seq_len - query_len
-        pairs += sum(p + 1 - spec.first_visible(p) for p in range(first, seq_len))
+        pairs += sum(
+            spec.visible_end(p, seq_len) - spec.first_visible(p) for p in range(first, seq_len)
+        )
         if query_len:
             keys += seq_len - spec.first_visible(first)
             if spec.window is None and spec.chunk is None:

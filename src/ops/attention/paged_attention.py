@@ -37,6 +37,7 @@ def reference(call: PagedAttention) -> None:
                 call.value_cache,
                 call.block_tables[row],
                 first_position=seq_len - (end - tile),
+                seq_len=seq_len,
                 spec=call.spec,
             )
 
@@ -54,6 +55,7 @@ def _attend(
     block_table: Tensor,
     *,
     first_position: int,
+    seq_len: int,
     spec: AttentionSpec,
 ) -> Tensor:
     """Attention of consecutive tokens of one row, [Q, heads, head_dim] in `query`'s dtype."""
@@ -61,20 +63,21 @@ def _attend(
     block_size, num_kv_heads = key_cache.shape[1:3]
     end = first_position + num_queries
     first_key = spec.first_visible(first_position)
+    last = spec.visible_end(end - 1, seq_len)
     first_block = first_key // block_size
-    blocks = block_table[first_block : -(-end // block_size)].long()
+    blocks = block_table[first_block : -(-last // block_size)].long()
     skipped = first_block * block_size
 
     def gather(cache: Tensor) -> Tensor:  # [kv_heads, keys, head_dim] float32
         octets = cache.view(torch.uint8) if is_coded(cache.dtype) else cache
-        rows = octets[blocks].flatten(0, 1)[first_key - skipped : end - skipped].view(cache.dtype)
+        rows = octets[blocks].flatten(0, 1)[first_key - skipped : last - skipped].view(cache.dtype)
         return from_rows(rows).transpose(0, 1)
 
     # [kv_heads, group, Q, head_dim] float32: query head h reads key/value head h // group
     grouped = query.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     positions = torch.arange(first_position, end, device=query.device)[:, None]
-    keys = torch.arange(first_key, end, device=query.device)[None, :]
-    visible = keys <= positions  # [Q, keys] bool
+    keys = torch.arange(first_key, last, device=query.device)[None, :]
+    visible = keys <= positions + (spec.ahead or 0)  # [Q, keys] bool
     if spec.window is not None:
         visible &= keys > positions - spec.window
     if spec.chunk is not None:

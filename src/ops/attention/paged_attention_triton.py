@@ -93,6 +93,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
     CAP: tl.constexpr,
     SORT: tl.constexpr,
     M: tl.constexpr,
@@ -143,16 +144,17 @@ def _prefill_kernel(
     masked_begin = keys_begin
     if WINDOW + CHUNK == 0:
         # Up to here, every query of the tile sees every key.
-        masked_begin = (first_position + 1) // N * N
+        masked_begin = tl.minimum(first_position + 1 + AHEAD, seq_len) // N * N
         acc, highest, total = attend(
             acc, highest, total, q, positions, 0, masked_begin, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, False, False, 0, 0, CAP, SORT, HEAD_DIM, BLOCK_SIZE,
-            N, D,
+            kv_head, token_stride, scale_log2, False, False, 0, 0, 0, CAP, SORT, HEAD_DIM,
+            BLOCK_SIZE, N, D,
         )  # fmt: skip
+    keys_end = tl.minimum(seq_len - query_len + last_offset + 1 + AHEAD, seq_len)
     acc, highest, total = attend(
-        acc, highest, total, q, positions, masked_begin, seq_len - query_len + last_offset + 1,
+        acc, highest, total, q, positions, masked_begin, keys_end,
         table, key_cache, value_cache, kv_head, token_stride, scale_log2, True, True, WINDOW,
-        CHUNK, CAP, SORT, HEAD_DIM, BLOCK_SIZE, N, D,
+        CHUNK, AHEAD, CAP, SORT, HEAD_DIM, BLOCK_SIZE, N, D,
     )  # fmt: skip
     if sinks is not None:
         total = with_sink(total, highest, sinks, head, exists)
@@ -259,7 +261,7 @@ def _prefill(
         query.stride(0), block_tables.stride(0), kv_heads * row, rows, heads,
         spec.scale * LOG2_E, spec.sinks,
         FEWEST=fewest, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, CAP=(spec.cap or 0.0) * LOG2_E,
-        SORT=sort, M=shape.packed, N=shape.keys, D=padded, num_warps=shape.warps,
-        num_stages=shape.stages,
+        WINDOW=spec.window or 0, CHUNK=spec.chunk or 0, AHEAD=spec.ahead or 0,
+        CAP=(spec.cap or 0.0) * LOG2_E, SORT=sort, M=shape.packed, N=shape.keys, D=padded,
+        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip

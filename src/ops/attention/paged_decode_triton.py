@@ -142,12 +142,12 @@ def _decode_kernel(
             acc, highest, total = attend(
                 acc, highest, total, q, packed, begin, whole_end, table, key_cache,
                 value_cache, kv_head, token_stride, scale_log2, False, False, 0, 0,
-                CAP, SORT, HEAD_DIM, BLOCK_SIZE, N, D,
+                0, CAP, SORT, HEAD_DIM, BLOCK_SIZE, N, D,
             )  # fmt: skip
         acc, highest, total = attend(
             acc, highest, total, q, packed, whole_end, end, table, key_cache, value_cache,
-            kv_head, token_stride, scale_log2, True, False, 0, 0, CAP, SORT, HEAD_DIM, BLOCK_SIZE,
-            N, D,
+            kv_head, token_stride, scale_log2, True, False, 0, 0, 0, CAP, SORT, HEAD_DIM,
+            BLOCK_SIZE, N, D,
         )  # fmt: skip
         acc = acc / total[:, None]
         if (with_pack == 0) & (count == last - first):

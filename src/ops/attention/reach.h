@@ -13,4 +13,9 @@ inline int64_t first_visible(int64_t position, const AttentionSpec& spec) {
   return first;
 }
 
+// The position behind the last key that it sees, if its sequence has so many. It never decreases, either.
+inline int64_t visible_end(int64_t position, const AttentionSpec& spec) {
+  return position + 1 + spec.ahead;
+}
+
 }  // namespace

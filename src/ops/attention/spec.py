@@ -26,10 +26,15 @@ class AttentionSpec:
         Soft cap of the scaled scores: they become `cap * tanh(score / cap)` before the mask, as in
         Gemma 2. None for no cap.
     window
-        Number of keys that a token sees, itself included (sliding window). None for all.
+        Number of keys up to its own that a token sees, itself included (sliding window). None for
+        all.
     chunk
         A token sees only keys of its own chunk of this many tokens, counted from the sequence's
         first (Llama 4). None for no chunks.
+    ahead
+        Number of keys behind its own that a token sees: those of its sequence that the cache has,
+        this step's included. `ALL_AHEAD` for all, as in an encoder. None for none: attention is
+        causal. With `window`, it is a window of two sides.
     sinks
         [num_heads] float32, one logit per query head. It is added to the softmax's denominator
         only, as in gpt-oss. None for no sinks.
@@ -37,7 +42,8 @@ class AttentionSpec:
     Raises
     ------
     ValueError
-        `cap`, `window` or `chunk` is out of range, or `sinks` is not a float32 vector.
+        `cap`, `window`, `chunk` or `ahead` is out of range, or `sinks` is not a float32 vector; or
+        there are chunks and keys ahead at once.
     """
 
     PARTS: ClassVar[tuple[tuple[str, str], ...]] = (("sinks", "Tensor?"), ("scalars", "float[]"))
@@ -48,14 +54,17 @@ class AttentionSpec:
     window: int | None = None
     chunk: int | None = None
     sinks: Tensor | None = None
+    ahead: int | None = None
 
     def __post_init__(self) -> None:
         if self.cap is not None and not self.cap > 0:
             raise ValueError(f"expected cap above 0, got {self.cap}")
-        for name in ("window", "chunk"):
+        for name in ("window", "chunk", "ahead"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"expected {name} of at least 1, got {size}")
+        if self.ahead is not None and (self.ahead > ALL_AHEAD or self.chunk is not None):
+            raise ValueError(f"expected ahead up to {ALL_AHEAD}, without chunks, got {self.ahead}")
         sinks = self.sinks
         if sinks is not None and (sinks.dim() != 1 or sinks.dtype != torch.float32):
             raise ValueError(
@@ -73,9 +82,14 @@ class AttentionSpec:
         in_chunk = 0 if self.chunk is None else position // self.chunk * self.chunk
         return max(0, in_window, in_chunk)
 
+    def visible_end(self, position: int, seq_len: int) -> int:
+        """The position behind the last key that the token at `position` of so many sees."""
+        return min(seq_len, position + 1 + (self.ahead or 0))
+
     def scalars(self) -> list[float]:
         """All fields except tensors, in the order of the op's schema."""
-        return [self.scale, self.cap or 0.0, float(self.window or 0), float(self.chunk or 0)]
+        counts = (self.window, self.chunk, self.ahead)
+        return [self.scale, self.cap or 0.0, *(float(count or 0) for count in counts)]
 
     def parts(self) -> tuple[Tensor | None, list[float]]:
         """The flat arguments."""
@@ -84,9 +98,13 @@ class AttentionSpec:
     @classmethod
     def of(cls, sinks: Tensor | None, scalars: Sequence[float]) -> AttentionSpec:
         """The spec from the op's arguments `sinks` and `scalars`."""
-        scale, cap, window, chunk = scalars
-        return cls(scale, cap or None, int(window) or None, int(chunk) or None, sinks)
+        scale, cap, *counts = scalars
+        window, chunk, ahead = (int(count) or None for count in counts)
+        return cls(scale, cap or None, window, chunk, sinks, ahead)
 
 
-FEATURES = frozenset({"cap", "window", "chunk", "sinks"})
+ALL_AHEAD = 2**30
+"""More keys than any sequence has, and in sum with a position still an int32."""
+
+FEATURES = frozenset({"cap", "window", "chunk", "sinks", "ahead"})
 """Every field that a kernel may or may not support."""

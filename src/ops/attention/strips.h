@@ -111,7 +111,7 @@ class TileStep {
   }
 
   int high(int row, int64_t step, int last) const {
-    return int(std::clamp<int64_t>(t.positions[row] + 1 - step, 0, last));
+    return int(std::clamp<int64_t>(visible_end(t.positions[row], spec) - step, 0, last));
   }
 
   // Sets up the strip that starts at `row`; returns whether any of its rows sees a key of this step.

@@ -209,7 +209,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
   for (int64_t first = 0; first < packed; first += tile) {
     const int64_t count = std::min(tile, packed - first);
     const int64_t low = first_visible(position + first / heads, *a.spec);
-    const int64_t high = position + (first + count - 1) / heads + 1;
+    const int64_t high = std::min(seq_len, visible_end(position + (first + count - 1) / heads, *a.spec));
     const int64_t split_first = low / split, splits = (high - 1) / split - split_first + 1;
     int32_t group = -1;
     if (splits > 1) {

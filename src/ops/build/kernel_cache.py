@@ -26,9 +26,8 @@ from typing import Any, Final
 from src.ops.build import ways
 from src.ops.build.compilers import BuildError, compilers, was_killed
 from src.ops.build.cpp_compiler import cpp_compiler
-from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.build.level_check import KILLED, PASSED, check
-from src.ops.build.levels import LEVELS, Level, cpu_flags
+from src.ops.build.levels import LEVELS, Level, cpu_flags, cpu_model
 from src.ops.build.objects import Objects, niced
 from src.ops.build.prebuilt import Prebuilt
 from src.ops.build.scratch import locked, scratch_in
@@ -42,6 +41,7 @@ from src.ops.build.units import (
     further_flags,
     units_of,
 )
+from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,9 @@ class KernelCache:
         machine = f"{platform.system()} {platform.machine()}"
         self._machine = " ".join((machine, *sorted(flags)))
         self._all = root / "cpu-kernels"
-        self.base = self._all / digest(*code, self._machine.encode())
+        # The model too: which way is the fastest was measured on it. Objects do not depend on it,
+        # so for another one they are only linked, checked and measured again.
+        self.base = self._all / digest(*code, self._machine.encode(), cpu_model().encode())
         self.prebuilt = Prebuilt(digest(*code, machine.encode()))
         self.compilations = 0
         self.compiler = cpp_compiler()

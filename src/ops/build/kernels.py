@@ -14,10 +14,10 @@ from src.ops import OPS
 from src.ops.build.cache_root import cache_root, remove_at_the_end
 from src.ops.build.compilers import BuildError, compilers
 from src.ops.build.kernel_cache import NO_COMPILER, KernelCache
-from src.ops.runtime.kernel_library import KernelLibrary
 from src.ops.build.levels import LEVELS, Level, cpu_flags, fastest_level
 from src.ops.declaration import Kernel
 from src.ops.projections import rounding
+from src.ops.runtime.kernel_library import KernelLibrary
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from src.ops.runtime.abi import KERNELS
 from src.ops.build.compilers import compilers, was_killed
+from src.ops.runtime.abi import KERNELS
 from src.ops.runtime.c_records import Record
 
 _TIMEOUT: Final = 180.0  # seconds; on a busy machine it takes one of them

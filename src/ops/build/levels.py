@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,29 @@ def cpu_flags() -> frozenset[str]:
             if line.startswith("flags"):
                 return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+_MODEL: Final = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
+)
+"""What names a processor in /proc/cpuinfo, of x86 and of ARM."""
+
+
+def cpu_model() -> str:
+    """Names the model of the first CPU; empty if the kernel does not.
+
+    Two CPUs may have the same features, but unlike speeds.
+    """
+    found = []
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() in _MODEL:
+                found.append(f"{name.strip()}: {value.strip()}")
+            elif not line.strip() and found:
+                break
+    return ", ".join(found)
 
 
 def fastest_level(flags: frozenset[str]) -> Level:

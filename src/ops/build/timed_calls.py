@@ -7,10 +7,10 @@ from typing import Final
 
 import torch
 
-from src.ops.runtime.calls import use_threads
 from src.ops.build.ways import FORMATS, Format
-from src.ops.projections.linear import Linear
 from src.ops.matrix import STRIP, Encoding, Matrix, Tiling
+from src.ops.projections.linear import Linear
+from src.ops.runtime.calls import use_threads
 
 _INPUTS: Final = 1024
 _OUTPUTS: Final = 1024  # So a turn of all ways takes a second or two, once per library.

@@ -7,17 +7,21 @@ nothing else is a sum of products, which a compiler might fuse.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from src.core.cpus import usable_cpus
 from src.ops.matrix import INT4_RUN, Encoding, Matrix, pack_int4
 
 Method = Literal["int8", "int4"]
 
 _KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_AT_ONCE = 2**17  # weights quantized at a time, so that what is computed of them stays in a cache
+# Weights quantized at a time: what is computed of them stays in a cache, and torch does not cut its
+# operations for threads of its own, of which each of ours would have as many.
+_AT_ONCE = 2**15
 _PARTS = 256  # of a step: values are rounded to them before they are summed
 _NOTHING = 2.0**-100  # of a range: its inverse would overflow
 # Numbers of a group whose sums float32 has: the largest are squares of 256 parts that were missed.
@@ -78,13 +82,30 @@ def quantize(weight: Tensor, method: Method, group_size: int, *, tiled: bool = F
         return outline.tiled() if tiled else outline
     if _on_cpu.kernel is not None and weight.is_cpu and weight.dtype in _KERNEL_DTYPES:
         return _on_cpu.kernel(weight.contiguous(), method, unit, tiled=tiled)
-    pieces: list[tuple[Tensor, ...]] = [
-        round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
-        for rows in weight.split(max(1, _AT_ONCE // inputs))
-    ]
+    pieces = _rounded_pieces(weight, method, unit)
     values, scales, *offsets = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
     matrix = Matrix(values, encoding, scales, offsets[0] if offsets else None)
     return matrix.tiled() if tiled else matrix
+
+
+def _rounded_pieces(weight: Tensor, method: Method, unit: int) -> list[tuple[Tensor, ...]]:
+    """Values, scales and perhaps offsets of one piece of rows after the other.
+
+    On the CPU several at once: a first start rounds a whole model here, while its kernels are
+    compiled, and takes as long as this does.
+    """
+
+    def rounded(rows: Tensor) -> tuple[Tensor, ...]:
+        return (
+            round_to_int8(rows.float()) if method == "int8" else round_to_int4(rows.float(), unit)
+        )
+
+    pieces = weight.split(max(1, _AT_ONCE // weight.shape[1]))
+    threads = min(usable_cpus(), len(pieces))
+    if threads == 1 or not weight.is_cpu:
+        return [rounded(rows) for rows in pieces]
+    with ThreadPoolExecutor(threads, thread_name_prefix="round") as pool:
+        return list(pool.map(rounded, pieces))
 
 
 def round_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,9 +46,9 @@ MAX_DIMS: Final = 3
 class AttentionSpec(Record):
     """Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 
-    A soft cap is cap * tanh(score / cap). A token sees `window` keys, itself included, and those of
-    its own `chunk` of so many tokens. Sinks, [num_heads], are logits that take part in the
-    denominator only.
+    A soft cap is cap * tanh(score / cap). A token sees `window` keys up to its own, those of its
+    own `chunk` of so many tokens, and `ahead` keys behind its own. Sinks, [num_heads], are logits
+    that take part in the denominator only.
     """
 
 

@@ -2,26 +2,28 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 1242529424
+#define SLIPSTREAM_ABI 1600798979
 
 // Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 //
-// A soft cap is cap * tanh(score / cap). A token sees `window` keys, itself included, and those of
-// its own `chunk` of so many tokens. Sinks, [num_heads], are logits that take part in the
-// denominator only.
+// A soft cap is cap * tanh(score / cap). A token sees `window` keys up to its own, those of its
+// own `chunk` of so many tokens, and `ahead` keys behind its own. Sinks, [num_heads], are logits
+// that take part in the denominator only.
 struct AttentionSpec {
   float scale;
   float cap;
   int64_t window;
   int64_t chunk;
   const float* sinks;
+  int64_t ahead;
 };
-static_assert(sizeof(AttentionSpec) == 32, "as in Python");
+static_assert(sizeof(AttentionSpec) == 40, "as in Python");
 static_assert(offsetof(AttentionSpec, scale) == 0 && sizeof(AttentionSpec::scale) == 4, "as in Python");
 static_assert(offsetof(AttentionSpec, cap) == 4 && sizeof(AttentionSpec::cap) == 4, "as in Python");
 static_assert(offsetof(AttentionSpec, window) == 8 && sizeof(AttentionSpec::window) == 8, "as in Python");
 static_assert(offsetof(AttentionSpec, chunk) == 16 && sizeof(AttentionSpec::chunk) == 8, "as in Python");
 static_assert(offsetof(AttentionSpec, sinks) == 24 && sizeof(AttentionSpec::sinks) == 8, "as in Python");
+static_assert(offsetof(AttentionSpec, ahead) == 32 && sizeof(AttentionSpec::ahead) == 8, "as in Python");
 
 // Attention over a paged cache. Strides are in elements.
 //

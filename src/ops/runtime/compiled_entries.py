@@ -1,9 +1,9 @@
 """The C entry points by which compiled code calls kernels: written from the ops' records.
 
 Code that AOTInductor generates calls a C function for each op that is declared to it, with torch's
-tensors, or, if it was rewritten for them (`src/compile/own_tensors.py`), with the kernel library's.
-Both functions, the declaration, and how the arguments become the struct of the kernel follow from
-an op's record. Run `python -m src.ops.runtime.compiled_entries` after a change of one.
+tensors, or, if it was rewritten for them (`src/compile/replace_torch_shims.py`), with the kernel
+library's. Both functions, the declaration, and how the arguments become the struct of the kernel
+follow from an op's record. Run `python -m src.ops.runtime.compiled_entries` after a change of one.
 """
 
 from __future__ import annotations

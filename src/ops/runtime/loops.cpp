@@ -2,7 +2,7 @@
 //
 // Inductor writes its loops over tokens for OpenMP: a function asks for its thread number and the number
 // of threads, and computes that part. The compiler's process replaces OpenMP's names with those below
-// (src/compile/own_threads.py). OpenMP's teams would spin beside the pool, and would be started even for
+// (src/compile/replace_openmp.py). OpenMP's teams would spin beside the pool, and would be started even for
 // loops of one microsecond. Here a loop is cut like any other work, if it takes long enough. Its duration
 // is not known beforehand, so it is measured.
 #include <chrono>

@@ -1,6 +1,6 @@
 // Allocates and frees tensors, and implements the C interface that compiled code calls.
 //
-// The function names are torch's with another prefix of the same length, which src/compile/own_tensors.py
+// The function names are torch's with another prefix of the same length, which src/compile/replace_torch_shims.py
 // writes into the code.
 #include "runtime/tensors.h"
 

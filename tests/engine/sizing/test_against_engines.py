@@ -67,10 +67,9 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Config]:
 
 def taken_by(engine: AsyncEngine) -> tuple[int, int]:
     """Bytes of the tensors of weights, and of keys and values."""
-    parts = Probe(engine).parts
-    forward = parts.worker._forward_pass
-    weights = {id(one): one.nbytes for one in forward.model.parameters().values()}
-    return sum(weights.values()), sum(one.nbytes for one in forward.kv_cache.memory)
+    probe = Probe(engine)
+    weights = {id(one): one.nbytes for one in probe.model.parameters().values()}
+    return sum(weights.values()), sum(one.nbytes for one in probe.kv_cache.memory)
 
 
 async def test_a_plan_is_what_an_engine_takes(case: tuple[Path, Config]) -> None:

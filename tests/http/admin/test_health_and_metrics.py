@@ -20,6 +20,7 @@ from src.engine.startup import build_engine
 from src.engine.telemetry import health
 from src.http import create_app
 from tests.http.waiting import until
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -334,7 +335,7 @@ async def test_a_dead_engine_fails_its_requests_and_says_so(config: Config) -> N
             raise MemoryError("of /some/secret/path")
 
         # The loop itself is hit, as by a fault of ours, not one step or one request.
-        engine._loop.scheduler.schedule = break_down
+        Probe(engine).loop.scheduler.schedule = break_down
         assert isinstance(await engine.wait_dead(), MemoryError)
         answer = await whole
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_dead")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from src.http import app
 from src.http.server.state import Server
+from tests.support.probe import Probe
 
 _wait_ready = Server.ready_engine
 
@@ -14,7 +15,7 @@ async def _break_down(self: Server):  # type: ignore[no-untyped-def]
     def fail() -> None:
         raise MemoryError("broken on purpose")
 
-    engine._loop.scheduler.schedule = fail  # type: ignore[union-attr,method-assign,assignment]
+    Probe(engine).loop.scheduler.schedule = fail  # type: ignore[method-assign,assignment]
     return engine
 
 

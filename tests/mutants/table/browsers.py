@@ -1,6 +1,6 @@
 """Of who asks in a browser's name, of long bodies, of lines of the log, and of event loops."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
 _PAGES = "tests/http/server/test_browsers.py"
 # Those that need no engine come first.
@@ -15,147 +15,171 @@ _BODIES = "tests/http/server/test_long_bodies.py"
 _LOGS = ("tests/observability/test_logs.py",)
 
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/browsers.py",
         _WHO,
         (
             "pages may delete",
-            '_SAFE_METHODS: Final = frozenset({"GET", ',
-            '_SAFE_METHODS: Final = frozenset({"DELETE", "GET", ',
+            "_SAFE_METHODS",
+            "{'GET', 'HEAD', 'OPTIONS'}",
+            "{'DELETE', 'GET', 'HEAD', 'OPTIONS'}",
         ),
         (
             "of two origins the first one counts",
-            "if len(given) > 1 or b",
-            "if b",
+            "is_foreign_page",
+            "len(A) > 1 or b'null' in A",
+            "b'null' in A",
         ),
         (
             "pages without an origin are the server's own, if the browser says so",
-            'if len(given) > 1 or b"null" in given:',
-            "if len(given) > 1:",
+            "is_foreign_page",
+            "len(A) > 1 or b'null' in A",
+            "len(A) > 1",
         ),
         (
             "pages of the same site are the server's own",
-            'if sites and sites != [b"none"]:',
-            'if sites and sites not in ([b"none"], [b"same-site"]):',
+            "is_foreign_page",
+            "A != [b'none']",
+            "A not in ([b'none'], [b'same-site'])",
         ),
         (
             "a browser that names no site is believed whatever the origin is",
-            "    return bool(given) and not _is_own_origin(scope, given[0])\n",
-            "    return bool(given) and not sites and not _is_own_origin(scope, given[0])\n",
+            "is_foreign_page",
+            "bool(A) and (not _is_own_origin(B, A[0]))",
+            "bool(A) and (not sites) and (not _is_own_origin(B, A[0]))",
         ),
         (
             "an origin is its host, whatever the scheme is",
-            'if scheme != scope.get("scheme", "http") or len(hosts) != 1:',
-            "if len(hosts) != 1:",
+            "_is_own_origin",
+            "A != B.get('scheme', 'http') or len(C) != 1",
+            "len(C) != 1",
         ),
         (
             "of two hosts the first one counts for an origin",
-            'scope.get("scheme", "http") or len(hosts) != 1:',
-            'scope.get("scheme", "http") or not hosts:',
+            "_is_own_origin",
+            "len(A) != 1",
+            "not A",
         ),
         (
             "an origin begins like the host",
-            "return place.removesuffix(default) == host.removesuffix(default)",
-            "return place.removesuffix(default).startswith(host.removesuffix(default))",
+            "_is_own_origin",
+            "A.removesuffix(B) == C.removesuffix(B)",
+            "A.removesuffix(B).startswith(C.removesuffix(B))",
         ),
         (
             "a port that is the scheme's has to be written, or left out, on both sides",
-            "return place.removesuffix(default) == host.removesuffix(default)",
-            "return place == host",
+            "_is_own_origin",
+            "A.removesuffix(B) == C.removesuffix(B)",
+            "A == C",
         ),
         (
             "of two hosts one that is known is enough",
-            'return "*" in allowed or all(',
-            'return "*" in allowed or any(',
+            "is_known_host",
+            "all",
+            "any",
         ),
         (
             "a host begins like one that is known",
-            "found = _HOST.fullmatch(host.lower())",
-            "found = _HOST.match(host.lower())",
+            "_is_known",
+            "_HOST.fullmatch",
+            "_HOST.match",
         ),
         (
             "names that end like one are below it",
-            'return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern',
-            'return name.endswith(pattern[2:]) if pattern.startswith("*.") else name == pattern',
+            "_is_named",
+            "1",
+            "2",
         ),
         (
             "addresses need an entry",
-            "    if not name or is_address(name):\n",
-            "    if not name:\n",
+            "_is_known",
+            "not A or is_address(A)",
+            "not A",
         ),
         (
             "names have to be written in small letters in the settings",
-            "    pattern = pattern.lower()\n",
+            "_is_named",
+            "A = A.lower()",
             "",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/guard.py",
         (_PAGES,),
         (
             "pages of other origins may use all there is",
-            "    if is_foreign_page(scope, http.cors_origins):\n",
-            "    if False:\n",
+            "Guard._refusal",
+            "is_foreign_page(A, B.cors_origins)",
+            "False",
         ),
         (
             "any name is answered where there are no keys",
-            "if not len(keys.api) and not is_known_host(scope, http.allowed_hosts):",
-            "if False:",
+            "Guard._refusal",
+            "not len(A.api) and (not is_known_host(B, C.allowed_hosts))",
+            "False",
         ),
         (
             "names are looked at where there are keys",
-            "if not len(keys.api) and not is_known_host(",
-            "if not is_known_host(",
+            "Guard._refusal",
+            "not len(A.api) and (not is_known_host(B, C.allowed_hosts))",
+            "not is_known_host(B, C.allowed_hosts)",
         ),
         (
             "an admin key is taken for a lock of the API",
-            "if not len(keys.api) and not is_known_host(",
-            "if not len(keys.api) and not len(keys.admin) and not is_known_host(",
+            "Guard._refusal",
+            "not len(A.api) and (not is_known_host(B, C.allowed_hosts))",
+            "not len(A.api) and (not len(A.admin)) and (not is_known_host(B, C.allowed_hosts))",
         ),
         (
             "names in the settings are not looked at",
-            "if ALLOWED_HOST.fullmatch(host) is None:",
-            "if ALLOWED_HOST.match(host) is None:",
+            "check_access",
+            "ALLOWED_HOST.fullmatch",
+            "ALLOWED_HOST.match",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/body.py",
         (_PAGES, f"{_BODIES}::test_a_long_body_has_a_bounded_number_of_fields"),
         (
             "a page's body without a type is JSON",
-            'if not declared and header(scope, b"origin") is not None:',
-            "if False:",
+            "check_content_type",
+            "not A and header(B, b'origin') is not None",
+            "False",
         ),
         (
             "colons of inner objects count as fields",
-            "        if depth == 1:\n",
-            "        if depth >= 1:\n",
+            "_check_fields",
+            "A == 1",
+            "A >= 1",
         ),
         (
             "a long body may have a field less",
-            "    if fields > MAX_FIELDS:\n",
-            "    if fields >= MAX_FIELDS:\n",
+            "_check_fields",
+            "A > MAX_FIELDS",
+            "A >= MAX_FIELDS",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/admin/health.py",
         (f"{_PAGES}::test_a_probe_says_less_to_another_name",),
         (
             "a probe says under any name where memory went",
-            "is_trusted(call.scope, call.server.keys) and _is_for_us(call):",
-            "is_trusted(call.scope, call.server.keys):",
+            "health",
+            "A is not None and is_trusted(B.scope, B.server.keys) and _is_for_us(B)",
+            "A is not None and is_trusted(B.scope, B.server.keys)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/cli/serve.py",
         (f"{_PAGES}::test_serve_answers_to_the_name_that_it_was_told_to_listen_on",),
         (
             "who listens on all names answers to all",
-            'if ALLOWED_HOST.fullmatch(host) and "*" not in host]',
-            "if ALLOWED_HOST.fullmatch(host)]",
+            "with_own_names",
+            "ALLOWED_HOST.fullmatch(A) and '*' not in A",
+            "ALLOWED_HOST.fullmatch(A)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/body_work.py",
         (
             f"{_BODIES}::test_one_body_is_worked_on_at_a_time",
@@ -166,31 +190,36 @@ MUTATIONS = (
         ),
         (
             "long bodies are worked on side by side",
-            'TurnPool(1, "slipstream-long-bodies")',
-            'TurnPool(9, "slipstream-long-bodies")',
+            "_LONG",
+            "TurnPool(1, 'slipstream-long-bodies')",
+            "TurnPool(9, 'slipstream-long-bodies')",
         ),
         (
             "bodies of all owners stand in one line",
-            "lane.submit(OWNER.get(),",
-            'lane.submit("",',
+            "beside_the_loop",
+            "OWNER.get()",
+            "''",
         ),
         (
             "bodies wait for longer ones",
-            "lane = _LONG if size > _LONG_BYTES else _MIDDLING",
-            "lane = _LONG",
+            "beside_the_loop",
+            "_LONG if A > _LONG_BYTES else _MIDDLING",
+            "_LONG",
         ),
         (
             "what is computed of requests stands in one line",
-            "_WORK.submit(OWNER.get(),",
-            '_WORK.submit("",',
+            "in_turn",
+            "OWNER.get()",
+            "''",
         ),
         (
             "all long bodies are decoded in one turn",
-            "                await asyncio.sleep(0)\n",
-            "                pass\n",
+            "Turns.take",
+            "await asyncio.sleep(0)",
+            "pass",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/codings.py",
         (
             f"{_BODIES}::test_members_are_joined_wherever_they_end",
@@ -199,71 +228,81 @@ MUTATIONS = (
         ),
         (
             "a body may have any number of members",
-            "                if members > _MAX_MEMBERS:\n",
-            "                if members > 1_000_000:\n",
+            "_decoded",
+            "A > _MAX_MEMBERS",
+            "A > 1000000",
         ),
         (
             "what does not fit into a piece is lost",
-            "            rest = decoder.unconsumed_tail\n",
-            '            rest = b""\n',
+            "_decoded",
+            "A.unconsumed_tail",
+            "b''",
         ),
         (
             "a body that ends too early is taken",
-            "    if decoder is not None:\n        raise",
-            "    if decoder is None and not body:\n        raise",
+            "_decoded",
+            "A is not None",
+            "A is None and (not body)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/observability/logs.py",
         _LOGS,
         (
             "a message may have several lines",
-            "return super().formatMessage(record).translate(_ESCAPES)",
-            "return super().formatMessage(record)",
+            "TextFormatter.formatMessage",
+            "super().formatMessage(A).translate(_ESCAPES)",
+            "super().formatMessage(A)",
         ),
         (
             "tracebacks begin where records do",
-            "return _behind_margin(super().formatException(ei))",
-            "return super().formatException(ei)",
+            "TextFormatter.formatException",
+            "_behind_margin(super().formatException(A))",
+            "super().formatException(A)",
         ),
         (
             "escape sequences are left in tracebacks",
-            "_MARGIN + line.translate(_ESCAPES) for line",
-            "_MARGIN + line for line",
+            "_behind_margin",
+            "A.translate(_ESCAPES)",
+            "A",
         ),
         (
             "the second half of control characters is let through",
-            "*range(0x7F, 0xA0), 0x2028",
-            "0x2028",
+            "_CONTROLS",
+            "(*range(32), *range(127, 160), 8232, 8233)",
+            "(*range(32), 8232, 8233)",
         ),
         (
             "Unicode's own line breaks end lines of JSON",
-            "return encoded.translate(_JSON_ESCAPES)",
-            "return encoded",
+            "JsonFormatter.format",
+            "A.translate(_JSON_ESCAPES)",
+            "A",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/grammar/compiler.py",
         ("tests/http/server/test_client_log_lines.py",),
         (
             "the log has the names of properties",
-            "                len(verdict.dropped),\n",
-            "                verdict.dropped,\n",
+            "GrammarCompiler._tried",
+            "len(A.dropped)",
+            "A.dropped",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/own_loop.py",
         ("tests/engine/test_own_loop.py",),
         (
             "an engine is used on any event loop",
-            "if self._loop is not None and running is not self._loop:",
-            "if False:",
+            "OwnLoop.check",
+            "self._loop is not None and A is not self._loop",
+            "False",
         ),
         (
             "to check is to belong",
-            "        running = asyncio._get_running_loop()\n",
-            "        running = asyncio._get_running_loop()\n"
-            "        self._loop = self._loop or running\n",
+            "OwnLoop.check",
+            "if self._loop is not None and A is not self._loop: B",
+            "self._loop = self._loop or A\nif self._loop is not None and A is not self._loop: B",
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Of the guard in front of all routes, and of keys."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
 _TESTS = ("tests/http/server/test_guard.py",)
 # The last two need an engine.
@@ -14,187 +14,216 @@ _KEY_TESTS = (
 )
 
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/guard.py",
         _TESTS,
         (
             "a path that begins like the root loses its beginning",
-            'path.startswith(root) and (path == root or path[len(root)] == "/"):',
-            "path.startswith(root):",
+            "route_path",
+            "A and B.startswith(A) and (B == A or B[len(A)] == '/')",
+            "A and B.startswith(A)",
         ),
         (
             "the root by itself is a path of its own",
-            '(path == root or path[len(root)] == "/")',
-            'path[len(root) : len(root) + 1] == "/"',
+            "route_path",
+            "A == B or A[len(B)] == '/'",
+            "A[len(B):len(B) + 1] == '/'",
         ),
         (
             "what begins like a probe is open",
-            "    if path in self._open_paths:\n",
-            "    if path.startswith(tuple(self._open_paths)):\n",
+            "Guard._refusal",
+            "A in self._open_paths",
+            "A.startswith(tuple(self._open_paths))",
         ),
         (
             "before the keys are read all may pass",
-            '        return NotReadyError("the server is starting")\n',
-            "        return None\n",
+            "Guard._refusal",
+            "NotReadyError('the server is starting')",
+            "None",
         ),
         (
             "metrics are open to all",
-            "(path == METRICS and http.public_metrics)",
-            "path == METRICS",
+            "Guard._refusal",
+            "A == METRICS and B.public_metrics",
+            "A == METRICS",
         ),
         (
             "API keys open the debug endpoints",
-            "    if keys.admin.admits(bearer(scope)):\n        return None\n    if keys.api",
-            "    if keys.api.admits(credentials(scope)):\n        return None\n    if keys.api",
+            "_admin_refusal",
+            "A.admin.admits(bearer(B))",
+            "A.api.admits(credentials(B))",
         ),
         (
             "the admin key may come as an API key does",
-            "    if keys.admin.admits(bearer(scope)):\n        return None\n    if keys.api",
-            "    if keys.admin.admits(credentials(scope)):\n        return None\n    if keys.api",
+            "_admin_refusal",
+            "bearer",
+            "credentials",
         ),
         (
             "without an admin key the debug endpoints are open",
-            "        if not len(keys.api) or keys.api.admits(credentials(scope)):\n",
-            "        if not len(keys.api) or keys.api.admits(credentials(scope)):\n"
-            "            return None\n",
+            "_debug_refusal",
+            "return RouteNotFoundError(f\"there is nothing at {A['path'][:200]}\")",
+            "return None\nreturn RouteNotFoundError(f\"there is nothing at {A['path'][:200]}\")",
         ),
         (
             "the admin key opens every endpoint",
-            "if path in ADMIN_READS and keys.admin.admits(bearer(scope)):",
-            "if keys.admin.admits(bearer(scope)):",
+            "Guard._refusal",
+            "A in ADMIN_READS and B.admin.admits(bearer(C))",
+            "B.admin.admits(bearer(C))",
         ),
         (
             "WebSockets go past the guard",
-            'await send({"type": "websocket.close", "code": 1008})',
-            "await self._app(scope, receive, send)",
+            "Guard.__call__",
+            "A({'type': 'websocket.close', 'code': 1008})",
+            "self._app(scope, receive, A)",
         ),
         (
             "origins are parts of addresses",
-            "if ORIGIN.fullmatch(origin) is None:",
-            "if ORIGIN.match(origin) is None:",
+            "check_access",
+            "ORIGIN.fullmatch",
+            "ORIGIN.match",
         ),
         (
             "who may not pass is not challenged",
-            "headers = CHALLENGE if unknown else ()",
-            "headers = ()",
+            "Guard._guarded",
+            "CHALLENGE if A else ()",
+            "()",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/guard.py",
         ("tests/http/server/test_body.py", "tests/http/server/test_guard.py"),
         (
             "a body may say its length in two ways",
-            'return b"content-length" in names and b"transfer-encoding" in names',
-            "return False",
+            "_has_two_lengths",
+            "b'content-length' in A and b'transfer-encoding' in A",
+            "False",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/guard.py",
         _TESTS,
         (
             "nobody learns which key was admitted",
-            "            scope[ADMITTED] = admitted\n",
+            "Guard._refusal",
+            "A[ADMITTED] = B",
             "",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/keys.py",
         _TESTS,
         (
             "a header that is there twice counts",
-            "return given[0] if len(given) == 1 and len(given[0])",
-            "return given[0] if given and len(given[0])",
+            "_only",
+            "len(A) == 1",
+            "A",
         ),
         (
             "only the last key is one",
-            "is_known |= hmac.compare_digest(digest, known)",
-            "is_known = hmac.compare_digest(digest, known)",
+            "KeyRing.admitted",
+            "A |= hmac.compare_digest(B, C)",
+            "A = hmac.compare_digest(B, C)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/keys.py",
         _KEY_TESTS,
         (
             "the last credential is the one that was admitted",
-            "            if is_known and admitted is None:\n",
-            "            if is_known:\n",
+            "KeyRing.admitted",
+            "A and B is None",
+            "A",
         ),
         (
             "credentials of any length are hashed",
-            ' and len(given[0]) <= _MAX_CREDENTIALS else b""',
-            ' else b""',
+            "_only",
+            "len(A) == 1 and len(A[0]) <= _MAX_CREDENTIALS",
+            "len(A) == 1",
         ),
         (
             "the longest key that may be is none",
-            "len(given[0]) <= _MAX_CREDENTIALS",
-            "len(given[0]) < _MAX_CREDENTIALS",
+            "_only",
+            "len(A[0]) <= _MAX_CREDENTIALS",
+            "len(A[0]) < _MAX_CREDENTIALS",
         ),
         (
             "an empty file of keys opens the server",
-            "    if not keys:\n        # Otherwise",
-            "    if False:\n        # Otherwise",
+            "_lines",
+            "if not A:\n    B",
+            "if False:\n    B",
         ),
         (
             "any scheme is a bearer's",
-            "    if value[: len(_SCHEME)].lower() != _SCHEME:\n        return []\n",
+            "bearer",
+            "if A[:len(_SCHEME)].lower() != _SCHEME:\n    return []",
             "",
         ),
         (
             "a key's hash is a key",
-            "    if hashed is not None:\n        return bytes.fromhex(hashed[1])\n",
-            "    if hashed is not None:\n        return _hash(key.encode())\n",
+            "_configured",
+            "bytes.fromhex(A[1])",
+            "_hash(key.encode())",
         ),
         (
             "the admin key may be an API key",
-            "    if keys.api.shares(keys.admin):\n",
-            "    if False:\n",
+            "load_keys",
+            "A.api.shares(A.admin)",
+            "False",
         ),
         (
             "comments of a file are keys",
-            'if line and not line.startswith("#")]',
-            "if line]",
+            "_lines",
+            "A and (not A.startswith('#'))",
+            "A",
         ),
         (
             "as many keys as there may be are refused",
-            "    if len(names) > MAX_KEYS:\n",
-            "    if len(names) >= MAX_KEYS:\n",
+            "load_keys",
+            "len(A) > MAX_KEYS",
+            "len(A) >= MAX_KEYS",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/keys.py",
         ("tests/http/admin/test_debug.py::test_the_key_comes_from_a_setting_or_a_file",),
         (
             "an admin key of white space is one",
-            "    if not key.strip():\n",
-            "    if not key:\n",
+            "admin_key",
+            "not A.strip()",
+            "not A",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/server/guard.py",
         (f"{_TESTS[0]}::test_what_changes_the_server_needs_the_admin_key_where_there_is_any_key",),
         (
             "without an admin key an API key may load adapters",
-            "if path in self._admin_paths and (len(keys.api) or len(keys.admin)):",
-            "if path in self._admin_paths and len(keys.admin):",
+            "Guard._refusal",
+            "len(A.api) or len(A.admin)",
+            "len(A.admin)",
         ),
         (
             "without API keys anybody may load adapters, whatever the admin key",
-            "if path in self._admin_paths and (len(keys.api) or len(keys.admin)):",
-            "if path in self._admin_paths and len(keys.api):",
+            "Guard._refusal",
+            "len(A.api) or len(A.admin)",
+            "len(A.api)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/responses/store.py",
         ("tests/http/responses/test_store.py",),
         (
             "items of forgotten responses stay in the index",
-            "            self._items.pop(item.id, None)\n",
-            "            pass\n",
+            "ResponseStore._drop",
+            "self._items.pop(A.id, None)",
+            "pass",
         ),
         (
             "one item of a response stays in the index",
-            "        for item in entry.body.output:\n            self._items.pop",
-            "        for item in entry.body.output[1:]:\n            self._items.pop",
+            "ResponseStore._drop",
+            "A.body.output",
+            "A.body.output[1:]",
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Of the compiled kernels: the units that a fault is in are compiled anew, for every level."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
 _TURNS = (
     "tests/ops/attention/test_latent_attention.py::test_heads_whose_keys_do_not_fit_together_take_turns",
@@ -126,31 +126,83 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/projections/pair_tiles.h",
+        (
+            "tests/ops/build/test_kernels.py::test_every_level_of_this_machine_and_compiler_is_tested",
+        ),
+        (
+            "results that are written past the caches have half of their outputs twice",
+            "_mm512_stream_si512((__m512i*)to, (__m512i)both);",
+            "_mm512_stream_si512((__m512i*)to, (__m512i)(v == 0 ? both : vb{}));",
+        ),
+    ),
+    *rewrites_of(
+        "src/ops/build/kernel_cache.py",
+        ("tests/ops/build/test_kernels.py::test_another_model_of_cpu_takes_its_own_measurements",),
+        (
+            "what was measured on another model of CPU is taken",
+            "KernelCache.__init__",
+            "digest(*A, self._machine.encode(), cpu_model().encode())",
+            "digest(*A, self._machine.encode())",
+        ),
+    ),
+    *rewrites_of(
         "src/ops/build/ways.py",
         ("tests/ops/build/test_ways.py::test_the_fastest_way_is_chosen_where_it_gains",),
         (
             "a way with other bits is chosen where bits must stay",
-            "for way in ways if way < 2}",
-            "for way in ways if way < 3}",
+            "measure",
+            "2",
+            "3",
         ),
-        ("any gain is one", "_GAIN: Final = 0.95", "_GAIN: Final = 1.0"),
+        (
+            "any gain is one",
+            "_GAIN",
+            "0.95",
+            "1.0",
+        ),
     ),
-    *mutations_of(
+    *rewrites_of(
+        "src/ops/build/kernels.py",
+        ("tests/ops/build/test_kernels.py::test_background_build_takes_over",),
+        (
+            "matrices are rounded by torch though the kernels are there",
+            "_install",
+            "rounding.install_cpu(A)",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/ops/build/units.py",
+        (
+            "tests/ops/build/test_objects.py::"
+            "test_what_a_unit_depends_on_is_what_the_compiler_reads",
+        ),
+        (
+            "headers of other rooms do not count, so a change of them compiles nothing anew",
+            "files_of",
+            "A if A.exists() else B",
+            "A",
+        ),
+    ),
+    *rewrites_of(
         "src/ops/build/kernel_cache.py",
         ("tests/ops/build/test_kernels.py::test_without_a_measurement_a_fixed_table_serves",),
         (
             "a build without a measurement keeps an empty choice, and later starts say nothing",
-            "log.warning(_NOT_MEASURED, error)\n            return None",
-            "log.warning(_NOT_MEASURED, error)\n            return []",
+            "KernelCache._measured",
+            "return None",
+            "return []",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/build/kernel_cache.py",
         ("tests/ops/build/test_ways.py::test_a_build_keeps_its_choice",),
         (
             "a choice that was kept is not taken",
-            'for choice in manifest["ways"] or ()]',
-            "for choice in ()]",
+            "KernelCache._load_from",
+            "A['ways'] or ()",
+            "()",
         ),
     ),
     *mutations_of(
@@ -162,13 +214,14 @@ MUTATIONS = (
             "return format + 0 * int64_t(has_offsets);",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/startup.py",
         ("tests/engine/test_rounded_inputs.py::test_a_deterministic_engine_keeps_one_way",),
         (
             "a deterministic engine lets kernels choose their way by the number of tokens",
-            "library.ways.keep_one()",
-            "library.ways.keep_one(False)",
+            "_require_deterministic",
+            "A.ways.keep_one()",
+            "A.ways.keep_one(False)",
         ),
     ),
     *mutations_of(
@@ -180,27 +233,39 @@ MUTATIONS = (
             "a.offsets != nullptr), a.tokens, true)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/projections/rounding.py",
         ("tests/ops/projections/test_rounding.py::test_sums_of_large_groups_are_exact",),
         (
             "sums of large groups are of float32",
-            "_MOST_IN_FLOAT32 = 2**24 // _PARTS**2",
-            "_MOST_IN_FLOAT32 = 2**24",
+            "_MOST_IN_FLOAT32",
+            "2 ** 24 // _PARTS ** 2",
+            "2 ** 24",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
+        "src/ops/attention/cached_rows.py",
+        ("tests/ops/attention/test_cached_rows.py",),
+        (
+            "kernels are told that codes are numbers",
+            "kind_of",
+            "A.kind",
+            "0",
+        ),
+    ),
+    *rewrites_of(
         "src/ops/attention/cached_rows.py",
         (
             "tests/ops/attention/test_cached_rows.py::test_a_reference_divides_by_tensors_as_kernels_do",
         ),
         (
             "a reference multiplies by a reciprocal where kernels divide",
-            "factors = most / torch.full_like(most, largest)",
-            "factors = most / largest",
+            "to_rows",
+            "torch.full_like(A, B)",
+            "B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/generic/layers.py",
         (
             "tests/models/test_generic_layers.py::"
@@ -208,26 +273,29 @@ MUTATIONS = (
         ),
         (
             "compiled layers are left by a thread with another number of threads",
-            'guard.guard_type != "GLOBAL_STATE" for guard',
-            "True for guard",
+            "_kept_guards",
+            "A.guard_type != 'GLOBAL_STATE'",
+            "True",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/generic/loading.py",
         ("tests/models/test_generic.py::test_experts_for_which_a_device_is_waited_for_are_told",),
         (
             "nobody is told that experts wait for the device",
-            "    if grouped and type(module)._can",
-            "    if False and type(module)._can",
+            "_warn_of_waiting_experts",
+            "A and type(B)._can_set_experts_implementation() and (B.dtype != _GROUPED)",
+            "False and type(B)._can_set_experts_implementation() and (B.dtype != _GROUPED)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/adapters/memory.py",
-        ("tests/engine/test_adapter_transfers.py",),
+        ("tests/engine/execution/test_adapter_transfers.py",),
         (
             "an adapter that comes to a device waits for the steps that run there",
-            ".contiguous().pin_memory()",
-            ".contiguous()",
+            "_send",
+            "A.to(B.dtype).contiguous().pin_memory",
+            "A.to(B.dtype).contiguous",
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Of the loop, and of the streams in which its events reach readers."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
 _LOOP = "src/engine/loop.py"
 _LOOP_TESTS = ("tests/engine/test_loop.py", "tests/engine/test_loop_failures.py")
@@ -118,84 +118,97 @@ MUTATIONS = (
     ),
     *mutations_of(
         _LOOP,
-        ("tests/engine/test_bad_rows.py",),
+        ("tests/engine/execution/test_bad_rows.py",),
         (
             "rows with unsound logits go on",
-            "            if owner is not None:\n                self._fail_row(owner",
-            "            if False:\n                self._fail_row(owner",
+            "            elif owner is not None:\n                self._fail_row(owner",
+            "            elif False:\n                self._fail_row(owner",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         _STREAMS,
-        ("tests/engine/test_streams.py",),
+        ("tests/engine/requests/test_streams.py",),
         (
             "a sink takes deltas past those that wait",
-            "if not self._pending and not self.finished:",
-            "if not self.finished:",
+            "RequestStream.divert",
+            "not self._pending and (not self.finished)",
+            "not self.finished",
         ),
         (
             "a sink gets the last delta",
-            "sink is not None and delta.finish_reason is None and sink(delta)",
-            "sink is not None and sink(delta)",
+            "RequestStream.put",
+            "A is not None and B.finish_reason is None and A(B)",
+            "A is not None and A(B)",
         ),
         (
             "a sink that has refused a delta is asked again",
-            "        self._sink = None\n        self._pending",
-            "        self._pending",
+            "RequestStream.put",
+            "self._sink = None",
+            "",
         ),
         (
             "a stream that has ended is diverted",
-            "if not self._pending and not self.finished:",
-            "if not self._pending:",
+            "RequestStream.divert",
+            "not self._pending and (not self.finished)",
+            "not self._pending",
         ),
         (
             "who waits for the end is woken by every delta",
-            "if enough is None or self.finished or enough():",
-            "if True:",
+            "RequestStream.put",
+            "A is None or self.finished or A()",
+            "True",
         ),
         (
             "who waits for the end is not woken when it is enough",
-            "if enough is None or self.finished or enough():",
-            "if enough is None or self.finished:",
+            "RequestStream.put",
+            "A is None or self.finished or A()",
+            "A is None or self.finished",
         ),
         (
             "deltas that are joined have the usage of the first",
-            "        usage=last.usage,\n    )",
-            "        usage=deltas[0].usage,\n    )",
+            "_joined",
+            "A.usage",
+            "deltas[0].usage",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         _STREAMS,
-        ("tests/engine/test_choices.py",),
+        ("tests/engine/requests/test_submission.py",),
         (
             "tokens behind a stop string are kept",
-            "                token_ids = token_ids[: delta.num_tokens]",
-            "                pass",
+            "Choice.take",
+            "A = A[:B.num_tokens]",
+            "pass",
         ),
         (
             "the text of an end token is shown",
-            "                shown = token_ids[:-1]",
-            "                pass",
+            "Choice.take",
+            "A = B[:-1]",
+            "pass",
         ),
         (
             "a stop token has no reason",
-            "                stop_reason = event.stop_token_id",
-            "                pass",
+            "Choice.take",
+            "A = B.stop_token_id",
+            "pass",
         ),
         (
             "what a completion's siblings find is a saving of the request",
-            "        if index == 0:\n            self._cached_tokens",
-            "        if True:\n            self._cached_tokens",
+            "RequestStream.count",
+            "A == 0",
+            "True",
         ),
         (
             "every completion has the log-probabilities of the prompt",
-            "return None if entries is None or self.index else",
-            "return None if entries is None else",
+            "Choice._prompt_logprobs",
+            "A is None or self.index",
+            "A is None",
         ),
         (
             "held-back text is lost at the end",
-            "            text += self._text.finish()",
-            "            pass",
+            "Choice.take",
+            "A += self._text.finish()",
+            "pass",
         ),
     ),
 )

@@ -1,11 +1,13 @@
 """Of mixers: the one-call step's functions, what layers share, and what owns a group of layers."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
-_ONE_CALL = ("tests/engine/test_step_computer.py::test_one_call_and_its_parts_leave_the_same_bits",)
-_OWNERS = ("tests/engine/test_group_attention.py",)
+_ONE_CALL = (
+    "tests/engine/execution/test_step_computer.py::test_one_call_and_its_parts_leave_the_same_bits",
+)
+_OWNERS = ("tests/engine/execution/test_group_attention.py",)
 _LFM2 = "tests/models/test_oracle.py::test_shapes_biases_windows_and_parameters[lfm2-plain]"
-_INPUTS = ("tests/engine/test_step_inputs.py",)
+_INPUTS = ("tests/engine/requests/test_step_inputs.py",)
 
 MUTATIONS = (
     *mutations_of(
@@ -41,16 +43,17 @@ MUTATIONS = (
             "put(silu(sum),",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/layers/short_convolution.py",
         (_LFM2,),
         (
             "the factor of inputs is that of outputs",
-            "return before * given, behind.clone(",
-            "return behind * given, before.clone(",
+            "short_convolution_in",
+            "(A * B, C.clone(memory_format=torch.contiguous_format))",
+            "(C * B, A.clone(memory_format=torch.contiguous_format))",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/families/lfm2.py",
         (
             "tests/models/test_spellings.py::"
@@ -58,87 +61,99 @@ MUTATIONS = (
         ),
         (
             "the width of an MLP is rounded down",
-            "width = -(-width // multiple) * multiple",
-            "width = width // multiple * multiple",
+            "_width",
+            "-(-A // B)",
+            "A // B",
         ),
         (
             "the older name of tied embeddings is passed over",
-            'if fields.raw("tie_embedding") is None else "tie_embedding"',
-            "",
+            "lfm2_decoder",
+            "'tie_word_embeddings' if A.raw('tie_embedding') is None else 'tie_embedding'",
+            "'tie_word_embeddings'",
         ),
         (
             "layers that are named have convolutions",
-            "LAYER_TYPES[layer in attending]",
-            "LAYER_TYPES[layer not in attending]",
+            "Lfm2.describe",
+            "LAYER_TYPES[A in B]",
+            "LAYER_TYPES[A not in B]",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/projections/routing.py",
         ("tests/ops/projections/test_routing.py",),
         (
             "what a family adds to the sum of weights is next to nothing",
-            "keepdim=True) + routing.added)",
-            "keepdim=True) + TOO_SMALL_TO_SHOW)",
+            "route",
+            "A.added",
+            "TOO_SMALL_TO_SHOW",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/forward_pass.py",
-        ("tests/engine/test_mixers.py",),
+        ("tests/engine/execution/mixers/test_what_layers_share.py",),
         (
             "every layer prepares what others share",
-            "numbers.setdefault((type(mixer), mixer.shares), len(numbers))",
-            "numbers.setdefault((layer, mixer.shares), len(numbers))",
+            "ForwardPass.__init__",
+            "type(A)",
+            "layer",
         ),
         (
             "layers of other shapes share what one of them prepares",
-            "numbers.setdefault((type(mixer), mixer.shares), len(numbers))",
-            "numbers.setdefault(type(mixer), len(numbers))",
+            "ForwardPass.__init__",
+            "(type(A), A.shares)",
+            "type(A)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/forward_pass.py",
         (_ONE_CALL[0] + "[chunk-granite_moehybrid]",),
         (
             "what a layer before the last needs is not prepared",
-            "self._metadata_of.count(self._metadata_of[-1]) == 1",
-            "self._metadata_of.count(len(numbers) - 1) == 1",
+            "ForwardPass.__init__",
+            "self._metadata_of[-1]",
+            "len(numbers) - 1",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/group_attention.py",
         _OWNERS,
         (
             "a backend gets groups that it does not honour",
-            "if not any(reasons):",
-            "if reasons:",
+            "find_backends",
+            "not any(A)",
+            "A",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/row_inputs.py",
         _INPUTS,
         (
             "positions go on from the last token's",
-            "int(values.max()) + 1",
-            "int(values[-1].min()) + 1",
+            "RowInputs._gather",
+            "A.max",
+            "A[-1].min",
         ),
         (
             "a chunk's values begin with the prompt's first",
-            "values[step.start : step.start + count]",
-            "values[:count]",
+            "RowInputs._gather",
+            "A[B.start:B.start + C]",
+            "A[:C]",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/requests/step_inputs.py",
         _INPUTS,
         (
             "prompts with other values share blocks",
-            "    if not values:\n        return salt\n",
-            "    return salt\n",
+            "salted",
+            "if not A:\n    return B",
+            "return B",
         ),
         (
             "later positions may leave the table",
-            "    if last > most:\n",
-            "    if last > 2 * most:\n",
+            "_check_onwards",
+            "A > B",
+            "A > 2 * B",
         ),
     ),
 )

@@ -1,154 +1,175 @@
 """Of the rotary embedding, and of what the files of a directory mean."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
 _SPELLINGS = ("tests/models/test_spellings.py",)
 
 _EVERY_FAMILY = "tests/engine/test_deterministic.py::test_every_family_keeps_the_bits_uncompiled"
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/models/layers/rope.py",
         ("tests/models/test_rope.py",),
         (
             "YaRN's ramp ends behind the last dimension",
-            "low, high = max(low, 0), min(high, head_dim - 1)",
-            "low, high = max(low, 0), high",
+            "_yarn",
+            "min(A, B - 1)",
+            "A",
         ),
         (
             "YaRN's ramp begins before the first dimension",
-            "low, high = max(low, 0), min(high, head_dim - 1)",
-            "low, high = low, min(high, head_dim - 1)",
+            "_yarn",
+            "max(A, 0)",
+            "A",
         ),
         (
             "YaRN's ramp may have no length",
-            "        high += 0.001\n",
-            "        pass\n",
+            "_yarn",
+            "A += 0.001",
+            "pass",
         ),
         (
             "YaRN's dimensions are rounded where they are not to be",
-            "    if rope.truncate:\n        low, high",
-            "    if True:\n        low, high",
+            "_yarn",
+            "A.truncate",
+            "True",
         ),
         (
             "Llama 3's short wavelengths are stretched",
-            "return torch.where(~is_short & ~is_long, smoothed, scaled)",
-            "return torch.where(~is_long, smoothed, scaled)",
+            "_llama3",
+            "~A & ~B",
+            "~B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/weights/transforms.py",
         ("tests/models/test_placements.py",),
         (
             "the two halves of a head change places",
-            "rotated[0::2], rotated[1::2]",
-            "rotated[1::2], rotated[0::2]",
+            "InHalves.__call__",
+            "[A, B[0::2], B[1::2], C]",
+            "[A, B[1::2], B[0::2], C]",
         ),
         (
             "the first rows of a head are reordered whichever are rotated",
+            "InHalves.__call__",
             "(self.start, self.rotary_dim, self.head_dim - self.start - self.rotary_dim)",
             "(0, self.rotary_dim, self.head_dim - self.rotary_dim)",
         ),
         (
             "values are reordered as keys are",
-            "count = rows.shape[self.dim] if self.heads is None else self.heads",
-            "count = rows.shape[self.dim]",
+            "InHalves.__call__",
+            "A.shape[self.dim] if self.heads is None else self.heads",
+            "A.shape[self.dim]",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/decoder.py",
         _SPELLINGS,
         (
             "an MLP beside attention reads what attention has written",
-            "    if parts.parallel:\n        # The MLP",
-            "    if False:\n        # The MLP",
+            "write_layer",
+            "A.parallel",
+            "False",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/loading/loader.py",
         ("tests/models/test_loader.py", *_SPELLINGS),
         (
             "tensors of no use are passed over in any layer",
-            "last <= int(layer[1]) < last + config.unread_layers",
-            "int(layer[1]) < last + config.unread_layers",
+            "_is_unread",
+            "A <= int(B[1]) < A + C.unread_layers",
+            "int(B[1]) < A + C.unread_layers",
         ),
         (
             "one layer more than there are is passed over",
-            "last <= int(layer[1]) < last + config.unread_layers",
-            "last <= int(layer[1]) <= last + config.unread_layers",
+            "_is_unread",
+            "A <= int(B[1]) < A + C.unread_layers",
+            "A <= int(B[1]) <= A + C.unread_layers",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/checkpoint.py",
         _SPELLINGS,
         (
             "the dtype of a model is that of its last tensor",
-            "return tensors[min(numbers or tensors)].dtype",
-            "return tensors[max(numbers or tensors)].dtype",
+            "first_dtype",
+            "min(A or B)",
+            "max(A or B)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/registry.py",
         _SPELLINGS,
         (
             "the class that a file names outweighs its model type",
-            "is_other = family is not None and name not in family.architectures",
-            "is_other = False",
+            "_chosen",
+            "A is not None and B not in A.architectures",
+            "False",
         ),
         (
             "any class is taken for a decoder without its head",
-            "if family is not None and name in _bodies(family) else None",
-            "if family is not None else None",
+            "_chosen",
+            "A is not None and B in _bodies(A)",
+            "A is not None",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/elementwise.py",
         ("tests/ops/test_elementwise.py",),
         (
             "rows of elementwise functions end within a vector",
-            "    padding = -width % _LANES\n",
-            "    padding = 0\n",
+            "_in_whole_vectors",
+            "-A % _LANES",
+            "0",
         ),
         (
             "pieces of elementwise functions are cut for threads",
-            "_UNCUT_ELEMENTS: Final = 16384",
-            "_UNCUT_ELEMENTS: Final = 1 << 30",
+            "_UNCUT_ELEMENTS",
+            "16384",
+            "1 << 30",
         ),
         (
             "slices go to elementwise functions as they are",
-            "function(functional.pad(piece, (0, padding)))",
-            "function(piece)",
+            "_in_whole_vectors",
+            "functional.pad(A, (0, B))",
+            "A",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/projections/routing.py",
         (_EVERY_FAMILY,),
         (
             "a router's sigmoids depend on the batch",
-            "by_token(torch.sigmoid, logits) if deterministic else logits.sigmoid()",
-            "logits.sigmoid()",
+            "_scores",
+            "by_token(torch.sigmoid, B) if A else B.sigmoid()",
+            "B.sigmoid()",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/layers/recurrence.py",
         ("tests/engine/test_deterministic.py::test_no_thread_is_seen_in_a_recurrent_layers_gates",),
         (
             "time steps depend on the batch",
-            "by_token(functional.softplus, x) if deterministic else functional.softplus(x)",
-            "functional.softplus(x)",
+            "_softplus",
+            "by_token(functional.softplus, B) if A else functional.softplus(B)",
+            "functional.softplus(B)",
         ),
         (
             "gates of recurrent layers depend on the batch",
-            "by_token(functional.silu, wide) if deterministic else functional.silu(wide)",
-            "functional.silu(wide)",
+            "_opened",
+            "by_token(functional.silu, B) if A else functional.silu(B)",
+            "functional.silu(B)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/layers/experts.py",
         (_EVERY_FAMILY,),
         (
             "the factor of a shared expert depends on the batch",
-            "sigmoid(linear(wide, weights.shared_gate), spec.deterministic)",
-            "sigmoid(linear(wide, weights.shared_gate), False)",
+            "experts",
+            "sigmoid(linear(A, B.shared_gate), C.deterministic)",
+            "sigmoid(linear(A, B.shared_gate), False)",
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Of plugins: what is loaded, and logits processors."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
 _PROCESSOR_TESTS = ("tests/engine/sampling/test_processors.py",)
 _PLUGIN_TESTS = ("tests/engine/test_plugins.py",)
@@ -65,26 +65,29 @@ MUTATIONS = (
             "",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/core/plugins.py",
         _PLUGIN_TESTS,
         (
             "a package that ends the process on import ends it without a name",
-            "except (Exception, SystemExit) as error:",
-            "except Exception as error:",
+            "load_plugins",
+            "(Exception, SystemExit)",
+            "Exception",
         ),
         (
             "names of packages are compared letter by letter",
-            'return re.sub(r"[-_.]+", "-", name).lower()',
-            "return name",
+            "_normalized",
+            "re.sub('[-_.]+', '-', A).lower()",
+            "A",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/plugins.py",
         _PLUGIN_TESTS,
         (
             "an engine's syntax need not exist",
-            "    check_syntaxes(config.chat)\n",
+            "use_plugins",
+            "check_syntaxes(A.chat)",
             "",
         ),
     ),

@@ -2,15 +2,16 @@
 
 from tests.mutants.mutation import mutations_of
 
-_PURE = "tests/engine/pure"
+_KV = "tests/engine/kv"
+_SCHEDULING = "tests/engine/scheduling"
 _TESTS = (
-    f"{_PURE}/test_blocks.py",
-    f"{_PURE}/test_prefix.py",
-    f"{_PURE}/test_groups.py",
-    f"{_PURE}/test_scheduler.py",
-    f"{_PURE}/test_properties.py",
+    f"{_KV}/test_block_pool.py",
+    f"{_KV}/test_prefix_cache.py",
+    f"{_KV}/test_groups.py",
+    f"{_SCHEDULING}/test_scheduler.py",
+    f"{_SCHEDULING}/test_properties.py",
 )
-_STATES = (f"{_PURE}/test_snapshots.py", f"{_PURE}/test_properties.py")
+_STATES = (f"{_SCHEDULING}/test_snapshots.py", f"{_SCHEDULING}/test_properties.py")
 
 MUTATIONS = (
     *mutations_of(

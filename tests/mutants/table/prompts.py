@@ -1,8 +1,8 @@
 """Of prompts: ids that the model does not have."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
-MUTATIONS = mutations_of(
+MUTATIONS = rewrites_of(
     "src/engine/requests/prompts.py",
     (
         "tests/cli/test_run_batch.py"
@@ -10,12 +10,14 @@ MUTATIONS = mutations_of(
     ),
     (
         "a text may have the first id behind the vocabulary",
-        "        if max(ids, default=0) >= size:\n",
-        "        if max(ids, default=0) > size:\n",
+        "RequestBuilder._ids_of",
+        "max(A, default=0) >= B",
+        "max(A, default=0) > B",
     ),
     (
         "a prompt of ids may have the first id behind the vocabulary",
-        "min(prompt) >= 0 and max(prompt) <= most:",
-        "min(prompt) >= 0 and max(prompt) <= most + 1:",
+        "RequestBuilder.checked_ids",
+        "max(A) <= B",
+        "max(A) <= B + 1",
     ),
 )

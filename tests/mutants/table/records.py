@@ -1,195 +1,230 @@
 """Of records: an op's call as torch has it, and as the kernels of the CPU take it."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/ops/records.py",
         ("tests/ops/test_records.py",),
         (
             "of arguments with defaults only the last may be left out",
-            "                names.add(name)\n",
-            "                names = {name}\n",
+            "Record.optional_flat",
+            "A.add(B)",
+            "A = {B}",
         ),
         (
             "nothing that a call changes is marked as changed",
-            'if each.changed else "Tensor"',
-            'if False else "Tensor"',
+            "Record.schema",
+            "A.changed",
+            "False",
         ),
         (
             "an integer that varies specialises compiled code",
-            '"SymInt" if each.varies else',
-            '"SymInt" if False else',
+            "Record.schema",
+            "A.varies",
+            "False",
         ),
         (
             "a field that is none is taken without a word",
-            "        if unknown:\n",
-            "        if False:\n",
+            "Record.replace",
+            "if A:\n    B",
+            "if False:\n    B",
         ),
         (
             "a result that is traced has the dtype of what it is like",
-            "dtype=dtype or like.dtype",
-            "dtype=like.dtype",
+            "Record.traced",
+            "A or B.dtype",
+            "B.dtype",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/packing.py",
         ("tests/ops/test_records.py",),
         (
             "sizes are not compared",
-            'yield f"{size} == {in_parentheses(dim)}"',
-            'yield f"{size} == {size}"',
+            "_Source._of_sizes",
+            "f'{A} == {in_parentheses(B)}'",
+            "f'{A} == {A}'",
         ),
         (
             "a tensor of another dtype is taken for one of the call's",
-            'yield f"{name}.dtype == main"',
-            'yield "main == main"',
+            "_Source._of_tensor",
+            "f'{A}.dtype == main'",
+            "'main == main'",
         ),
         (
             "a dtype that is said is not asked for",
-            'yield f"{name}.dtype == dtype_of_{name}"',
-            'yield f"dtype_of_{name} == dtype_of_{name}"',
+            "_Source._of_tensor",
+            "f'{A}.dtype == dtype_of_{A}'",
+            "f'dtype_of_{A} == dtype_of_{A}'",
         ),
         (
             "what is not contiguous is read as if it were",
-            'yield f"{name}.is_contiguous()"',
-            'yield f"{name} is not None"',
+            "_Source._of_tensor",
+            "'.is_contiguous()'",
+            "' is not None'",
         ),
         (
             "columns that lie apart are read as neighbours",
-            'yield f"({name}.stride()[1] == 1 or',
-            'yield f"({name}.stride()[1] >= 1 or',
+            "_Source._of_tensor",
+            "'.stride()[1] == 1 or '",
+            "'.stride()[1] >= 1 or '",
         ),
         (
             "the stride of a dimension of size one refuses a tensor",
-            "if size > 1 and stride != expected:",
-            "if stride != expected:",
+            "_lies_packed",
+            "A > 1 and B != C",
+            "B != C",
         ),
         (
             "a status of a kernel is not looked at",
-            'yield "    if status:"',
-            'yield "    if False:"',
+            "_Source.lines",
+            "'    if status:'",
+            "'    if False:'",
         ),
         (
             "an absent tensor has the address of what is not there",
-            'return f"(0 if {field.of} is None else {address})"',
-            "return address",
+            "_Source._value",
+            "f'(0 if {A.of} is None else {B})'",
+            "B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/sizes.py",
         ("tests/ops/test_records.py",),
         (
             "a size that follows from a difference is taken from a sum",
-            'value = f"({value} - ({other}))"',
-            'value = f"({value} + ({other}))"',
+            "_solved",
+            "' - ('",
+            "' + ('",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/struct_fields.py",
         ("tests/ops/test_records.py",),
         (
             "a name of C++ that stands for nothing is passed over",
-            "if unknown := renamed.keys() - made.keys():",
-            "if unknown := renamed.keys() - renamed.keys():",
+            "fields_of",
+            "A.keys() - B.keys()",
+            "A.keys() - A.keys()",
         ),
         (
             "a tensor that a call changes is const to its kernel",
-            "'' if tensor.changed else 'const '",
+            "_address",
+            "'' if A.changed else 'const '",
             "'const '",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/struct_fields.py",
         ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "what compiled code leaves out is 0",
-            'text = "" if default is REQUIRED else str(whole(default))',
-            'text = ""',
+            "_number",
+            "'' if A is REQUIRED else str(B(A))",
+            "''",
         ),
         (
             "no struct has numbers of a nested value",
-            "                if kind in _PARTS:\n",
-            "                if False:\n",
+            "_fields_of",
+            "A in _PARTS",
+            "False",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/compiled_entries.py",
         ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "compiled code hands over no group",
-            'case "group" | "group_dtype":\n            return f"seen_{field.of}.{field.source}"',
-            'case "group" | "group_dtype":\n            return ""',
+            "_value",
+            "f'seen_{A.of}.{A.source}'",
+            "''",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/c_records.py",
         ("tests/ops/runtime/test_abi.py",),
         (
             "tensors of a value are read wherever they lie",
-            "if not (each.is_cpu and each.is_contiguous()):",
-            "if not each.is_cpu:",
+            "Record.of",
+            "A.is_cpu and A.is_contiguous()",
+            "A.is_cpu",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/runtime/matrix_reading.py",
         ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "scales of too few rows are read to the end",
-            "scales.shape == (*stacked, outputs)",
-            "scales.dim() == 1 + len(stacked)",
+            "reader_of.read",
+            "A = B and C.shape == (*D, E)",
+            "A = B and C.dim() == len((*D, E))",
         ),
         (
             "scales of groups are read as float32 whatever they are",
-            "return (*stacked, outputs, inputs, group or 0, _GROUP_DTYPES[scales.dtype])",
-            "return (*stacked, outputs, inputs, group or 0, 0)",
+            "reader_of.read",
+            "_GROUP_DTYPES[A.dtype]",
+            "0",
         ),
         (
             "offsets of another dtype than the scales are read as if of theirs",
-            "            and offsets.dtype == scales.dtype\n",
-            "",
+            "reader_of.read",
+            "A is not None and B.shape == C.shape and (B.dtype == C.dtype) and B.is_contiguous()",
+            "A is not None and B.shape == C.shape and B.is_contiguous()",
         ),
         (
             "a matrix without offsets' scales keeps its offsets to itself",
-            "if offsets is not None:\n                raise",
-            "if False:\n                raise",
+            "reader_of.read",
+            "if A is not None:\n    B",
+            "if False:\n    B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/projections/matrix_field.py",
         ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "an op that takes no order forgets a matrix's",
-            "if matrix.order is not None:\n            raise",
-            "if False:\n            raise",
+            "MatrixField.parts",
+            (
+                "if A.order is not None:\n"
+                "    raise ValueError(f'{self.name} must have its columns in the order of inputs')"
+            ),
+            (
+                "if False:\n"
+                "    raise ValueError(f'{self.name} must have its columns in the order of inputs')"
+            ),
         ),
         (
             "a matrix loses its order among flat arguments",
-            "return matrix._replace(order=order[0]) if order else matrix",
-            "return matrix",
+            "MatrixField.of",
+            "B._replace(order=A[0]) if A else B",
+            "B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/matrix.py",
         ("tests/ops/test_matrix.py",),
         (
             "every launch asks a GPU what it multiplies",
-            "    return _has_capability(device, least)\n",
-            "    return _ask_capability(device, least)\n",
+            "has_capability",
+            "_has_capability",
+            "_ask_capability",
         ),
         (
             "torch's compiler warns of a cache",
-            "if device.index is None or torch.compiler.is_compiling():",
-            "if device.index is None:",
+            "has_capability",
+            "A.index is None or torch.compiler.is_compiling()",
+            "A.index is None",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/matrix.py",
         ("tests/ops/runtime/test_matrix_reading.py",),
         (
             "a stack has the shape of one of its matrices",
-            "stacked = self.values.shape[:1] if self.is_stack else ()",
-            "stacked = ()",
+            "Matrix.shape",
+            "self.values.shape[:1] if self.is_stack else ()",
+            "()",
         ),
     ),
 )

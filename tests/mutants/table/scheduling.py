@@ -1,16 +1,16 @@
 """Of planning, admission, rows and preemption."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
-_PURE = "tests/engine/pure"
+_FOLDER = "tests/engine/scheduling"
 _SCHEDULER_TESTS = (
-    f"{_PURE}/test_scheduler.py",
-    f"{_PURE}/test_siblings.py",
-    f"{_PURE}/test_mixed_steps.py",
-    f"{_PURE}/test_prefix_waits.py",
-    f"{_PURE}/test_properties.py",
+    f"{_FOLDER}/test_scheduler.py",
+    f"{_FOLDER}/test_siblings.py",
+    f"{_FOLDER}/test_mixed_steps.py",
+    f"{_FOLDER}/test_prefix_waits.py",
+    f"{_FOLDER}/test_properties.py",
 )
-_ALLOCATOR_TESTS = (f"{_PURE}/test_groups.py", *_SCHEDULER_TESTS)
+_ALLOCATOR_TESTS = ("tests/engine/kv/test_groups.py", *_SCHEDULER_TESTS)
 
 MUTATIONS = (
     *mutations_of(
@@ -226,13 +226,13 @@ MUTATIONS = (
         ),
         (
             "a length is told as a stop token",
-            "ended_by_token = row is not None and finish_reason is FinishReason.STOP",
-            "ended_by_token = row is not None and finish_reason is not None",
+            "ended_by_token = bool(token_ids) and finish_reason is FinishReason.STOP",
+            "ended_by_token = bool(token_ids) and finish_reason is not None",
         ),
     ),
     *mutations_of(
         "src/engine/scheduling/stop_rules.py",
-        (f"{_PURE}/test_stop.py",),
+        (f"{_FOLDER}/test_stop_rules.py",),
         (
             "an end token counts one token too early",
             "num_output > request.min_tokens_to_end",
@@ -251,7 +251,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/admission.py",
-        (f"{_PURE}/test_admission.py", *_SCHEDULER_TESTS),
+        (f"{_FOLDER}/test_admission.py", *_SCHEDULER_TESTS),
         (
             "the KV of the last token is asked for",
             "needed = limits.blocks_held(total - 1)",
@@ -259,13 +259,13 @@ MUTATIONS = (
         ),
         (
             "the whole context of the model cannot be used",
-            "if total > limits.max_model_len:",
-            "if total >= limits.max_model_len:",
+            "if total > longest:",
+            "if total >= longest:",
         ),
     ),
     *mutations_of(
         "src/engine/scheduling/waiting.py",
-        (f"{_PURE}/test_admission.py", *_SCHEDULER_TESTS),
+        (f"{_FOLDER}/test_admission.py", *_SCHEDULER_TESTS),
         (
             "ended requests surface in the queue",
             "            if state.phase is Phase.WAITING:\n                self._front",
@@ -294,7 +294,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/shares.py",
-        (f"{_PURE}/test_shares.py",),
+        (f"{_FOLDER}/test_shares.py",),
         (
             "a flood keeps all rows until its requests end",
             "        if room.rows + len(victims) < 1:\n",
@@ -333,7 +333,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/waiting.py",
-        (f"{_PURE}/test_shares.py",),
+        (f"{_FOLDER}/test_shares.py",),
         (
             "what passed a request that is given up counts for the next one",
             "            if index == 0:\n                self.passed = 0\n",
@@ -342,7 +342,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/row_allocator.py",
-        (f"{_PURE}/test_shares.py",),
+        (f"{_FOLDER}/test_shares.py",),
         (
             "a request waits for a prefix that another tenant computes",
             "if leader is None or leader.lane != state.lane:",
@@ -361,7 +361,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/waiting.py",
-        (f"{_PURE}/test_shares.py",),
+        (f"{_FOLDER}/test_shares.py",),
         (
             "one tenant can fill the queue",
             "            self._check_share(num_tokens, num_requests, lane)\n",
@@ -380,7 +380,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/content_names.py",
-        (f"{_PURE}/test_shares.py",),
+        (f"{_FOLDER}/test_shares.py",),
         (
             "tenants read each other's cached prefixes",
             'tenant = "" if limits.share_prefixes else request.tenant',
@@ -398,7 +398,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/rows.py",
-        (f"{_PURE}/test_rows.py",),
+        (f"{_FOLDER}/test_rows.py",),
         (
             "rows in use are spread over the device",
             "row = heapq.heappop(self._free)",
@@ -412,7 +412,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/pace.py",
-        (f"{_PURE}/test_pace.py", "tests/engine/test_loop.py"),
+        (f"{_FOLDER}/test_pace.py", "tests/engine/test_loop.py"),
         (
             "steps that came too late are planned as late again",
             "                self.missed()\n",
@@ -431,7 +431,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/waiting.py",
-        (f"{_PURE}/test_adapter_slots.py",),
+        (f"{_FOLDER}/test_adapter_slots.py",),
         (
             "one of several that wait for an adapter ends, and the others wait anew",
             "            if adapter.key not in self._aside:\n                self._slots.give_up",
@@ -455,7 +455,7 @@ MUTATIONS = (
     ),
     *mutations_of(
         "src/engine/scheduling/adapter_slots.py",
-        (f"{_PURE}/test_adapter_slots.py",),
+        (f"{_FOLDER}/test_adapter_slots.py",),
         (
             "the adapter that was used last leaves first",
             "in self._closed), next(iter(self._idle)))",
@@ -472,19 +472,20 @@ MUTATIONS = (
             "            self.changed = True",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/state_memory.py",
-        ("tests/engine/test_states.py",),
+        ("tests/engine/execution/test_state_memory.py",),
         (
             "a request that resumes goes on from the states of its row's last owner",
-            "fresh = [install.row for install in plan.installs if install.row not in loaded]",
-            "fresh = [i.row for i in plan.installs\n"
-            "                 if i.row not in loaded and len(i.token_ids) == i.prompt_len]",
+            "StateMemory.begin",
+            "[A.row for A in B.installs if A.row not in C]",
+            "[i.row for i in B.installs if i.row not in C and len(i.token_ids) == i.prompt_len]",
         ),
         (
             "only the first owner of a row begins with zeros",
-            "fresh = [install.row for install in plan.installs if install.row not in loaded]",
-            "fresh = [i.row for i in plan.installs if i.row not in loaded and i.generation == 1]",
+            "StateMemory.begin",
+            "[A.row for A in B.installs if A.row not in C]",
+            "[i.row for i in B.installs if i.row not in C and i.generation == 1]",
         ),
     ),
 )

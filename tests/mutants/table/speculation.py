@@ -1,8 +1,8 @@
 """Of drafts: their bounds in plans, and their verification."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
-_PURE = ("tests/engine/pure/test_drafts.py", "tests/engine/pure/test_properties.py")
+_PURE = ("tests/engine/scheduling/test_drafts.py", "tests/engine/scheduling/test_properties.py")
 _ENGINE = ("tests/engine/speculation",)
 
 MUTATIONS = (
@@ -67,37 +67,42 @@ MUTATIONS = (
             "return self.pool.num_free",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/speculation/verification.py",
         _ENGINE,
         (
             "a draft is accepted behind a wrong one",
-            "            break\n        count += 1",
-            "            continue\n        count += 1",
+            "_count_kept",
+            "break",
+            "continue",
         ),
         (
             "a row begins where the plan says, not where it is",
-            "known = self._lengths.get(step.row, known)",
-            "known = known",
+            "Speculation.begin",
+            "A = self._lengths.get(B.row, A)",
+            "",
         ),
         (
             "the device drafts past a request's end",
-            "most = min(step.drafts, step.limit - known - 1)",
-            "most = step.drafts",
+            "Speculation._propose",
+            "min(A.drafts, A.limit - B - 1)",
+            "A.drafts",
         ),
         (
             "rows with a grammar have drafts",
-            "if most < 1 or not self._drafts_for(step.row):",
-            "if most < 1:",
+            "Speculation._propose",
+            "A < 1 or not self._drafts_for(B.row)",
+            "A < 1",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/inputs.py",
         _ENGINE,
         (
             "all of a row's tokens are sampled at the last",
-            "sample_index_s = np.repeat(ends_b, samples_b) - 1 - behind_s",
-            "sample_index_s = np.repeat(ends_b, samples_b) - 1",
+            "build_inputs",
+            "np.repeat(A, B) - 1 - C",
+            "np.repeat(A, B) - 1",
         ),
     ),
 )

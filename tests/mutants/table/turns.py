@@ -2,94 +2,108 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
 _COMPILER = "tests/engine/grammar/test_compiler.py"
 
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/core/turn_pool.py",
         ("tests/core/test_turn_pool.py",),
         (
             "who waits no more is served",
-            "        if not self.future.set_running_or_notify_cancel():\n            return\n",
-            "        self.future.set_running_or_notify_cancel()\n",
+            "Job.do",
+            "if not self.future.set_running_or_notify_cancel():\n    return",
+            "self.future.set_running_or_notify_cancel()",
         ),
         (
             "all owners stand in one line",
-            "self._waiting.push(owner, job)",
-            'self._waiting.push("", job)',
+            "TurnPool.share",
+            "self._waiting.push(A, B)",
+            "self._waiting.push('', B)",
         ),
         (
             "what several wait for is done again",
-            "            if job.is_taken:\n                return None\n",
+            "TurnPool._next",
+            "if A.is_taken:\n    return None",
             "",
         ),
         (
             "what waits as a pool is closed is never answered",
-            "            job.future.cancel()\n",
-            "            pass\n",
+            "TurnPool.close",
+            "A.future.cancel()",
+            "pass",
         ),
         (
             "a pool is closed under what runs",
-            "        self._threads.shutdown(wait=True)\n",
+            "TurnPool.close",
+            "self._threads.shutdown(wait=True)",
             "",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/requests/text_work.py",
-        ("tests/engine/test_text_turns.py",),
+        ("tests/engine/requests/test_text_work.py",),
         (
             "short texts wait for long ones",
-            "pool = self._long if size > _LONG_CHARS else self._short",
-            "pool = self._long",
+            "TextWork._submitted",
+            "self._long if A > _LONG_CHARS else self._short",
+            "self._long",
         ),
         (
             "long texts keep short ones waiting",
-            "pool = self._long if size > _LONG_CHARS else self._short",
-            "pool = self._short",
+            "TextWork._submitted",
+            "self._long if A > _LONG_CHARS else self._short",
+            "self._short",
         ),
         (
             "what waits as an engine closes is cancelled",
-            "            if self._is_closed and not (task is not None and task.cancelling()):\n",
-            "            if False:\n",
+            "TextWork.run",
+            "self._is_closed and (not (A is not None and A.cancelling()))",
+            "False",
         ),
         (
             "what comes after an engine has closed is an internal error",
-            "            if not self._is_closed:  # no thread can be started, say\n",
-            "            if True:\n",
+            "TextWork._submitted",
+            "not self._is_closed",
+            "True",
         ),
         (
             "a thread that cannot be started is an engine that was closed",
-            "            if not self._is_closed:  # no thread can be started, say\n",
-            "            if False:\n",
+            "TextWork._submitted",
+            "not self._is_closed",
+            "False",
         ),
         (
             "texts of all owners stand in one line",
-            "pool.submit(owner, run)",
-            'pool.submit("", run)',
+            "TextWork._submitted",
+            "A.submit(B, C)",
+            "A.submit('', C)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/requests/prompts.py",
-        ("tests/engine/test_text_turns.py",),
+        ("tests/engine/requests/test_text_work.py",),
         (
             "the owner that options name is passed over",
-            "options.tenant or tenant",
-            "tenant",
+            "RequestBuilder.tokenize",
+            "A.tenant or B",
+            "B",
         ),
         (
             "bad words are tokenized in nobody's turn",
-            "self._work.run(tenant, size, self._bad_words",
-            'self._work.run("", size, self._bad_words',
+            "RequestBuilder.requests",
+            "self._work.run(A, B, self._bad_words, C)",
+            "self._work.run('', B, self._bad_words, C)",
         ),
         (
             "tags of thinking are looked up in nobody's turn",
-            "self._guides.guide(params.thinking, tenant)",
-            'self._guides.guide(params.thinking, "")',
+            "RequestBuilder.requests",
+            "self._guides.guide(A.thinking, B)",
+            "self._guides.guide(A.thinking, '')",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/grammar/compiler.py",
         (
             f"{_COMPILER}::test_owners_take_turns",
@@ -98,23 +112,27 @@ MUTATIONS = (
         ),
         (
             "grammars of all owners stand in one line",
-            "self._pool.submit(owner,",
-            'self._pool.submit("",',
+            "GrammarCompiler._begin",
+            "self._pool.submit(A, functools.partial(self._compile_now, B))",
+            "self._pool.submit('', functools.partial(self._compile_now, B))",
         ),
         (
             "a grammar that another owner waits for stays in the line of the first",
-            "            self._pool.share(owner, compilation.job)\n",
-            "            pass\n",
+            "GrammarCompiler._share",
+            "self._pool.share(A, B.job)",
+            "pass",
         ),
         (
             "one owner's grammars fill the line",
-            "if owner and own and waiting + own + 2 > _MAX_WAITING:",
-            "if False:",
+            "GrammarCompiler._check_room",
+            "A and B and (C + B + 2 > _MAX_WAITING)",
+            "False",
         ),
         (
             "grammars of all owners count as one's",
-            "own = sum(each.job.owner == owner for each in self._compiling.values())",
-            "own = waiting",
+            "GrammarCompiler._check_room",
+            "sum((A.job.owner == B for A in self._compiling.values()))",
+            "waiting",
         ),
     ),
 )

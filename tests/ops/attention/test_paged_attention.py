@@ -364,7 +364,7 @@ def test_a_shared_prefix_is_work_for_all_of_its_rows_at_once(library: KernelLibr
     try:
         assert library.attention_items(*apart).items == 12 * 5
         assert library.attention_items(*together).items == 12 + 4
-        windowed = (*together[:11], [1.0, 0.0, 600.0, 0.0], *together[12:])
+        windowed = (*together[:11], [1.0, 0.0, 600.0, 0.0, 0.0], *together[12:])
         assert library.attention_items(*windowed).items == 12 * 4
         # Two tiles of all of these heads would be more than a second level cache holds.
         shape |= {"num_heads": 16, "num_kv_heads": 16, "head_dim": 256}

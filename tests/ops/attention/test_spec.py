@@ -9,6 +9,7 @@ import torch
 
 from src.ops import PAGED_ATTENTION, AttentionSpec
 from src.ops.attention.backend import AttentionBackend, AttentionKernel
+from src.ops.attention.spec import ALL_AHEAD
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.ops.comparison import attention_matches, copied
 
@@ -22,6 +23,10 @@ MODIFIERS: list[dict[str, Any]] = [
     {"chunk": 256},
     {"chunk": 100, "sliding_window": 40},
     {"chunk": 70, "cap": 30.0, "has_sinks": True},
+    {"ahead": 1},
+    {"ahead": ALL_AHEAD},
+    {"ahead": 40, "sliding_window": 41},
+    {"ahead": 3, "sliding_window": 1, "cap": 30.0, "has_sinks": True},
 ]
 
 
@@ -42,8 +47,9 @@ def written_out(args: tuple[Any, ...]) -> torch.Tensor:
             position = seq_len - (end - token)
             seen = [
                 key
-                for key in range(position + 1)
-                if (spec.window is None or position - key < spec.window)
+                for key in range(seq_len)
+                if key - position <= (spec.ahead or 0)
+                and (spec.window is None or position - key < spec.window)
                 and (spec.chunk is None or key // spec.chunk == position // spec.chunk)
             ]
             at = [tables[row, p // block_size].item() * block_size + p % block_size for p in seen]
@@ -179,6 +185,9 @@ def test_a_sink_takes_nothing_or_everything(
         ({"cap": math.nan}, "cap above 0"),
         ({"window": 0}, "window of at least 1"),
         ({"chunk": 0}, "chunk of at least 1"),
+        ({"ahead": 0}, "ahead of at least 1"),
+        ({"ahead": ALL_AHEAD + 1}, "ahead up to"),
+        ({"ahead": 1, "chunk": 4}, "without chunks"),
         ({"sinks": torch.zeros(4, dtype=torch.float64)}, "sinks float32"),
         ({"sinks": torch.zeros(4, 1)}, "sinks float32"),
     ],

@@ -14,21 +14,20 @@ from pathlib import Path
 import pytest
 
 from src.ops import OPS
-from src.ops.build import kernels as build
-from src.ops.build import level_check
-from src.ops.build import ways
 from src.ops.build import kernel_cache as cached
-from src.ops.runtime.abi import KERNELS
+from src.ops.build import kernels as build
+from src.ops.build import level_check, ways
 from src.ops.build.cache_root import cache_root
 from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
-from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from src.ops.build.level_check import KILLED, check
-from src.ops.build.levels import LEVELS, cpu_flags
-from src.ops.runtime.c_records import Record, _records, int64, record
+from src.ops.build.levels import LEVELS, cpu_flags, cpu_model
 from src.ops.build.scratch import is_ours, make_directory
-from src.ops.projections import rounding
 from src.ops.build.units import SAME_FOR_EVERY_LEVEL, SOURCES, UNITS
+from src.ops.projections import rounding
+from src.ops.runtime.abi import KERNELS
+from src.ops.runtime.c_records import Record, _records, int64, record
+from src.ops.runtime.kernel_library import KernelLibrary, UnusableLibraryError
 from tests.ops.comparison import COMPILED
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +97,34 @@ def test_built_once_then_loaded(private: KernelCache) -> None:
     assert (private.directory() / "manifest.json").stat().st_mtime_ns == modified
 
 
+def test_another_model_of_cpu_takes_its_own_measurements(
+    private: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where machines share a cache, or one is copied: features alone do not tell what is fast."""
+    private.build()
+    (tmp_path / "calls").write_text("")
+    monkeypatch.setattr(cached, "cpu_model", lambda: "another model with the same features")
+    elsewhere = KernelCache(tmp_path / "cache")
+    assert elsewhere.load() is None
+    elsewhere.build()
+    # The objects are the same, so they are only linked.
+    assert ".o" not in {Path(line).suffix for line in (tmp_path / "calls").read_text().split()}
+    assert elsewhere.load() is not None
+
+
+def test_a_model_is_read_from_what_the_kernel_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = (
+        "processor\t: 0\nvendor_id\t: GenuineIntel\n"
+        "model\t\t: 143\nmodel name\t: Xeon: a\nflags\t: x\n"
+    )
+    (tmp_path / "cpuinfo").write_text(f"{one}\n{one.replace('143', '207')}\n")
+    real = open
+    monkeypatch.setattr("builtins.open", lambda name, *rest: real(tmp_path / "cpuinfo", *rest))
+    assert cpu_model() == "vendor_id: GenuineIntel, model: 143, model name: Xeon: a"
+
+
 def test_without_a_measurement_a_fixed_table_serves(
     private: KernelCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,6 +138,9 @@ def test_without_a_measurement_a_fixed_table_serves(
     _, built = private.build()
     (told,) = caplog.messages
     assert "was not measured (no memory for what a kernel computes on the way)" in told
+    assert not built.has_measured_ways
+    # Not an empty choice, which a level with one way for everything has.
+    assert json.loads((private.directory() / "manifest.json").read_text())["ways"] is None
     caplog.clear()
     loaded = private.load()
     assert loaded is not None
@@ -512,6 +542,9 @@ def test_background_build_takes_over(private: KernelCache, fresh_state: None) ->
     status = build.ensure_built(wait=True)
     assert status == build.kernel_status() == f"cpp-{private.levels[-1].name}"
     assert {op.active("cpu").name for op in COMPILED} == {status}
+    library = build.kernel_library()
+    assert library is not None
+    assert rounding._on_cpu.kernel == library.quantize
 
 
 def test_unwritable_cache_builds_for_this_process_alone(

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from src.ops.build import kernel_cache
-from src.ops.build import level_check
-from src.ops.build import prebuilt
+from src.ops.build import kernel_cache, level_check, prebuilt
 from src.ops.build.compilers import BuildError
 from src.ops.build.kernel_cache import KernelCache
 from src.ops.build.levels import LEVELS, Level
 from src.ops.build.prebuild import prebuild
-from tests.ops.test_ways import kernels_with
+from tests.ops.build.test_ways import kernels_with
 
 
 class Image:

@@ -9,8 +9,8 @@ import pytest
 
 from src.ops.build import ways
 from src.ops.build.kernel_cache import KernelCache
-from src.ops.runtime.kernel_library import KernelLibrary
 from src.ops.build.timed_calls import timed_calls
+from src.ops.runtime.kernel_library import KernelLibrary
 
 BYTES, TILES, BFLOAT16 = range(3)
 # Seconds of a call by way, for a number of rows.

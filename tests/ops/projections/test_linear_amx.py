@@ -21,7 +21,7 @@ from src.ops.projections.linear import LINEAR
 from src.ops.runtime.abi import LinearArgs
 from src.ops.runtime.packing import bind
 from src.ops.runtime.way_calls import LibraryWays
-from tests.ops.test_linear import KINDS, assert_matches
+from tests.ops.projections.test_linear import KINDS, assert_matches
 
 Linear = Callable[..., torch.Tensor]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from unittest import mock
 
@@ -126,3 +127,27 @@ def test_sums_of_large_groups_are_exact(libraries: dict[str, KernelLibrary]) -> 
     weight[:, ::1024] = 0
     for group in (256, 1024):
         assert_same(libraries, weight, "int4", group, in_strips=False)
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_without_kernels_several_pieces_are_rounded_at_once(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As a first start does, which takes as long as its matrices do."""
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(7))
+    monkeypatch.setattr(rounding._on_cpu, "kernel", None)
+    expected = rounding.quantize(weight, method, 32)
+    both = threading.Barrier(2)
+    name = f"round_to_{method}"
+    real = getattr(rounding, name)
+
+    def met(*arguments: Any) -> Any:
+        both.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr(rounding, name, met)
+    monkeypatch.setattr(rounding, "_AT_ONCE", 8 * 64)
+    monkeypatch.setattr(rounding, "usable_cpus", lambda: 2)
+    found = rounding.quantize(weight, method, 32)
+    for kind, tensor in expected.tensors().items():
+        assert torch.equal(found.tensors()[kind], tensor)

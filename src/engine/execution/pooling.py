@@ -1,0 +1,120 @@
+"""One vector for each sequence that is pooled, from the hidden states of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.request import Pooling
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of a step.
+
+    Attributes
+    ----------
+    rows
+        The rows that end.
+    values
+        [S, hidden_size] float32, one for each.
+    """
+
+    rows: Sequence[int]
+    values: Tensor
+
+    def to_host(self) -> Vectors:
+        """Begin the copy to host memory, without waiting for it."""
+        return Vectors(self.rows, self.values.to("cpu", non_blocking=True))
+
+    def added_to(self, result: StepResult) -> StepResult:
+        """The step's result with the vectors; those that are no numbers make a row unsound."""
+        of_row = dict(zip(self.rows, self.values, strict=True))
+        rows: list[RowResult] = []
+        unsound = list(result.unsound)
+        for index, row in enumerate(result.rows):
+            vector = of_row.get(row.row)
+            if vector is None:
+                rows.append(row)
+                continue
+            if not bool(vector.isfinite().all()):
+                unsound.append(index)
+            rows.append(msgspec.structs.replace(row, vector=vector.numpy().tobytes()))
+        return msgspec.structs.replace(result, rows=rows, unsound=unsound)
+
+
+class RowPooling:
+    """Pools the rows whose requests ask for a vector. Use it on the device thread only.
+
+    A sequence may be computed in several steps. What its vector needs of the earlier ones is kept
+    for each row, in float32: its first token's hidden state, or their sum.
+
+    Parameters
+    ----------
+    of_rows
+        Row -> how its request is pooled, or None; kept up to date by their owner.
+    """
+
+    def __init__(
+        self, of_rows: Sequence[Pooling | None], hidden_size: int, device: torch.device
+    ) -> None:
+        self._of_rows = of_rows
+        self._hidden_size = hidden_size
+        self._device = device
+        # Row -> [hidden_size] float32; made when the first request needs it.
+        self._kept: Tensor | None = None
+
+    def wants(self, plan: StepPlan) -> bool:
+        """Whether the hidden state of every token of the step is needed."""
+        return any(self._of_rows[step.row] is not None for step in plan.rows)
+
+    def pool(self, plan: StepPlan, hidden: Tensor) -> Vectors | None:
+        """The vectors of the sequences that end in this step; None if there are none.
+
+        Parameters
+        ----------
+        hidden
+            [T, hidden_size] of the step's tokens in the plan's order; padding may follow.
+        """
+        rows, values = [], []
+        begin = 0
+        for step in plan.rows:
+            end = begin + step.num_tokens
+            kind = self._of_rows[step.row]
+            if kind is not None:
+                vector = self._vector(kind, step.row, step.start, hidden[begin:end], step.pools)
+                if step.pools:
+                    rows.append(step.row)
+                    values.append(vector)
+            begin = end
+        return Vectors(rows, torch.stack(values)) if rows else None
+
+    def _vector(self, kind: Pooling, row: int, start: int, hidden: Tensor, is_last: bool) -> Tensor:
+        """What the tokens of a row up to here come to, [hidden_size] float32."""
+        if kind == "last":
+            return hidden[-1].float()
+        if kind == "first":
+            own = hidden[0].float()
+            if start == 0 and is_last:
+                return own
+            kept = self._rows_kept()[row]
+            if start == 0:
+                kept.copy_(own)
+            return kept.clone()
+        total = hidden.float().sum(0)
+        if start or not is_last:
+            kept = self._rows_kept()[row]
+            total = total + kept if start else total
+            kept.copy_(total)
+        return total / (start + len(hidden))
+
+    def _rows_kept(self) -> Tensor:
+        if self._kept is None:
+            shape = (len(self._of_rows), self._hidden_size)
+            self._kept = torch.zeros(shape, dtype=torch.float32, device=self._device)
+        return self._kept

@@ -1,0 +1,145 @@
+"""From texts to requests for their vectors, and from a step's numbers to a vector."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from src.core.embedding import EmbeddingRecipe
+from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.sampling_params import SamplingParams, shown
+from src.engine.requests.prompts import ChatOptions, RequestBuilder, RequestOptions
+from src.text import Tokenizer
+
+Text = str | Sequence[int]
+
+
+class Embedder:
+    """Tokenizes texts as the checkpoint's recipe says, and finishes their vectors."""
+
+    def __init__(
+        self, recipe: EmbeddingRecipe, tokenizer: Tokenizer, builder: RequestBuilder
+    ) -> None:
+        self.recipe = recipe
+        self._tokenizer = tokenizer
+        self._builder = builder
+
+    def check(self, dimensions: int | None, truncate: int | None, prompt_name: str | None) -> None:
+        """Refuse options that hold for all texts of a request.
+
+        Raises
+        ------
+        InvalidRequestError
+            One is out of range, or the model does not do it; names the field.
+        """
+        recipe = self.recipe
+        if dimensions is not None and dimensions != recipe.size:
+            if recipe.sizes is None:
+                raise InvalidRequestError(
+                    f"dimensions must be {recipe.size}: this model does not say that its vectors "
+                    f"may be cut (is_matryoshka or matryoshka_dimensions in its config.json), got "
+                    f"{shown(dimensions)}",
+                    param="dimensions",
+                )
+            known = ", ".join(map(str, recipe.sizes))
+            if not 1 <= dimensions <= recipe.size or (known and dimensions not in recipe.sizes):
+                raise InvalidRequestError(
+                    f"dimensions must be {f'one of {known}' if known else 'at least 1'}, up to "
+                    f"{recipe.size}, got {shown(dimensions)}",
+                    param="dimensions",
+                )
+        if truncate is not None and truncate != -1 and not 1 <= truncate <= recipe.max_tokens:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be -1 or from 1 to {recipe.max_tokens}, got "
+                f"{shown(truncate)}",
+                param="truncate_prompt_tokens",
+            )
+        if prompt_name is not None and prompt_name not in recipe.prompts:
+            known = ", ".join(sorted(recipe.prompts)) or "none"
+            raise InvalidRequestError(
+                f"prompt_name must be one that the model has ({known}), got {prompt_name[:100]!r}",
+                param="prompt_name",
+            )
+
+    def check_options(self, params: SamplingParams, options: RequestOptions) -> None:
+        """Refuse options that are out of range for any request."""
+        self._builder.check(params, options)
+
+    async def tokens(
+        self,
+        text: Text,
+        *,
+        adds_special_tokens: bool = True,
+        truncate: int | None = None,
+        prompt_name: str | None = None,
+        tenant: str = "",
+    ) -> list[int]:
+        """The token ids of a text, or of token ids that stand for one.
+
+        Parameters
+        ----------
+        truncate
+            Keep so many tokens: the first ones, and special ones behind them; -1: as many as the
+            model takes. ``None``: a longer text is refused.
+        prompt_name
+            What is put before it; token ids get nothing.
+
+        Raises
+        ------
+        InvalidRequestError
+            It is empty, or has token ids that the model does not have.
+        PromptTooLongError
+            It is longer than the model takes.
+        """
+        most = self.recipe.max_tokens
+        keeps = most if truncate == -1 else truncate
+        if not text:
+            raise InvalidRequestError("input must not be empty", param="input")
+        if not isinstance(text, str):
+            ids = list(text) if keeps is None else list(text[:keeps])
+            self._check_length(len(ids))
+            return self._builder.checked_ids(ids, "input")
+        name = self.recipe.default_prompt if prompt_name is None else prompt_name
+        if name is not None:
+            text = self.recipe.prompts[name] + text
+        if keeps is not None:
+            # Text of which nothing can be among the tokens that are kept is not tokenized.
+            text = text[: (keeps + 1) * self._tokenizer.max_token_chars]
+        ids = await self._builder.tokenize(
+            text, ChatOptions(add_special_tokens=adds_special_tokens), tenant
+        )
+        if keeps is not None and len(ids) > keeps:
+            behind = self._added_behind(ids) if adds_special_tokens else []
+            ids = ids[: max(0, keeps - len(behind))] + behind[-keeps:]
+        self._check_length(len(ids))
+        return ids
+
+    def vector(self, raw: bytes, dimensions: int | None = None) -> list[float]:
+        """A vector from the numbers that a step has given, shortened before it is normalized."""
+        numbers = array("f")
+        numbers.frombytes(raw)
+        values = numbers.tolist()[:dimensions]
+        if self.recipe.normalizes:
+            length = math.sqrt(math.fsum(value * value for value in values))
+            values = [value / max(length, 1e-12) for value in values]
+        return values
+
+    def _added_behind(self, ids: list[int]) -> list[int]:
+        """The special tokens that the tokenizer has put behind a text's own."""
+        added = self._tokenizer.encode("", add_special_tokens=True)
+        for before in range(len(added) + 1):
+            behind = added[before:]
+            if ids[:before] == added[:before] and ids[len(ids) - len(behind) :] == behind:
+                return behind
+        return []
+
+    def _check_length(self, count: int) -> None:
+        most = self.recipe.max_tokens
+        if count > most:
+            raise PromptTooLongError(
+                f"input has {count} tokens, and this model takes up to {most}: shorten it, or ask "
+                "for truncate_prompt_tokens",
+                param="input",
+                lengths=(count, 0, most),
+            )

@@ -1,0 +1,177 @@
+"""Reads what sentence-transformers puts beside a checkpoint: how texts become vectors.
+
+`modules.json` lists modules in order: the transformer, its pooling, perhaps a normalization. A
+module that is not known refuses the start, because leaving it out would give other vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from src.core.embedding import EmbeddingRecipe
+from src.core.errors import ModelLoadError
+from src.core.request import Pooling
+from src.models.fields import read_json
+
+MODULES_FILE: Final = "modules.json"
+_OWN: Final = "config_sentence_transformers.json"
+# The transformer's settings; of the names that older versions have used, the first file counts.
+_TRANSFORMER_FILES: Final = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_xlm-roberta_config.json",
+)
+_POOLINGS: Final[dict[str, Pooling]] = {
+    "cls": "first",
+    "cls_token": "first",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "lasttoken": "last",
+    "last_token": "last",
+}
+_FLAG: Final = "pooling_mode_"
+
+
+class _Module(msgspec.Struct):
+    """An entry of `modules.json`."""
+
+    type: str
+    path: str = ""
+
+
+def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> EmbeddingRecipe:
+    """How the texts of a checkpoint become vectors.
+
+    Without `modules.json` an encoder's hidden states are averaged, and of a decoder's the last is
+    taken; neither is normalized.
+
+    Parameters
+    ----------
+    path
+        Of the model's directory, or a GGUF file.
+    size
+        Numbers of a hidden state.
+    context
+        The model's context, in tokens.
+    is_encoder
+        Whether tokens see later ones.
+
+    Raises
+    ------
+    ModelLoadError
+        A file cannot be read, or a module or a setting is not supported; names it.
+    """
+    pooling: Pooling = "mean" if is_encoder else "last"
+    plain = EmbeddingRecipe(
+        pooling=pooling, size=size, max_tokens=context, sizes=_sizes(path / "config.json", size)
+    )
+    source = path / MODULES_FILE
+    if not source.is_file():
+        return plain
+    own = _optional(path / _OWN)
+    prompts, name = own.get("prompts") or {}, own.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(one, str) for one in prompts.values()):
+        raise ModelLoadError(f"{path / _OWN}: prompts must be an object of texts, got {prompts!r}")
+    if name is not None and name not in prompts:
+        raise ModelLoadError(
+            f"{path / _OWN}: default_prompt_name must be one of {sorted(prompts)}, got {name!r}"
+        )
+    changes: dict[str, Any] = {"prompts": prompts, "default_prompt": name}
+    modules = _modules(source)
+    kinds = [_kind(module, source) for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ModelLoadError(
+            f"{source}: expected Transformer, Pooling and perhaps Normalize, got "
+            f"{', '.join(kinds)}: another order, or another number, is not supported"
+        )
+    changes["max_tokens"] = _longest(path / modules[0].path, context)
+    changes |= _pooled(path / modules[1].path / "config.json", bool(prompts), size)
+    changes["normalizes"] = kinds[-1] == "Normalize"
+    return msgspec.structs.replace(plain, **changes)
+
+
+def _modules(source: Path) -> list[_Module]:
+    try:
+        return msgspec.json.decode(source.read_bytes(), type=list[_Module])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"{source} cannot be read: {error}") from error
+
+
+def _kind(module: _Module, source: Path) -> str:
+    """The class of a module, whatever package of sentence-transformers it is in by now."""
+    package, _, name = module.type.rpartition(".")
+    if package.partition(".")[0] != "sentence_transformers" or name not in (
+        "Transformer",
+        "Pooling",
+        "Normalize",
+    ):
+        raise ModelLoadError(
+            f"{source}: the module {module.type!r} is not supported, and without it vectors would "
+            "be others; supported are Transformer, Pooling and Normalize of sentence_transformers"
+        )
+    return name
+
+
+def _longest(directory: Path, context: int) -> int:
+    """Tokens that the transformer takes."""
+    source = next(
+        (directory / name for name in _TRANSFORMER_FILES if (directory / name).is_file()), None
+    )
+    settings = {} if source is None else read_json(source)
+    if settings.get("do_lower_case"):
+        raise ModelLoadError(
+            f"{source}: do_lower_case = true is not supported; a tokenizer that lower-cases does "
+            "it in tokenizer.json"
+        )
+    longest = settings.get("max_seq_length")
+    if longest is None:
+        return context
+    if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
+        raise ModelLoadError(f"{source}: max_seq_length must be an integer over 0, got {longest!r}")
+    return min(longest, context)
+
+
+def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
+    settings = read_json(source)
+    given = settings.get("pooling_mode")
+    if given is None:
+        names = [name for name, value in settings.items() if name.startswith(_FLAG) and value]
+        given = [name.removeprefix(_FLAG) for name in names]
+    modes = [given] if isinstance(given, str) else given
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise ModelLoadError(
+            f"{source}: pooling must be one of {', '.join(_POOLINGS)}, got {given!r}"
+        )
+    if has_prompts and settings.get("include_prompt") is False:
+        raise ModelLoadError(
+            f"{source}: include_prompt = false is not supported: the prompt's tokens would count"
+        )
+    for name in ("word_embedding_dimension", "embedding_dimension"):
+        if settings.get(name) not in (None, size):
+            raise ModelLoadError(f"{source}: {name} must be {size}, got {settings[name]!r}")
+    return {"pooling": _POOLINGS[modes[0]]}
+
+
+def _sizes(source: Path, size: int) -> tuple[int, ...] | None:
+    """To how many numbers a vector may be cut, see `EmbeddingRecipe`."""
+    fields = _optional(source)
+    sizes = fields.get("matryoshka_dimensions")
+    if sizes is None:
+        return () if fields.get("is_matryoshka") is True else None
+    if not isinstance(sizes, list) or not all(
+        type(one) is int and 0 < one <= size for one in sizes
+    ):
+        raise ModelLoadError(
+            f"{source}: matryoshka_dimensions must be a list of integers from 1 to {size}, got "
+            f"{sizes!r}"
+        )
+    return tuple(sizes)
+
+
+def _optional(source: Path) -> Mapping[str, Any]:
+    return read_json(source) if source.is_file() else {}

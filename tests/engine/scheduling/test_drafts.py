@@ -1,0 +1,216 @@
+"""Plans with drafts: bounds on what steps in flight compute, and what drafts may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from src.core.outputs import FinishReason
+from src.core.plan import RowResult, StepPlan, StepResult, drafted_tokens
+from src.engine.kv.block_pool import InvariantError
+from src.engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.fake_worker import END_TOKEN
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
+
+
+def drafting(**changes: object) -> Scheduler:
+    settings: dict[str, object] = {
+        "max_num_batched_tokens": 16,
+        "num_blocks": 40,
+        "max_drafts": 3,
+        "lookahead_tokens": 2,
+    }
+    return Scheduler(make_limits(**(settings | changes)))
+
+
+def planned(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.check()
+    return plan
+
+
+def answer(plan: StepPlan, *tokens: list[int]) -> StepResult:
+    return StepResult(
+        plan.step_id,
+        [
+            RowResult(step.row, step.generation, given)
+            for step, given in zip(plan.rows, tokens, strict=True)
+        ],
+    )
+
+
+def begun(scheduler: Scheduler, max_tokens: int = 12, *, ends: bool = False) -> None:
+    """A request of 3 tokens whose prompt is computed, and whose first token is 5."""
+    scheduler.add(make_request(0, 3, max_tokens, ends=ends))
+    scheduler.commit(answer(planned(scheduler), [5]))
+
+
+def test_a_decoding_row_may_draft_and_a_prompt_may_not() -> None:
+    scheduler = drafting()
+    scheduler.add(make_request(0, 3, 12, ends=False))
+    plan = planned(scheduler)
+    assert [(step.num_tokens, step.drafts) for step in plan.rows] == [(3, 0)]
+    scheduler.commit(answer(plan, [5]))
+    plan = planned(scheduler)
+    [step] = plan.rows
+    assert (step.start, step.num_tokens, step.drafts, step.slack, step.limit) == (3, 4, 3, 0, 15)
+    assert (step.num_sampled, plan.num_tokens, plan.num_drafts) == (4, 4, 3)
+
+
+@pytest.mark.parametrize("accepted", range(4))
+def test_a_step_behind_drafts_begins_somewhere_between(accepted: int) -> None:
+    scheduler = drafting()
+    begun(scheduler)
+    first, second = planned(scheduler), planned(scheduler)
+    [step] = second.rows
+    assert (step.start, step.slack, step.drafts) == (4, 3, 3)
+    [event] = scheduler.commit(answer(first, [6] * (1 + accepted)))
+    assert event.token_ids == [6] * (1 + accepted)
+    state = scheduler.state(0)
+    assert state is not None
+    # The second step is in flight: it gives a token at least.
+    assert (state.committed, state.target - state.slack) == (4 + accepted, 6 + accepted)
+    assert (state.slack, state.launched) == (3, 8 + accepted)
+    scheduler.commit(answer(second, [7]))
+    assert (state.slack, state.launched, state.target) == (0, 5 + accepted, 6 + accepted)
+    [step] = planned(scheduler).rows
+    assert (step.start, step.slack) == (5 + accepted, 0)
+
+
+def test_an_output_ends_within_accepted_drafts() -> None:
+    scheduler = drafting()
+    begun(scheduler, ends=True)
+    first, second = planned(scheduler), planned(scheduler)
+    [event] = scheduler.commit(answer(first, [6, END_TOKEN, 6, 6]))
+    assert (event.token_ids, event.finish_reason) == ([6, END_TOKEN], FinishReason.STOP)
+    assert event.stop_token_id == END_TOKEN
+    assert scheduler.stats.discarded_tokens == 2
+    assert scheduler.commit(answer(second, [6, 6])) == []
+    assert scheduler.stats.discarded_tokens == 4
+    scheduler.check_idle()
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 9))
+def test_nothing_is_planned_beyond_max_tokens(max_tokens: int) -> None:
+    scheduler = drafting()
+    scheduler.add(make_request(0, 3, max_tokens, ends=False))
+    scheduler.commit(answer(planned(scheduler), [5]))
+    given = 1
+    while scheduler.has_work:
+        [step] = planned(scheduler).rows
+        assert step.num_sampled <= max_tokens - given
+        given += step.num_sampled
+        plan = scheduler._in_flight[0][0]
+        scheduler.commit(answer(plan, [6] * step.num_sampled))
+    assert given == max_tokens
+
+
+def test_a_step_behind_drafts_may_find_nothing_to_do() -> None:
+    scheduler = drafting()
+    begun(scheduler, max_tokens=5)
+    first, second = planned(scheduler), planned(scheduler)
+    assert second.rows[0].limit == 8
+    [event] = scheduler.commit(answer(first, [6, 6, 6, 6]))
+    assert event.finish_reason is FinishReason.LENGTH
+    assert scheduler.commit(answer(second, [])) == []
+    scheduler.check_idle()
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_another_number_of_tokens_than_may_come_is_refused(count: int) -> None:
+    scheduler = drafting()
+    begun(scheduler)
+    with pytest.raises(InvariantError, match=f"{count} tokens came back, 1 to 4 expected"):
+        scheduler.commit(answer(planned(scheduler), [6] * count))
+
+
+def test_drafts_get_the_budget_that_is_left() -> None:
+    scheduler = drafting(max_num_batched_tokens=6, prefill_tokens_per_decode=0)
+    begun(scheduler)
+    scheduler.add(make_request(1, 4, 4, ends=False))
+    first, second = planned(scheduler).rows
+    assert (first.drafts, second.num_tokens, second.drafts) == (1, 4, 0)
+
+
+def test_drafts_take_no_block_while_a_request_waits() -> None:
+    scheduler = drafting(max_num_seqs=1)
+    begun(scheduler)
+    scheduler.add(make_request(1, 4, 4, ends=False))
+    plan = planned(scheduler)
+    # Two tables of two: position 3 has its block, and so would no draft.
+    assert [step.drafts for step in plan.rows] == [0]
+    assert not plan.block_appends
+
+
+def test_drafts_leave_the_look_ahead_of_every_row() -> None:
+    # The row holds 2 of 4 blocks and needs a third for its look-ahead of two tokens.
+    scheduler = drafting(num_blocks=8, lookahead_tokens=8)
+    begun(scheduler, max_tokens=12)
+    plan = planned(scheduler)
+    assert scheduler.pool.num_free - scheduler._allocator.lookahead(scheduler.state(0)) >= 0  # type: ignore[arg-type]
+    assert all(step.drafts <= 3 for step in plan.rows)
+    tight = drafting(num_blocks=6, lookahead_tokens=8)
+    begun(tight, max_tokens=9)
+    plan = planned(tight)
+    assert [step.drafts for step in plan.rows] == [0]
+    assert not plan.block_appends
+
+
+def test_nobody_is_preempted_for_a_block_that_perhaps_nobody_needs() -> None:
+    scheduler = drafting(num_blocks=7, lookahead_tokens=0, max_num_seqs=2, max_drafts=4)
+    scheduler.add(make_request(0, 3, 8, ends=False))
+    scheduler.add(make_request(1, 3, 8, ends=False))
+    scheduler.commit(answer(planned(scheduler), [5], [5]))
+    plans = [planned(scheduler)]
+    while (plan := scheduler.schedule()) is not None and len(plans) < 4:
+        plans.append(plan)
+    assert any(step.drafts for step in plans[0].rows)
+    assert scheduler.stats.preemptions == 0
+
+
+def test_models_with_recurrent_states_have_no_drafts() -> None:
+    scheduler = drafting(num_snapshots=2)
+    scheduler.add(make_request(0, 1, 12, ends=False))
+    scheduler.commit(answer(planned(scheduler), [5]))
+    assert [step.drafts for step in planned(scheduler).rows] == [0]
+
+
+def test_drafts_and_right_ones_are_counted() -> None:
+    rows = [
+        RowResult(0, 1, [1, 2], drafted=3),
+        RowResult(1, 1, [1]),
+        RowResult(2, 1, [1], drafted=2),
+    ]
+    assert drafted_tokens(StepResult(1, rows)) == (5, 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drafts_save_steps_and_change_no_answer(depth: int) -> None:
+    steps = []
+    for drafts in (0, 5):
+        limits = make_limits(num_blocks=99, max_num_batched_tokens=64, max_drafts=drafts)
+        simulation = Simulation(limits, depth)
+        for key in range(4):
+            simulation.add(make_request(key, 5, 40, ends=False, seed=key))
+        simulation.drain()
+        steps.append(simulation.scheduler.stats.steps)
+        assert (simulation.worker.num_accepted > 20) == bool(drafts)
+    assert steps[1] < 0.75 * steps[0]
+
+
+@pytest.mark.parametrize("rests", [1, 2, 5])
+def test_a_row_that_rests_is_planned_exactly(rests: int) -> None:
+    scheduler = drafting()
+    begun(scheduler, max_tokens=40)
+    plans = [planned(scheduler), planned(scheduler)]
+    [step] = plans[0].rows
+    result = RowResult(step.row, step.generation, [6], rests=rests)
+    scheduler.commit(StepResult(plans[0].step_id, [result]))
+    scheduler.commit(answer(plans[1], [6]))
+    drafts = []
+    for _ in range(6):
+        plan = planned(scheduler)
+        drafts.append(plan.num_drafts > 0)
+        scheduler.commit(answer(plan, [6]))
+    # One of the steps was planned before anybody knew.
+    assert drafts == [False] * (rests - 1) + [True] * (7 - rests)

@@ -1,0 +1,131 @@
+"""How much of a prompt a step takes in which other rows decode."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from src.core.config import Config
+from src.core.errors import ConfigError
+from src.core.plan import StepPlan
+from src.engine.scheduling.scheduler import SchedulerLimits
+from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
+
+
+def turn(simulation: Simulation) -> StepPlan:
+    plan = simulation.launch()
+    assert plan is not None
+    simulation.commit()
+    return plan
+
+
+def tokens(plan: StepPlan) -> dict[int, int]:
+    return {step.row: step.num_tokens for step in plan.rows}
+
+
+def with_rows_that_decode(count: int, **changes: int) -> Simulation:
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 100}
+    simulation = Simulation(make_limits(**(settings | changes)))
+    for key in range(count):
+        simulation.add(make_request(key, 2, 30, ends=False))
+    if count:
+        turn(simulation)
+    return simulation
+
+
+def test_beside_decoding_rows_a_prompt_gets_less_than_the_budget() -> None:
+    bounds = {"max_mixed_prefill_tokens": 6, "prefill_tokens_per_decode": 2}
+    simulation = with_rows_that_decode(1, **bounds)
+    simulation.add(make_request(1, 20, 2))
+    assert [tokens(turn(simulation)) for _ in range(4)] == [{0: 1, 1: n} for n in (6, 6, 6, 2)]
+    simulation.drain()
+
+
+def test_newcomers_share_it() -> None:
+    simulation = with_rows_that_decode(1, max_mixed_prefill_tokens=6, prefill_tokens_per_decode=2)
+    for key in (1, 2, 3):
+        simulation.add(make_request(key, 4, 30, ends=False))
+    assert tokens(turn(simulation)) == {0: 1, 1: 4, 2: 2}
+    # The third got nothing of the last step; now two rows decode.
+    assert tokens(turn(simulation)) == {0: 1, 1: 1, 2: 2, 3: 4}
+    simulation.drain()
+
+
+def test_many_decoding_rows_leave_a_prompt_more() -> None:
+    simulation = with_rows_that_decode(5, max_mixed_prefill_tokens=6, prefill_tokens_per_decode=2)
+    simulation.add(make_request(5, 20, 2))
+    assert tokens(turn(simulation))[5] == 10
+    simulation.drain()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_much_of_such_a_step_is_waited_for(others: int) -> None:
+    # Of 512 tokens 20 are little, of 64 they are not.
+    simulation = with_rows_that_decode(
+        others, max_num_batched_tokens=512, max_mixed_prefill_tokens=64
+    )
+    for key in (5, 6):
+        simulation.add(make_request(key, [1, 2, 3, 4] * 5, 2))
+    shared = tokens(turn(simulation))
+    assert list(shared.values()) == ([1, 20] if others else [20, 20])
+    simulation.drain()
+
+
+def test_alone_prompts_get_the_whole_budget() -> None:
+    simulation = Simulation(
+        make_limits(max_num_batched_tokens=16, num_blocks=100, max_mixed_prefill_tokens=2)
+    )
+    for key in range(2):
+        simulation.add(make_request(key, 20, 2))
+    assert tokens(turn(simulation)) == {0: 16}
+    simulation.drain()
+
+
+def test_the_last_token_of_a_prompt_is_no_decoding_row() -> None:
+    simulation = Simulation(
+        make_limits(max_num_batched_tokens=16, num_blocks=100, max_mixed_prefill_tokens=2)
+    )
+    simulation.add(make_request(0, 17, 2))
+    turn(simulation)
+    simulation.add(make_request(1, 15, 2))
+    assert tokens(turn(simulation)) == {0: 1, 1: 15}
+    simulation.drain()
+
+
+def test_the_budget_bounds_it() -> None:
+    simulation = with_rows_that_decode(
+        4, max_num_batched_tokens=8, max_mixed_prefill_tokens=100, prefill_tokens_per_decode=50
+    )
+    simulation.add(make_request(4, 20, 2))
+    assert tokens(turn(simulation))[4] == 4
+    simulation.drain()
+
+
+@pytest.mark.parametrize(
+    ("device_type", "given", "expected"),
+    [("cpu", None, 256), ("cuda", None, None), ("cpu", 40, 40), ("cuda", 40, 40)],
+)
+def test_the_default_is_the_device_s(
+    device_type: str, given: int | None, expected: int | None
+) -> None:
+    config = Config()
+    section = msgspec.structs.replace(config.scheduler, max_mixed_prefill_tokens=given)
+    limits = SchedulerLimits.of(
+        msgspec.structs.replace(config, scheduler=section),
+        device_type=device_type,
+        block_size=16,
+        windows=(None,),
+        content_key="",
+        num_blocks=64,
+        max_model_len=512,
+    )
+    assert limits.max_mixed_prefill_tokens == expected
+    assert limits.plan_late == (device_type == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_mixed_prefill_tokens", 0), ("prefill_tokens_per_decode", -1)]
+)
+def test_a_bound_of_nothing_is_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least"):
+        make_limits(**{name: value})

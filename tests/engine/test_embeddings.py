@@ -1,0 +1,326 @@
+"""Vectors through the whole engine, against transformers on the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src import LLM, SamplingParams
+from src.core.errors import (
+    ConfigError,
+    GenerationError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestAbortedError,
+)
+from src.core.plan import StepPlan
+from src.engine.client import AsyncEngine
+from src.engine.execution.pooling import RowPooling, Vectors
+from src.engine.scheduling.replay import read_lines, replay
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.encoders import (
+    load_encoder_reference,
+    make_encoder,
+    save_encoder_tokenizer,
+    save_modules,
+)
+from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+
+pytestmark = pytest.mark.anyio
+
+TOLERANCE = 1e-4
+LEAST_COSINE = 1 - 1e-5
+MEAN = {"pooling_mode": "mean"}
+CLS = {"pooling_mode": "cls"}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = make_encoder(tmp_path_factory.mktemp("encoder") / "tiny", "bert")
+    save_encoder_tokenizer(directory)
+    save_modules(directory, pooling=MEAN, max_seq_length=100, prompts={"query": "query: "})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("decoder") / "tiny", "qwen3", tokenizer=True)
+
+
+@torch.inference_mode()
+def states(reference: Any, tokens: list[int]) -> torch.Tensor:
+    return reference(torch.tensor([tokens])).last_hidden_state[0].double()
+
+
+def check(got: list[float], want: torch.Tensor) -> None:
+    vector = torch.tensor(got, dtype=torch.float64)
+    torch.testing.assert_close(vector, want, rtol=TOLERANCE, atol=TOLERANCE)
+    assert torch.nn.functional.cosine_similarity(vector, want, dim=0) > LEAST_COSINE
+
+
+def unit(vector: torch.Tensor) -> torch.Tensor:
+    return vector / vector.norm()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_vectors_of_an_encoder_are_the_means_that_transformers_gives(
+    encoder: Path, depth: int
+) -> None:
+    reference = load_encoder_reference(encoder)
+    prompts = random_prompts(40, longest=60, seed=5)
+    config = small_config(
+        encoder, scheduler__pipeline_depth=depth, scheduler__max_num_batched_tokens=130
+    )
+    async with AsyncEngine.open(config) as engine:
+        together = await engine.embed(prompts)
+        alone = [(await engine.embed([prompt]))[0] for prompt in prompts[:5]]
+        assert_idle(engine)
+    for prompt, embedding in zip(prompts, together, strict=True):
+        check(embedding.vector, unit(states(reference, prompt).mean(0)))
+        assert embedding.prompt_tokens == len(prompt)
+    for first, second in zip(alone, together[:5], strict=True):
+        assert first.vector == pytest.approx(second.vector, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["roberta", "distilbert"])
+async def test_raw_vectors_of_the_first_token(tmp_path: Path, name: str) -> None:
+    directory = make_encoder(tmp_path, name)
+    save_encoder_tokenizer(directory)
+    save_modules(directory, pooling=CLS, normalizes=False)
+    reference, prompts = load_encoder_reference(directory), random_prompts(9, longest=50)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        for prompt, embedding in zip(prompts, await engine.embed(prompts), strict=True):
+            check(embedding.vector, states(reference, prompt)[0])
+
+
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+@pytest.mark.parametrize(("budget", "drafts"), [(7, "off"), (256, "off"), (60, "suffix")])
+async def test_a_decoder_embeds_in_chunks_beside_streams_of_text(
+    decoder: Path, tmp_path: Path, pooling: str, budget: int, drafts: str
+) -> None:
+    shutil.copytree(decoder, tmp_path, dirs_exist_ok=True)
+    if pooling != "last":
+        save_modules(tmp_path, pooling=CLS if pooling == "first" else MEAN, normalizes=False)
+    whole = load_reference(decoder)
+    prompts, asked = random_prompts(20, longest=60, seed=3), random_prompts(6, longest=20, seed=4)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    config = small_config(
+        tmp_path, scheduler__max_num_batched_tokens=budget, speculation__method=drafts
+    )
+    async with AsyncEngine.open(config) as engine:
+        texts = asyncio.gather(*(engine.generate(prompt, params) for prompt in asked))
+        first = await engine.embed(prompts)
+        # Their prefixes are cached by now.
+        second = await engine.embed(prompts)
+        results = await texts
+        assert_idle(engine)
+    for prompt, result in zip(asked, results, strict=True):
+        assert result.token_ids == greedy(whole, prompt, 12)
+    for prompt, one, other in zip(prompts, first, second, strict=True):
+        hidden = states(whole.model, prompt)
+        want = {"first": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}[pooling]
+        check(one.vector, want)
+        check(other.vector, want)
+    long = [index for index, prompt in enumerate(prompts) if len(prompt) > 8]
+    assert all((second[index].cached_tokens > 0) == (pooling == "last") for index in long)
+
+
+async def test_a_text_may_be_as_long_as_the_context(encoder: Path, tmp_path: Path) -> None:
+    directory = make_encoder(tmp_path, "bert")
+    save_encoder_tokenizer(directory)
+    prompt = random.Random(1).choices(range(3, 320), k=130)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        (embedding,) = await engine.embed([prompt])
+        check(embedding.vector, states(load_encoder_reference(directory), prompt).mean(0))
+        with pytest.raises(PromptTooLongError, match=r"131 tokens.* up to 130"):
+            await engine.embed([[*prompt, 5]])
+
+
+async def test_what_is_cut_keeps_the_first_tokens_and_the_special_ones(encoder: Path) -> None:
+    text = "the quick brown fox jumps over the lazy dog " * 20
+    async with AsyncEngine.open(small_config(encoder)) as engine:
+        whole = await engine.tokenize("fox " * 3)
+        assert (whole[0], whole[-1]) == (1, 2)
+        with pytest.raises(PromptTooLongError, match=r"input has \d+ tokens.* up to 100"):
+            await engine.embed([text])
+        for keeps, count in ((-1, 100), (100, 100), (10, 10), (2, 2)):
+            (cut,) = await engine.embed([text], truncate=keeps)
+            own = engine.tokenizer.encode(text, False)[: count - 2]
+            (same,) = await engine.embed([[1, *own, 2]])
+            assert cut.prompt_tokens == count
+            assert cut.vector == pytest.approx(same.vector, abs=1e-6)
+        (plain,) = await engine.embed([text], truncate=10, add_special_tokens=False)
+        (same,) = await engine.embed([engine.tokenizer.encode(text, False)[:10]])
+        assert plain.vector == pytest.approx(same.vector, abs=1e-6)
+
+
+async def test_a_prompt_of_the_checkpoint_is_put_before_a_text(encoder: Path) -> None:
+    async with AsyncEngine.open(small_config(encoder)) as engine:
+        (named,) = await engine.embed(["fox"], prompt_name="query")
+        (written,) = await engine.embed(["query: fox"])
+        (plain,) = await engine.embed(["fox"])
+        assert named.vector == pytest.approx(written.vector, abs=1e-6)
+        assert named.vector != pytest.approx(plain.vector, abs=1e-3)
+        with pytest.raises(InvalidRequestError, match=r"prompt_name must be .*\(query\)"):
+            await engine.embed(["fox"], prompt_name="passage")
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([], {}, "input must not be an empty list"),
+        (["fox", ""], {}, r"input\[1\]: input must not be empty"),
+        ([[]], {}, "input must not be empty"),
+        ([[3], [320]], {}, r"input\[1\]: input token ids must be from 0 to 319, got 320"),
+        (["fox"], {"dimensions": 32}, "dimensions must be 64: this model does not say"),
+        (["fox"], {"truncate": 101}, "truncate_prompt_tokens must be -1 or from 1 to 100"),
+        (["fox"], {"priority": 2**63}, "priority must be"),
+    ],
+)
+async def test_bad_texts_and_options_are_named(
+    engine_of_encoder: AsyncEngine, texts: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await engine_of_encoder.embed(texts, **options)
+    assert_idle(engine_of_encoder)
+
+
+@pytest.fixture
+async def engine_of_encoder(encoder: Path) -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine.open(small_config(encoder)) as engine:
+        yield engine
+
+
+async def test_vectors_are_cut_before_they_are_normalized(tmp_path: Path) -> None:
+    fields = {"matryoshka_dimensions": [16, 32]}
+    directory = make_encoder(tmp_path, "bert", config_fields=fields)
+    save_encoder_tokenizer(directory)
+    save_modules(directory, pooling=MEAN)
+    mean = states(load_encoder_reference(directory), [5, 6, 7]).mean(0)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        (cut,) = await engine.embed([[5, 6, 7]], dimensions=16)
+        check(cut.vector, unit(mean[:16]))
+        with pytest.raises(InvalidRequestError, match="one of 16, 32"):
+            await engine.embed([[5, 6, 7]], dimensions=17)
+
+
+async def test_an_encoder_says_that_it_does_not_generate(engine_of_encoder: AsyncEngine) -> None:
+    with pytest.raises(InvalidRequestError, match="what it can do is embed"):
+        await engine_of_encoder.generate("fox")
+
+
+async def test_a_budget_that_is_shorter_than_a_text_refuses_the_start(encoder: Path) -> None:
+    config = small_config(encoder, scheduler__max_num_batched_tokens=100)
+    with pytest.raises(ConfigError, match=r"= 100 is less than the model's context of 130 tokens"):
+        async with AsyncEngine.open(config):
+            pass
+
+
+async def test_nobody_gets_the_vector_of_another(decoder: Path) -> None:
+    """Hundreds of vectors and texts with cancels between them; what is left is what it was."""
+    reference = load_reference(decoder)
+    prompts = random_prompts(60, longest=30, seed=11)
+    source = random.Random(3)
+    params = SamplingParams(temperature=0, max_tokens=6)
+    config = small_config(decoder, cache__num_blocks=60, scheduler__max_num_batched_tokens=40)
+    async with AsyncEngine.open(config) as engine:
+
+        async def one(index: int) -> None:
+            prompt = prompts[index % len(prompts)]
+            if index % 3 == 0:
+                result = await engine.generate(prompt, params)
+                assert result.token_ids == greedy(reference, prompt, 6)
+                return
+            (embedding,) = await engine.embed([prompt], priority=index % 2)
+            check(embedding.vector, states(reference.model, prompt)[-1])
+
+        tasks = [asyncio.create_task(one(index)) for index in range(240)]
+        for task in source.sample(tasks, 40):
+            await asyncio.sleep(0.002)
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in ended:
+            if result is not None and not isinstance(result, asyncio.CancelledError):
+                raise result
+        await asyncio.sleep(0.05)
+        assert_idle(engine)
+
+
+async def test_tenants_share_an_encoder_whose_texts_are_longer_than_their_shares(
+    encoder: Path,
+) -> None:
+    reference, prompts = load_encoder_reference(encoder), random_prompts(24, longest=90, seed=8)
+    config = small_config(encoder, scheduler__max_num_batched_tokens=130)
+    async with AsyncEngine.open(config) as engine:
+        made = await asyncio.gather(
+            *(
+                engine.embed([prompt], tenant=f"tenant {index % 4}")
+                for index, prompt in enumerate(prompts)
+            )
+        )
+        assert_idle(engine)
+    for prompt, (embedding,) in zip(prompts, made, strict=True):
+        check(embedding.vector, unit(states(reference, prompt).mean(0)))
+
+
+async def test_a_plan_log_with_vectors_is_replayed(encoder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "plans.jsonl"
+    config = small_config(
+        encoder, observability__plan_log=str(log), scheduler__max_num_batched_tokens=130
+    )
+    async with AsyncEngine.open(config) as engine:
+        await engine.embed(random_prompts(20, longest=60))
+    with log.open() as lines:
+        report = replay(read_lines(lines))
+    assert report.difference is None
+    assert report.stats.admissions == 20
+
+
+async def test_a_vector_that_is_no_number_is_an_error_of_its_own(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RowPooling.pool
+
+    def broken(self: RowPooling, plan: StepPlan, hidden: torch.Tensor) -> Vectors | None:
+        made = pool(self, plan, hidden)
+        if made is not None:
+            for row, vector in zip(made.rows, made.values, strict=True):
+                if any(step.row == row and step.num_tokens == 7 for step in plan.rows):
+                    vector[3] = torch.inf
+        return made
+
+    monkeypatch.setattr(RowPooling, "pool", broken)
+    async with AsyncEngine.open(small_config(encoder)) as engine:
+        bad = asyncio.create_task(engine.embed([[5] * 6, [5] * 7, [5] * 8]))
+        good = await engine.embed([[5] * 6])
+        with pytest.raises(GenerationError, match="no valid vector"):
+            await bad
+        assert good[0].prompt_tokens == 6
+        assert_idle(engine)
+
+
+async def test_an_abort_ends_all_texts_of_a_request(engine_of_encoder: AsyncEngine) -> None:
+    texts = random_prompts(300, longest=60)
+    task = asyncio.create_task(engine_of_encoder.embed(texts, request_id="mine"))
+    while not engine_of_encoder.abort("mine"):
+        await asyncio.sleep(0)
+    with pytest.raises(RequestAbortedError):
+        await task
+    await asyncio.sleep(0.05)
+    assert_idle(engine_of_encoder)
+
+
+def test_the_synchronous_front_embeds_more_texts_than_the_queue_holds(encoder: Path) -> None:
+    prompts = random_prompts(30, longest=20)
+    with LLM(small_config(encoder, scheduler__max_waiting_requests=8)) as llm:
+        many = llm.embed(prompts)
+        (one,) = llm.embed(prompts[7])
+    assert [each.prompt_tokens for each in many] == [len(prompt) for prompt in prompts]
+    assert one.vector == pytest.approx(many[7].vector, abs=1e-6)

@@ -1,0 +1,169 @@
+"""`/v1/embeddings`: a model that embeds, and one that generates beside it."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from src.core.config import Config, ModelSection
+from src.http import create_app
+from tests.http.asking import client_of
+from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
+
+pytestmark = pytest.mark.anyio
+
+SIZE = 64
+
+
+@pytest.fixture(scope="session")
+async def embedding_client(
+    config: Config, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+) -> AsyncIterator[httpx.AsyncClient]:
+    directory = make_encoder(tmp_path_factory.mktemp("embeddings") / "tiny", "bert")
+    save_encoder_tokenizer(directory)
+    save_modules(directory, pooling={"pooling_mode": "mean"}, prompts={"query": "query: "})
+    http = msgspec.structs.replace(config.http, max_embedding_inputs=40)
+    model = ModelSection(path=str(directory), served_model_name=("tiny-bert",))
+    app = create_app(msgspec.structs.replace(config, model=model, http=http), owns_process=False)
+    async with app.router.lifespan_context(app):
+        await app.state.server._engine.wait_ready()
+        async with client_of(app) as client:
+            yield client
+
+
+async def embedded(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/embeddings", json=fields)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def vectors(body: dict[str, Any]) -> list[Any]:
+    assert [item["index"] for item in body["data"]] == list(range(len(body["data"])))
+    return [item["embedding"] for item in body["data"]]
+
+
+async def test_all_kinds_of_input_give_the_same_vectors(
+    embedding_client: httpx.AsyncClient,
+) -> None:
+    client, texts = embedding_client, ["the quick brown fox", "a lazy dog"]
+    ids = [
+        (await client.post("/tokenize", json={"prompt": text})).json()["tokens"] for text in texts
+    ]
+    body = await embedded(client, model="tiny-bert", input=texts, user="somebody")
+    assert body["object"] == "list"
+    assert body["model"] == "tiny-bert"
+    assert [item["object"] for item in body["data"]] == ["embedding"] * 2
+    count = sum(map(len, ids))
+    assert body["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    both = vectors(body)
+    assert vectors(await embedded(client, input=ids)) == [pytest.approx(one) for one in both]
+    for text, own, vector in zip(texts, ids, both, strict=True):
+        assert sum(value * value for value in vector) == pytest.approx(1)
+        for given in (text, own, [text], [own]):
+            assert vectors(await embedded(client, input=given)) == [pytest.approx(vector)]
+
+
+async def test_base64_holds_the_numbers_in_little_endian_order(
+    embedding_client: httpx.AsyncClient,
+) -> None:
+    plain = vectors(await embedded(embedding_client, input=["fox", "dog"]))
+    coded = vectors(
+        await embedded(embedding_client, input=["fox", "dog"], encoding_format="base64")
+    )
+    for numbers, text in zip(plain, coded, strict=True):
+        assert struct.unpack(f"<{SIZE}f", base64.b64decode(text)) == pytest.approx(numbers)
+
+
+async def test_an_answer_of_many_vectors_is_whole(embedding_client: httpx.AsyncClient) -> None:
+    # More than are encoded in one turn.
+    body = await embedded(embedding_client, input=[[3 + index] for index in range(40)])
+    assert len(vectors(body)) == 40
+    one = vectors(await embedded(embedding_client, input=[3 + 17]))
+    assert vectors(body)[17] == pytest.approx(one[0], abs=1e-6)
+
+
+async def test_fields_of_vllm_and_sentence_transformers(
+    embedding_client: httpx.AsyncClient,
+) -> None:
+    client, text = embedding_client, "the quick brown fox jumps over the lazy dog " * 30
+    for keeps in (5, -1):
+        body = await embedded(client, input=text, truncate_prompt_tokens=keeps)
+        assert body["usage"]["prompt_tokens"] == (130 if keeps == -1 else keeps)
+    bare = await embedded(client, input="fox", add_special_tokens=False)
+    whole = await embedded(client, input="fox")
+    assert bare["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"] - 2
+    named = await embedded(client, input="fox", prompt_name="query", priority=1)
+    written = await embedded(client, input="query: fox", dimensions=SIZE, timeout=60)
+    assert vectors(named)[0] == pytest.approx(vectors(written)[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"input": []}, "input", "must not be an empty list"),
+        ({"input": ""}, "input", "must not be empty"),
+        ({"input": ["fox", ""]}, "input", "input[1]"),
+        ({"input": [[3], []]}, "input", "input[1]"),
+        ({"input": [3, "fox"]}, "input", "mixed list"),
+        ({"input": [3, 320]}, "input", "from 0 to 319, got 320"),
+        ({"input": [3, -1]}, "input", "from 0 to 319, got -1"),
+        ({"input": ["fox"] * 41}, "input", "at most 40 entries, got 41"),
+        ({"input": [5] * 131}, "input", "131 tokens, and this model takes up to 130"),
+        ({"input": "fox " * 200}, "input", "this model takes up to 130"),
+        ({"input": "fox", "dimensions": 8}, "dimensions", "does not say"),
+        ({"input": "fox", "truncate_prompt_tokens": 131}, "truncate_prompt_tokens", "1 to 130"),
+        ({"input": "fox", "prompt_name": "no"}, "prompt_name", "(query)"),
+        ({"input": "fox", "priority": 2**63}, "priority", "priority must be"),
+    ],
+)
+async def test_bad_input_is_400_and_names_its_field(
+    embedding_client: httpx.AsyncClient, fields: dict[str, Any], param: str, message: str
+) -> None:
+    answer = await embedding_client.post("/v1/embeddings", json=fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"input": 5},
+        {"input": "fox", "encoding_format": "binary"},
+        {"input": "a", "dimensions": 0},
+    ],
+)
+async def test_malformed_requests_are_400(
+    embedding_client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    assert (await embedding_client.post("/v1/embeddings", json=fields)).status_code == 400
+
+
+async def test_a_model_that_embeds_refuses_to_generate(
+    embedding_client: httpx.AsyncClient,
+) -> None:
+    answer = await embedding_client.post("/v1/completions", json={"prompt": "fox"})
+    assert answer.status_code == 400
+    assert "what it can do is embed" in answer.json()["error"]["message"]
+    unknown = await embedding_client.post("/v1/embeddings", json={"input": "a", "model": "no"})
+    assert unknown.status_code == 404
+
+
+async def test_a_model_that_generates_embeds_too(client: httpx.AsyncClient) -> None:
+    body = await embedded(client, model="tiny", input=["Once upon a time", "One day"])
+    assert [len(vector) for vector in vectors(body)] == [SIZE] * 2
+    cards = (await client.get("/v1/models")).json()["data"]
+    assert cards[0]["tasks"] == ["generate", "embed"]
+
+
+async def test_models_say_their_tasks(embedding_client: httpx.AsyncClient) -> None:
+    assert (await embedding_client.get("/v1/models")).json()["data"][0]["tasks"] == ["embed"]

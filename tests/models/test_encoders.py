@@ -1,0 +1,94 @@
+"""Encoders against transformers, on small random checkpoints: hidden states of whole sequences."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from src.core.errors import ModelLoadError
+from src.models import load_model
+from src.models.loading.options import LoadOptions
+from tests.models.harness import PagedSequence, dense_mix
+from tests.support.encoders import ENCODER_CLASSES, load_encoder_reference, make_encoder
+
+TOLERANCE = 1e-4
+LEAST_COSINE = 1 - 1e-5
+
+
+def prompt_of(length: int) -> list[int]:
+    return random.Random(length).choices(range(3, 320), k=length)
+
+
+@torch.inference_mode()
+def reference_states(reference: Any, tokens: list[int]) -> torch.Tensor:
+    return reference(torch.tensor([tokens])).last_hidden_state[0].float()
+
+
+@torch.inference_mode()
+def states_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    ids, positions = torch.tensor(tokens), torch.arange(len(tokens))
+    return model.forward(model.functions, ids, positions, dense_mix(model)).float()
+
+
+def check(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+    cosines = torch.nn.functional.cosine_similarity(got.double(), want.double(), dim=-1)
+    assert cosines.min() > LEAST_COSINE
+
+
+@pytest.mark.parametrize("name", ENCODER_CLASSES)
+@pytest.mark.parametrize("has_head", [False, True])
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, name: str, has_head: bool) -> None:
+    directory = make_encoder(tmp_path, name, has_head=has_head)
+    model, reference = load_model(directory), load_encoder_reference(directory)
+    for length in (1, 3, 90):
+        want = reference_states(reference, prompt_of(length))
+        check(states_of(model, prompt_of(length)), want)
+        paged = PagedSequence(model, block_size=4)
+        check(paged.append(prompt_of(length)), want)
+
+
+@pytest.mark.parametrize("name", ENCODER_CLASSES)
+def test_bfloat16_is_as_near_as_rounding_lets_it(tmp_path: Path, name: str) -> None:
+    directory = make_encoder(tmp_path, name)
+    model = load_model(directory, LoadOptions(dtype="bfloat16"))
+    want = reference_states(load_encoder_reference(directory), prompt_of(60))
+    got = states_of(model, prompt_of(60))
+    cosines = torch.nn.functional.cosine_similarity(got.double(), want.double(), dim=-1)
+    assert cosines.mean() > 0.999
+
+
+@pytest.mark.parametrize("name", ENCODER_CLASSES)
+def test_the_longest_sequence_is_what_the_table_of_positions_holds(
+    tmp_path: Path, name: str
+) -> None:
+    directory = make_encoder(tmp_path, name)
+    model = load_model(directory)
+    longest = model.spec.max_positions
+    check(
+        states_of(model, prompt_of(longest)),
+        reference_states(load_encoder_reference(directory), prompt_of(longest)),
+    )
+    with pytest.raises(ModelLoadError, match=f"from 1 to {longest}"):
+        load_model(directory, LoadOptions(max_model_len=longest + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"num_attention_heads": 3}, "over 3 heads"),
+        ("roberta", {"max_position_embeddings": 1}, "max_position_embeddings"),
+    ],
+)
+def test_what_an_encoder_does_not_do_is_refused_by_name(
+    tmp_path: Path, name: str, fields: dict[str, Any], message: str
+) -> None:
+    directory = make_encoder(tmp_path, name, config_fields=fields)
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(directory)

@@ -1,0 +1,129 @@
+"""Of vectors: how texts become them, and that nobody gets another's."""
+
+from tests.mutants.mutation import mutations_of, rewrites_of
+
+_ENGINE = ("tests/engine/test_embeddings.py",)
+_HTTP = ("tests/http/embeddings/test_embeddings.py",)
+
+MUTATIONS = (
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        _ENGINE,
+        (
+            "the sum of the chunks before is left out",
+            "RowPooling._vector",
+            "A = A + C if B else A",
+            "",
+        ),
+        (
+            "the mean is of the last chunk's tokens",
+            "RowPooling._vector",
+            "A + len(B)",
+            "len(B)",
+        ),
+        (
+            "the first token is that of the last chunk",
+            "RowPooling._vector",
+            "if A == 0:\n    B.copy_(C)",
+            "B.copy_(C)",
+        ),
+        (
+            "tokens of all rows are those of the first",
+            "RowPooling.pool",
+            "if A is not None: B\nC = D",
+            "if A is not None: B",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/request_state.py",
+        _ENGINE,
+        (
+            "a mean is taken behind a cached prefix",
+            'self.prompt_logprobs is None and self.request.pooling in (None, "last")',
+            "self.prompt_logprobs is None",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/planning.py",
+        _ENGINE,
+        (
+            "a text of an encoder is cut to what is left of the step",
+            "not self.limits.whole_prompts or len(state.token_ids) <= builder.budget",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedder.py",
+        _ENGINE,
+        (
+            "what is cut loses the special token behind it",
+            "Embedder.tokens",
+            "A[:max(0, B - len(C))] + C[-B:]",
+            "A[:B]",
+        ),
+        (
+            "a vector is cut after it was normalized",
+            "Embedder.vector",
+            "max(A, 1e-12)",
+            "2",
+        ),
+        (
+            "a text may be one token too long",
+            "Embedder._check_length",
+            "A > B",
+            "A > B + 1",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/embeddings/handlers.py",
+        _HTTP,
+        (
+            "one text more than the limit is taken",
+            "_texts",
+            "len(A) > B",
+            "len(A) > B + 1",
+        ),
+        (
+            "vectors behind the first turn are numbered anew",
+            "_body",
+            "enumerate(A[B:B + _PER_TURN], B)",
+            "enumerate(A[B:B + _PER_TURN])",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/families/roberta.py",
+        ("tests/models/test_encoders.py",),
+        (
+            "positions begin at the padding token's id",
+            "Roberta.describe",
+            "A.count('pad_token_id') + 1",
+            "A.count('pad_token_id')",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/sentence_transformers.py",
+        ("tests/models/test_sentence_transformers.py",),
+        (
+            "several poolings are one",
+            "_pooled",
+            "not isinstance(A, list) or len(A) != 1 or A[0] not in _POOLINGS",
+            "not isinstance(A, list) or A[0] not in _POOLINGS",
+        ),
+        (
+            "a module of anybody's is one of sentence-transformers'",
+            "_kind",
+            "A.partition('.')[0] != 'sentence_transformers' or B",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/ops/attention/spec.py",
+        ("tests/ops/attention/test_spec.py::test_the_reference_is_the_softmax_written_out",),
+        (
+            "the last token that is seen is left out",
+            "AttentionSpec.visible_end",
+            "A + 1 + (self.ahead or 0)",
+            "A + (self.ahead or 1)",
+        ),
+    ),
+)

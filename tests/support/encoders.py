@@ -1,0 +1,134 @@
+"""Small random encoders in Hugging Face layout, made and saved by transformers itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+ENCODER_CLASSES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "distilbert": "DistilBert",
+}
+"""Model type -> what transformers' names of its classes begin with."""
+_SETTINGS = MappingProxyType(
+    {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 130,
+        "initializer_range": 0.15,
+        "pad_token_id": 1,
+    }
+)
+
+
+def make_encoder(
+    directory: Path,
+    name: str = "bert",
+    *,
+    has_head: bool = False,
+    seed: int = 0,
+    config_fields: Mapping[str, Any] = MappingProxyType({}),
+    **overrides: Any,
+) -> Path:
+    """Save a random encoder, with a head for masked tokens or without; returns `directory`.
+
+    `overrides` are fields of transformers' configuration. `config_fields` change `config.json`
+    alone, behind transformers' back.
+    """
+    import transformers
+
+    stem = ENCODER_CLASSES[name]
+    settings = {**_SETTINGS, **overrides}
+    if name == "distilbert":
+        renamed = {"hidden_size": "dim", "intermediate_size": "hidden_dim"}
+        renamed |= {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+        settings = {renamed.get(field, field): value for field, value in settings.items()}
+    config = getattr(transformers, f"{stem}Config")(**settings)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{stem}ForMaskedLM" if has_head else f"{stem}Model")(config)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            # transformers initializes norms and biases to constants, which would hide errors.
+            if parameter_name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+            elif parameter.dim() == 1:
+                parameter.normal_(1, 0.1)
+    model.config.dtype = torch.float32
+    model.save_pretrained(directory)
+    if config_fields:
+        file = directory / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **config_fields}))
+    return directory
+
+
+def load_encoder_reference(directory: Path) -> Any:
+    """The checkpoint's body in transformers: eager attention, evaluation mode."""
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def save_encoder_tokenizer(directory: Path, vocab_size: int = 320) -> None:
+    """A byte-level tokenizer that puts [CLS] (id 1) before a text and [SEP] (id 2) behind it."""
+    from tokenizers import Tokenizer, processors
+
+    from tests.support.checkpoints import save_tokenizer
+
+    save_tokenizer(directory, vocab_size)
+    file = directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
+    )
+    tokenizer.save(str(file))
+
+
+def save_modules(
+    directory: Path,
+    *,
+    pooling: Mapping[str, Any],
+    normalizes: bool = True,
+    new_spelling: bool = False,
+    max_seq_length: int | None = None,
+    prompts: Mapping[str, str] = MappingProxyType({}),
+    default_prompt: str | None = None,
+    modules: list[dict[str, Any]] | None = None,
+) -> None:
+    """The files of sentence-transformers beside a checkpoint."""
+    old = "sentence_transformers.models."
+    bases = {
+        "Transformer": "sentence_transformers.base.modules.transformer.",
+        "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.",
+        "Normalize": "sentence_transformers.sentence_transformer.modules.normalize.",
+    }
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+    listed = modules or [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": "" if index == 0 else f"{index}_{kind}",
+            "type": (bases[kind] if new_spelling else old) + kind,
+        }
+        for index, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(dict(pooling)))
+    settings = {"max_seq_length": max_seq_length, "do_lower_case": False}
+    (directory / "sentence_bert_config.json").write_text(json.dumps(settings))
+    own = {"prompts": dict(prompts), "default_prompt_name": default_prompt}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(own))
