@@ -91,8 +91,8 @@ MUTATIONS = (
         (
             "rows with a grammar have drafts",
             "Speculation._propose",
-            "A < 1 or not self._drafts_for(B.row)",
-            "A < 1",
+            "A < 1 or not self._widths.asks(B.row) or not self._drafts_for(B.row)",
+            "A < 1 or not self._widths.asks(B.row)",
         ),
     ),
     *rewrites_of(
