@@ -208,13 +208,15 @@ def test_sinks_that_would_be_read_elsewhere_are_refused(
 
 def test_a_spec_comes_back_from_the_ops_arguments() -> None:
     sinks = torch.ones(2)
-    options = itertools.product((None, 2.5), (None, 3), (None, 8), (None, sinks))
-    for cap, window, chunk, given in options:
-        spec = AttentionSpec(0.5, cap, window, chunk, given)
+    reaches = ((None, None), (8, None), (None, 3), (None, ALL_AHEAD))
+    options = itertools.product((None, 2.5), (None, 3), reaches, (None, sinks))
+    for cap, window, (chunk, ahead), given in options:
+        spec = AttentionSpec(0.5, cap, window, chunk, given, ahead)
         again = AttentionSpec.of(spec.sinks, spec.scalars())
         assert (again.scale, again.cap, again.window, again.chunk) == (0.5, cap, window, chunk)
+        assert again.ahead == ahead
         assert again.sinks is given
-        fields = {"cap": cap, "window": window, "chunk": chunk, "sinks": given}
+        fields = {"cap": cap, "window": window, "chunk": chunk, "sinks": given, "ahead": ahead}
         assert again.features == {name for name, value in fields.items() if value is not None}
 
 
