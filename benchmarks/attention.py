@@ -39,7 +39,7 @@ from benchmarks.decode_bandwidth import bandwidth
 from benchmarks.record import Figure, Recorder, add_common, figures_of
 from src.engine.sizing.roofline import best_seconds
 from src.ops import PAGED_ATTENTION
-from src.ops.attention.cached_rows import LARGEST_CODE
+from src.ops.attention.cached_rows import CODES
 from src.ops.build.kernels import ensure_built, kernel_library
 from src.ops.runtime.kernel_library import KernelLibrary
 
@@ -209,7 +209,7 @@ def coded(library: KernelLibrary, recorder: Recorder, repeats: int) -> None:
                 ),
                 layers_beyond_caches(size),
             )
-            for kept_as in (heads.dtype, *LARGEST_CODE)
+            for kept_as in (heads.dtype, *CODES)
         }
         times: dict[torch.dtype, list[float]] = {kept_as: [] for kept_as in calls}
         for _ in range(1 + 2 * repeats):

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from src.core.blocks import Window
-from src.ops.attention.cached_rows import row_size
-
-CODES = MappingProxyType({torch.int8: "int8", torch.float8_e4m3fn: "fp8"})
-"""Dtype of codes -> its name in the configuration and in logs."""
+from src.ops.attention.cached_rows import CODES, row_size
 
 
 class CacheScales(NamedTuple):
@@ -72,7 +68,7 @@ class LayerKVSpec:
             KVTensor(one.name, (*one.shape[:-1], row_size(one.shape[-1], dtype)), dtype)
             for one in self.tensors
         )
-        return replace(self, kind=f"{self.kind} in {CODES[dtype]}", tensors=tensors)
+        return replace(self, kind=f"{self.kind} in {CODES[dtype].name}", tensors=tensors)
 
     def block_shapes(self, block_size: int) -> tuple[tuple[int, ...], ...]:
         """Per tensor of each token: its shape within a block of ``block_size`` tokens."""

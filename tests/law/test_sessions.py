@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from src.core.settings import CHECKOUT
+from src.ops.build.units import SOURCES
+from src.ops.runtime.abi import KERNELS
+from tests.ops import sanitized
 
 LISTS = ("ALONE", "COMPILED_TOO", "FIRST", "QUICK", "TWO_AT_A_TIME", "WHOLE_ENGINES")
 
@@ -35,6 +38,20 @@ def test_every_file_that_is_listed_is_there(lists: dict[str, Any]) -> None:
         assert len(paths) == len(set(paths)), name
     # And `tests` runs all of them, but those that are left to sessions of their own.
     assert not {entry for entry in lists["FIRST"] if entry in lists["ALONE"]}
+
+
+def test_sanitizers_watch_every_kernel() -> None:
+    """Whoever adds a kernel or a test of one has nothing to enter; what is apart is there."""
+    named = {path.name for path in (CHECKOUT / "tests" / "ops").rglob("test_*.py")}
+    assert named >= sanitized.APART
+    watched = {Path(path).name for path in sanitized.TESTS}
+    assert watched >= named - sanitized.APART
+    assert not [path for path in sanitized.TESTS if not (CHECKOUT / path).exists()]
+    # Cases of every op, on every level.
+    assert "test_declarations.py" in watched
+    # Of the self-checks, which both sanitizers run, no kernel is without one.
+    checks = (SOURCES / "build" / "self_check.cpp").read_text()
+    assert not [each.kernel for each in KERNELS if f'{{"{each.kernel}",' not in checks]
 
 
 @pytest.mark.timeout(120)

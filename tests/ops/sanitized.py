@@ -4,9 +4,12 @@
     python -m tests.ops.sanitized tests/ops/projections/test_linear.py -k few
 
 Addresses and undefined behaviour: the levels are compiled with both, into a cache of their own, and
-the tests of the ops run on them. Threads: a program of its own (`threads_under_tsan.cpp`) has the
-pool, and attention on it, do what an engine has them do, for what Python and torch do would be
-looked at too.
+tests run on them. Threads: a program of its own (`threads_under_tsan.cpp`) has the pool, and
+every kernel on it, do what an engine has them do, for what Python and torch do would be looked at
+too.
+
+No kernel is left out. Each has a self-check, or its level does not pass; both sanitizers run
+that. And the tests are all of this folder, but for those that `APART` names.
 """
 
 import os
@@ -15,24 +18,32 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from src.ops.build.units import SOURCES
+from src.ops.build.units import SOURCES, UNITS
+from src.ops.runtime.abi import KERNELS
 
 ROOT = Path(__file__).parents[2]
-# What calls kernels: others of this folder are of Triton, of libraries, or of builds.
-TESTS = [
-    f"tests/ops/{name}.py"
+# These call no kernels that sanitizers could watch: they are of Triton, of libraries of others, of
+# emulated instructions, of compilers, and of this folder's tools.
+APART = frozenset(
+    f"test_{name}.py"
     for name in (
-        "test_declarations",
-        *(f"attention/test_{name}" for name in ("paged_attention", "spec", "deterministic")),
-        *(f"attention/test_{name}" for name in ("few_rows", "latent_attention")),
-        *(f"projections/test_{name}" for name in ("linear", "integer_linear", "pair_strips")),
-        *(f"projections/test_{name}" for name in ("rounding", "experts")),
-        "states/test_recurrence",
-        "sampling/test_gumbel_argmax",
+        *("amx", "linear_amx", "libraries", "decode_schedule", "routing"),
+        *("freeze", "kernels", "launching", "objects", "prebuilt", "triton"),
     )
-]
+)
+# Kernels that are no op's: masks and grammar steps, all of a step in one call, sockets.
+ELSEWHERE = (
+    *("tests/engine/grammar/test_masks.py", "tests/engine/grammar/test_grammar_steps.py"),
+    *("tests/engine/execution/test_step_computer.py", "tests/http/hypercorn/test_outbox.py"),
+)
+TESTS = [
+    path.relative_to(ROOT).as_posix()
+    for path in sorted((ROOT / "tests" / "ops").rglob("test_*.py"))
+    if path.name not in APART
+] + [*ELSEWHERE]
 FLAGS = (
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"),
     *("-g1", "-O1"),
@@ -83,19 +94,27 @@ def memory(folder: Path, arguments: Sequence[str]) -> int:
 
 
 def threads(folder: Path) -> int:
-    """The pool, by itself and under attention."""
+    """The pool by itself, under attention for long, and under every kernel's self-check."""
     program = folder / "threads"
-    units = [str(SOURCES / unit) for unit in ("attention/paged_attention.cpp", "runtime/pool.cpp")]
-    subprocess.run(
-        [
-            *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-g1", "-fsanitize=thread"),
-            *("-pthread", "-Wno-psabi", f"-I{SOURCES}"),
-            *(str(ROOT / "tests" / "ops" / "threads_under_tsan.cpp"), *units, "-o", str(program)),
-        ],
-        check=True,
-    )
+    compiler = (os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-g1", "-fsanitize=thread")
+    flags = ("-pthread", "-Wno-psabi", f"-I{SOURCES}")
+
+    def compiled(source: Path) -> str:
+        output = folder / f"{source.stem}.o"
+        command = [*compiler, *flags, "-c", str(source), "-o", str(output)]
+        subprocess.run(command, check=True)
+        return str(output)
+
+    sources = [ROOT / "tests" / "ops" / "threads_under_tsan.cpp"]
+    sources += [SOURCES / unit for unit in UNITS]
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        objects = list(pool.map(compiled, sources))
+    # Kernels are found by their names.
+    link = [*compiler, *flags, "-rdynamic", *objects, "-ldl", "-o", str(program)]
+    subprocess.run(link, check=True)
     # Its runtime wants memory where a randomised layout may have put something else.
     fixed = ["setarch", platform.machine(), "-R", str(program)]
+    fixed += [str(kernel.kernel) for kernel in KERNELS]
     options = {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
     return subprocess.run(fixed, env={**os.environ, **options}, check=False).returncode
 

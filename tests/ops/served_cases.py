@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from src.ops import LATENT_ATTENTION, LINEAR, PAGED_ATTENTION, ROTATE_AND_CACHE, Op
-from src.ops.attention.cached_rows import LARGEST_CODE
+from src.ops.attention.cached_rows import CODES
 from src.ops.declaration import Case
 
 _DTYPE: Case = {"dtype": torch.bfloat16}
@@ -69,7 +69,7 @@ _PROJECTIONS = ((4096, 6144), (14_336, 4096))
 
 
 def _cases() -> dict[str, tuple[Op, dict[str, Any]]]:
-    caches: tuple[torch.dtype | None, ...] = (None, *LARGEST_CODE)
+    caches: tuple[torch.dtype | None, ...] = (None, *CODES)
     found: dict[str, tuple[Op, Case]] = {}
     for dtype in caches:
         kept = "" if dtype is None else f", {dtype}"

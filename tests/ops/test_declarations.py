@@ -18,7 +18,7 @@ from src.ops import (
     Kernel,
     Op,
 )
-from src.ops.attention.cached_rows import LARGEST_CODE
+from src.ops.attention.cached_rows import CODES
 from src.ops.attention.cases import CACHED_CASES
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.ops.comparison import COMPILED, attention_matches, copied
@@ -91,7 +91,7 @@ def test_cases_of_served_sizes_are_those_that_an_op_can_build() -> None:
         assert case.keys() <= op.parameters.keys()
     for op in (PAGED_ATTENTION, ROTATE_AND_CACHE):
         kept = {case["cache_dtype"] for each, case in SERVED.values() if each is op}
-        assert kept == {None, *LARGEST_CODE}
+        assert kept == {None, *CODES}
 
 
 @pytest.mark.gpu

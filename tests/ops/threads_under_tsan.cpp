@@ -1,6 +1,9 @@
 // What an engine has the kernels' threads do, watched by ThreadSanitizer (sanitized.py).
+#include <dlfcn.h>
+
 #include <atomic>
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -8,6 +11,7 @@
 #include "runtime/parallel.h"
 
 extern "C" void slipstream_assume_wake_cost(double microseconds);
+extern "C" int slipstream_self_check(const char* kernel, void* other);
 
 namespace {
 
@@ -60,17 +64,32 @@ bool attend(int rounds) {
   return true;
 }
 
+// The cases by which a level is compared with another one; here it is compared with itself. Every kernel
+// has some, and cuts them for two threads.
+bool checks(int count, char** kernels) {
+  for (int i = 0; i < count; ++i) {
+    void* const kernel = dlsym(RTLD_DEFAULT, (std::string("slipstream_") + kernels[i]).c_str());
+    if (kernel == nullptr || slipstream_self_check(kernels[i], kernel) != 0) {
+      std::printf("%s: %s\n", kernels[i], kernel == nullptr ? "not there" : "differs from itself");
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
-int main() {
+// Its arguments are the names of all kernels.
+int main(int count, char** kernels) {
   slipstream_assume_wake_cost(1e-3);
-  std::atomic<bool> good{true};
+  std::atomic<bool> good{count > 1};
   // Two callers: of one engine's steps and of another's; who finds the threads taken works alone.
   std::thread other([&] {
     if (!pieces(300) || !attend(20)) good = false;
   });
   if (!pieces(300) || !attend(20)) good = false;
   other.join();
+  if (!checks(count - 1, kernels + 1)) good = false;
   std::puts(good ? "threads: nothing found" : "threads: a piece of work was lost");
   return good ? 0 : 1;
 }

@@ -10,9 +10,9 @@ from src.core.config import DeviceSection
 from src.core.errors import ConfigError
 from src.engine.execution.mixers import MIXERS
 from src.models import ServedModel
-from src.models.layer_kv import CODES
 from src.ops import PAGED_ATTENTION
 from src.ops.attention.backend import AttentionBackend, AttentionKernel
+from src.ops.attention.cached_rows import CODES
 from src.ops.attention.libraries import (
     LIBRARIES,
     AttentionShape,
@@ -58,7 +58,7 @@ def choose_attention(
     if model.cache_dtype is not None and section.attention not in ("auto", "triton"):
         raise ConfigError(
             f"device.attention = {section.attention!r}: only Triton's kernels read a KV cache in "
-            f"{CODES[model.cache_dtype]} (cache.dtype)"
+            f"{CODES[model.cache_dtype].name} (cache.dtype)"
         )
     own = PAGED_ATTENTION.load_cuda()
     device_kernel = AttentionKernel(own.name, own.run)

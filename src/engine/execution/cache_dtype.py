@@ -10,12 +10,14 @@ import torch
 from src.core.config import CacheSection
 from src.core.errors import ConfigError
 from src.models import ServedModel
-from src.models.layer_kv import CODES, kv_of
+from src.models.layer_kv import kv_of
+from src.ops.attention.cached_rows import CODES
 
 logger = logging.getLogger(__name__)
 
+# `fp8_e4m3` is another name of `fp8`.
 _DTYPES = MappingProxyType(
-    {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+    {codes.name: dtype for dtype, codes in CODES.items()} | {"fp8_e4m3": torch.float8_e4m3fn}
 )
 
 
@@ -44,7 +46,7 @@ def set_cache_dtype(section: CacheSection, model: ServedModel) -> None:
 def cache_dtype_of(model: ServedModel) -> str:
     """The name of what keys and values are kept in, for readers."""
     if model.cache_dtype is not None:
-        return CODES[model.cache_dtype]
+        return CODES[model.cache_dtype].name
     return str(model.spec.dtype).removeprefix("torch.")
 
 

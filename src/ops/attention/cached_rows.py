@@ -9,19 +9,46 @@ written. The dtype of the cache tells what the codes are.
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 FACTOR_BYTES = 4
 
-LARGEST_CODE = MappingProxyType({torch.int8: 127.0, torch.float8_e4m3fn: 448.0})
-"""Dtype of codes -> the code of a row's largest number."""
+
+class Codes(NamedTuple):
+    """One kind of codes.
+
+    Attributes
+    ----------
+    name
+        What settings and logs call it.
+    kind
+        The number by which kernels know it: a CacheKind of `abi.h`, and CODES in Triton.
+    largest
+        The code of a row's largest number.
+    """
+
+    name: str
+    kind: int
+    largest: float
+
+
+CODES = MappingProxyType(
+    {torch.int8: Codes("int8", 1, 127.0), torch.float8_e4m3fn: Codes("fp8", 2, 448.0)}
+)
+"""Every kind, by the dtype of its codes."""
 
 
 def is_coded(dtype: torch.dtype) -> bool:
     """Whether a cache of this dtype has codes and factors."""
-    return dtype in LARGEST_CODE
+    return dtype in CODES
+
+
+def kind_of(dtype: torch.dtype) -> int:
+    """The number by which kernels know a cache of this dtype; 0: it has no codes."""
+    return CODES[dtype].kind if is_coded(dtype) else 0
 
 
 def row_size(head_dim: int, dtype: torch.dtype) -> int:
@@ -36,7 +63,7 @@ def to_rows(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if not is_coded(dtype):
         return numbers.to(dtype)
-    wide, largest = numbers.float(), LARGEST_CODE[dtype]
+    wide, largest = numbers.float(), CODES[dtype].largest
     most = wide.abs().amax(-1, keepdim=True)
     # By a tensor: on CUDA torch multiplies by the reciprocal of a number, and loses one bit. The
     # kernels divide.

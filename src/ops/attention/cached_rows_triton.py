@@ -8,24 +8,20 @@ every GPU converts the latter.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from src.ops.attention.cached_rows import is_coded
+from src.ops.attention.cached_rows import is_coded, kind_of
 from src.ops.launching_triton import ceil_div, launcher, next_power_of_2
-
-CODES = MappingProxyType({torch.int8: 1, torch.float8_e4m3fn: 2})
 
 
 def as_stored(cache: Tensor) -> tuple[Tensor, int]:
     """A cache as kernels take it, and its CODES."""
     if not is_coded(cache.dtype):
         return cache, 0
-    return cache.view(torch.int8), CODES[cache.dtype]
+    return cache.view(torch.int8), kind_of(cache.dtype)
 
 
 @triton.jit

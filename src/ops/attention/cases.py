@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from src.ops.attention.cached_rows import LARGEST_CODE, is_coded, to_rows
+from src.ops.attention.cached_rows import CODES, is_coded, to_rows
 from src.ops.attention.call import PagedAttention
 from src.ops.attention.spec import ALL_AHEAD, AttentionSpec
 from src.ops.declaration import Case, Cost
@@ -206,7 +206,7 @@ def _grid() -> list[Case]:
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
     cases += _ahead()
-    return cases + [{**case, "cache_dtype": kept} for kept in LARGEST_CODE for case in _coded()]
+    return cases + [{**case, "cache_dtype": kept} for kept in CODES for case in _coded()]
 
 
 def _ahead() -> list[Case]:

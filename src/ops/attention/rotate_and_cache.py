@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from src.ops.attention.cached_rows import LARGEST_CODE, is_coded, row_size, write_rows
+from src.ops.attention.cached_rows import CODES, is_coded, row_size, write_rows
 from src.ops.declaration import Case, Cost, Op
 from src.ops.records import ANY, Record, number, tensor
 
@@ -174,13 +174,13 @@ def _grid() -> list[Case]:
     cases += [{"tokens": 300, "block_size": 1}, {"tokens": 0}, {"tokens": 0, "padding": 3}]
     cases += [
         {"cache_dtype": kept_as, "dtype": dtype, "head_dim": head_dim, "padding": 1}
-        for kept_as in LARGEST_CODE
+        for kept_as in CODES
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
         for head_dim in (8, 64, 72, 256)
     ]
     cases += [
         {"cache_dtype": kept_as, "num_heads": 71, "num_kv_heads": 1, "has_norms": False}
-        for kept_as in LARGEST_CODE
+        for kept_as in CODES
     ]
     return cases
 

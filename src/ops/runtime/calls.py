@@ -10,9 +10,6 @@ from torch import Tensor
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of dtypes in `abi.h`."""
 
-CACHE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""Dtype of a cache of codes -> its CacheKind in `abi.h`; other caches have 0."""
-
 _ERRORS = {
     1: "slot_mapping names a slot outside of the cache",
     2: "a block table names a block outside of the cache",

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from src.ops.attention.cached_rows import is_coded, row_size
+from src.ops.attention.cached_rows import is_coded, kind_of, row_size
 from src.ops.attention.spec import AttentionSpec
 from src.ops.host_memory import lazy_zeros
 from src.ops.matrix import NUMBERS, STRIP, Encoding, Matrix, Tiling, fits_strips
 from src.ops.runtime import abi
-from src.ops.runtime.calls import CACHE_KINDS, address_of, kernel_threads, raise_status
 from src.ops.runtime.calls import DTYPES as DTYPES
+from src.ops.runtime.calls import address_of, kernel_threads, raise_status
 from src.ops.runtime.packing import bind
 from src.ops.runtime.way_calls import LibraryWays
 
@@ -313,7 +313,7 @@ def bind_attention(function: Any) -> Callable[..., None]:
         abi.AttentionArgs,
         computed={
             "spec": lambda sinks, scalars: abi.AttentionSpec.of(AttentionSpec.of(sinks, scalars)),
-            "cache_kind": lambda key_cache: CACHE_KINDS.get(key_cache.dtype, 0),
+            "cache_kind": lambda key_cache: kind_of(key_cache.dtype),
             # Keys and values are in caches of their own.
             "value_dim": lambda: 0,
         },

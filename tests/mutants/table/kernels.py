@@ -163,6 +163,29 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/ops/build/kernels.py",
+        ("tests/ops/build/test_kernels.py::test_background_build_takes_over",),
+        (
+            "matrices are rounded by torch though the kernels are there",
+            "_install",
+            "rounding.install_cpu(A)",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/ops/build/units.py",
+        (
+            "tests/ops/build/test_objects.py::"
+            "test_what_a_unit_depends_on_is_what_the_compiler_reads",
+        ),
+        (
+            "headers of other rooms do not count, so a change of them compiles nothing anew",
+            "files_of",
+            "A if A.exists() else B",
+            "A",
+        ),
+    ),
+    *rewrites_of(
         "src/ops/build/kernel_cache.py",
         ("tests/ops/build/test_kernels.py::test_without_a_measurement_a_fixed_table_serves",),
         (
@@ -218,6 +241,16 @@ MUTATIONS = (
             "_MOST_IN_FLOAT32",
             "2 ** 24 // _PARTS ** 2",
             "2 ** 24",
+        ),
+    ),
+    *rewrites_of(
+        "src/ops/attention/cached_rows.py",
+        ("tests/ops/attention/test_cached_rows.py",),
+        (
+            "kernels are told that codes are numbers",
+            "kind_of",
+            "A.kind",
+            "0",
         ),
     ),
     *rewrites_of(

@@ -16,7 +16,7 @@ MUTATIONS = rewrites_of(
     ),
     (
         "a prompt of ids may have the first id behind the vocabulary",
-        "RequestBuilder._checked",
+        "RequestBuilder.checked_ids",
         "max(A) <= B",
         "max(A) <= B + 1",
     ),

@@ -1,33 +1,37 @@
 """Of vectors: how texts become them, and that nobody gets another's."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
 _ENGINE = ("tests/engine/test_embeddings.py",)
 _HTTP = ("tests/http/embeddings/test_embeddings.py",)
 
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/pooling.py",
         _ENGINE,
         (
             "the sum of the chunks before is left out",
-            "            total = total + kept if start else total\n",
+            "RowPooling._vector",
+            "A = A + C if B else A",
             "",
         ),
         (
             "the mean is of the last chunk's tokens",
-            "return total / (start + len(hidden))",
-            "return total / len(hidden)",
+            "RowPooling._vector",
+            "A + len(B)",
+            "len(B)",
         ),
         (
             "the first token is that of the last chunk",
-            "            if start == 0:\n                kept.copy_(own)\n",
-            "            kept.copy_(own)\n",
+            "RowPooling._vector",
+            "if A == 0:\n    B.copy_(C)",
+            "B.copy_(C)",
         ),
         (
             "tokens of all rows are those of the first",
-            "            begin = end\n",
-            "",
+            "RowPooling.pool",
+            "if A is not None: B\nC = D",
+            "if A is not None: B",
         ),
     ),
     *mutations_of(
@@ -48,69 +52,78 @@ MUTATIONS = (
             "True",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/requests/embedder.py",
         _ENGINE,
         (
             "what is cut loses the special token behind it",
-            "ids = ids[: max(0, keeps - len(behind))] + behind[-keeps:]",
-            "ids = ids[:keeps]",
+            "Embedder.tokens",
+            "A[:max(0, B - len(C))] + C[-B:]",
+            "A[:B]",
         ),
         (
             "a vector is cut after it was normalized",
-            "values = [value / max(length, 1e-12) for value in values]",
-            "values = [value / 2 for value in values]",
+            "Embedder.vector",
+            "max(A, 1e-12)",
+            "2",
         ),
         (
             "a text may be one token too long",
-            "        if count > most:\n",
-            "        if count > most + 1:\n",
+            "Embedder._check_length",
+            "A > B",
+            "A > B + 1",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/http/embeddings/handlers.py",
         _HTTP,
         (
             "one text more than the limit is taken",
-            "if kind is not int and len(given) > most:",
-            "if kind is not int and len(given) > most + 1:",
+            "_texts",
+            "len(A) > B",
+            "len(A) > B + 1",
         ),
         (
             "vectors behind the first turn are numbered anew",
-            "enumerate(embeddings[start : start + _PER_TURN], start)",
-            "enumerate(embeddings[start : start + _PER_TURN])",
+            "_body",
+            "enumerate(A[B:B + _PER_TURN], B)",
+            "enumerate(A[B:B + _PER_TURN])",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/families/roberta.py",
         ("tests/models/test_encoders.py",),
         (
             "positions begin at the padding token's id",
-            'fields.count("pad_token_id") + 1',
-            'fields.count("pad_token_id")',
+            "Roberta.describe",
+            "A.count('pad_token_id') + 1",
+            "A.count('pad_token_id')",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/models/sentence_transformers.py",
         ("tests/models/test_sentence_transformers.py",),
         (
             "several poolings are one",
-            "len(modes) != 1 or modes[0]",
-            "modes[0]",
+            "_pooled",
+            "not isinstance(A, list) or len(A) != 1 or A[0] not in _POOLINGS",
+            "not isinstance(A, list) or A[0] not in _POOLINGS",
         ),
         (
             "a module of anybody's is one of sentence-transformers'",
-            'package.partition(".")[0] != "sentence_transformers" or name',
-            "name",
+            "_kind",
+            "A.partition('.')[0] != 'sentence_transformers' or B",
+            "B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/ops/attention/spec.py",
         ("tests/ops/attention/test_spec.py::test_the_reference_is_the_softmax_written_out",),
         (
             "the last token that is seen is left out",
-            "return min(seq_len, position + 1 + (self.ahead or 0))",
-            "return min(seq_len, position + (self.ahead or 1))",
+            "AttentionSpec.visible_end",
+            "A + 1 + (self.ahead or 0)",
+            "A + (self.ahead or 1)",
         ),
     ),
 )

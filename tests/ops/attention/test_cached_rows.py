@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.ops import PAGED_ATTENTION
-from src.ops.attention.cached_rows import FACTOR_BYTES, LARGEST_CODE, from_rows, row_size, to_rows
+from src.ops.attention.cached_rows import CODES, FACTOR_BYTES, from_rows, row_size, to_rows
 from src.ops.projections.linear import round_inputs
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.ops.comparison import attention_matches, copied
 
-KINDS = list(LARGEST_CODE)
+KINDS = list(CODES)
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
-from src.ops.attention.cached_rows import LARGEST_CODE
+from src.ops.attention.cached_rows import CODES
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.ops.comparison import bits, copied, in_chunks
 
@@ -37,7 +37,7 @@ def test_chunks_give_the_bits_of_the_whole_prompt(
         sliding_window=data.draw(st.sampled_from([0, 0, 9, 300])),
         chunk=data.draw(st.sampled_from([0, 0, 13, 150])),
         block_size=data.draw(st.sampled_from([1, 7, 16])),
-        cache_dtype=data.draw(st.sampled_from([None, None, *LARGEST_CODE])),
+        cache_dtype=data.draw(st.sampled_from([None, None, *CODES])),
         cap=data.draw(st.sampled_from([0, 0, 2.0])),
         has_sinks=data.draw(st.booleans()),
         seed=length,

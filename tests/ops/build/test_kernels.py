@@ -542,6 +542,9 @@ def test_background_build_takes_over(private: KernelCache, fresh_state: None) ->
     status = build.ensure_built(wait=True)
     assert status == build.kernel_status() == f"cpp-{private.levels[-1].name}"
     assert {op.active("cpu").name for op in COMPILED} == {status}
+    library = build.kernel_library()
+    assert library is not None
+    assert rounding._on_cpu.kernel == library.quantize
 
 
 def test_unwritable_cache_builds_for_this_process_alone(

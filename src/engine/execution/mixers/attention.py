@@ -20,11 +20,10 @@ from src.engine.execution.mixers.mixer import LayerMixer
 from src.models import Mixer
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.ops import paged_attention, rotate_and_cache, step_schedule
-from src.ops.attention.cached_rows import row_size
+from src.ops.attention.cached_rows import kind_of, row_size
 from src.ops.attention.libraries import AttentionShape
 from src.ops.declaration import Backend
 from src.ops.runtime.abi import AttentionArgs, AttentionLayer
-from src.ops.runtime.calls import CACHE_KINDS
 from src.ops.runtime.step import StepMixer, constants, layer_spec
 
 
@@ -139,7 +138,7 @@ class PagedAttention(LayerMixer[PagedMetadata]):
             head_dim=row - row_size(0, keys.dtype),
             num_blocks=num_blocks,
             block_size=block_size,
-            cache_kind=CACHE_KINDS.get(keys.dtype, 0),
+            cache_kind=kind_of(keys.dtype),
         )
         group = kv_cache.layout.group_of[mixer.layer]
         return StepMixer(
