@@ -69,8 +69,10 @@ def written_out(args: tuple[Any, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("modifier", MODIFIERS)
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
 def test_the_reference_is_the_softmax_written_out(
-    modifier: dict[str, Any], heads: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, modifier: dict[str, Any], heads: tuple[int, int]
 ) -> None:
+    # So that what queries of a tile see ends within a row.
+    monkeypatch.setattr("src.ops.attention.paged_attention._REFERENCE_QUERY_TILE", 2)
     args = PAGED_ATTENTION.build(
         "cpu",
         rows=((3, 80), (5, 5), (1, 290), (0, 3)),
