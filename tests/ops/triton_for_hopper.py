@@ -18,6 +18,7 @@ from src.ops.attention import latent_expanded_triton as latent_expanded
 from src.ops.attention import paged_attention_triton as paged_attention
 from src.ops.attention import paged_decode_triton as paged_decode
 from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
+from src.ops.attention.spec import ALL_AHEAD
 from src.ops.projections import experts_triton as experts
 from src.ops.projections import linear_triton as linear
 from src.ops.projections import lora_triton as lora
@@ -132,6 +133,7 @@ def compile_attention(
     group: int,
     cap: float = 0.0,
     chunk: int = 0,
+    ahead: int = 0,
     sort: int = 0,
     **unused: None,
 ) -> None:
@@ -147,7 +149,7 @@ def compile_attention(
     for tile, keys, warps, stages in {prefill_shape(90, head_dim, size, n) for n in (4096, 64)}:
         prefill = compile_for_hopper(
             paged_attention._prefill_kernel, dtype, warps, stages,
-            FEWEST=2, M=tile, N=keys, WINDOW=window, CHUNK=chunk, CAP=cap, **common,
+            FEWEST=2, M=tile, N=keys, WINDOW=window, CHUNK=chunk, AHEAD=ahead, CAP=cap, **common,
         )  # fmt: skip
         assert prefill + RESERVED <= SHARED_MEMORY, (head_dim, dtype, prefill)
     shape, packed = decode_shape(90, head_dim, size), packed_rows(group)
@@ -311,6 +313,8 @@ def main() -> None:
     compile_attention(64, 512, 2, "fp16", 8, sinks=None)
     compile_attention(256, 0, 2, "bf16", 2, sinks=None)
     compile_attention(128, 0, 2, "bf16", 5, chunk=8192, sinks=None)
+    compile_attention(64, 0, 2, "bf16", 1, ahead=ALL_AHEAD, sinks=None)
+    compile_attention(64, 65, 4, "fp32", 1, ahead=64, sinks=None)
     compile_attention(256, 0, 4, "fp32", 1, sinks=None)
     for sort in (1, 2):
         compile_attention(128, 0, 2, "bf16", 4, sort=sort, sinks=None)

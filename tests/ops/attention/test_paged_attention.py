@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
 from src.ops.attention.cases import CACHED_CASES
+from src.ops.attention.spec import ALL_AHEAD
 from src.ops.runtime.calls import use_threads
 from src.ops.runtime.kernel_library import KernelLibrary
 from tests.ops.comparison import TOLERANCE, copied, in_chunks
@@ -43,10 +44,11 @@ mixes = st.fixed_dictionaries(
         "block_size": st.sampled_from([1, 3, 16]),
         "sliding_window": st.sampled_from([0, 1, 5, 70]),
         "chunk": st.sampled_from([0, 0, 1, 50]),
+        "ahead": st.sampled_from([0, 0, 1, 70, ALL_AHEAD]),
         "padding": st.integers(0, 2),
         "seed": st.integers(0, 1000),
     }
-)
+).map(lambda mix: {**mix, "ahead": 0} if mix["chunk"] else mix)
 quick = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -55,14 +57,14 @@ quick = settings(
 def dense(args: tuple[Any, ...], row: int) -> torch.Tensor:
     """One row by torch's SDPA over keys gathered one by one, [query_len, heads, head_dim]."""
     query, _, _, key_cache, value_cache, tables, starts, lengths, *_ = args
-    scale, _, window, chunk = args[11]
+    scale, _, window, chunk, ahead = args[11]
     begin, end, seq_len = int(starts[row]), int(starts[row + 1]), int(lengths[row])
     block_size = key_cache.shape[1]
     # What none of its queries sees may be another's by now.
     of_rows = [
         [
             key
-            for key in range(position + 1)
+            for key in range(min(seq_len, position + 1 + int(ahead)))
             if (not window or position - key < window)
             and (not chunk or key // chunk == position // chunk)
         ]

@@ -69,8 +69,10 @@ def written_out(args: tuple[Any, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("modifier", MODIFIERS)
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
 def test_the_reference_is_the_softmax_written_out(
-    modifier: dict[str, Any], heads: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, modifier: dict[str, Any], heads: tuple[int, int]
 ) -> None:
+    # So that what queries of a tile see ends within a row.
+    monkeypatch.setattr("src.ops.attention.paged_attention._REFERENCE_QUERY_TILE", 2)
     args = PAGED_ATTENTION.build(
         "cpu",
         rows=((3, 80), (5, 5), (1, 290), (0, 3)),
@@ -208,13 +210,15 @@ def test_sinks_that_would_be_read_elsewhere_are_refused(
 
 def test_a_spec_comes_back_from_the_ops_arguments() -> None:
     sinks = torch.ones(2)
-    options = itertools.product((None, 2.5), (None, 3), (None, 8), (None, sinks))
-    for cap, window, chunk, given in options:
-        spec = AttentionSpec(0.5, cap, window, chunk, given)
+    reaches = ((None, None), (8, None), (None, 3), (None, ALL_AHEAD))
+    options = itertools.product((None, 2.5), (None, 3), reaches, (None, sinks))
+    for cap, window, (chunk, ahead), given in options:
+        spec = AttentionSpec(0.5, cap, window, chunk, given, ahead)
         again = AttentionSpec.of(spec.sinks, spec.scalars())
         assert (again.scale, again.cap, again.window, again.chunk) == (0.5, cap, window, chunk)
+        assert again.ahead == ahead
         assert again.sinks is given
-        fields = {"cap": cap, "window": window, "chunk": chunk, "sinks": given}
+        fields = {"cap": cap, "window": window, "chunk": chunk, "sinks": given, "ahead": ahead}
         assert again.features == {name for name, value in fields.items() if value is not None}
 
 
