@@ -257,7 +257,9 @@ class RowAllocator:
         ``spare``: the most blocks that it gets.
         """
         size = self.limits.block_size
-        missing = blocks_for(state.launched + drafts, size) - state.capacity // size
+        # What is launched is a bound, and may be as far as a request gets: its table ends there.
+        wanted = blocks_for(min(state.launched + drafts, state.max_kv_tokens), size)
+        missing = wanted - state.capacity // size
         short = self.short_groups(state)
         return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
 

@@ -125,6 +125,8 @@ class FakeWorker:
             table = row.tables[append.group]
             require(append.index == len(table), "a gap or overlap in a block table")
             table.extend(append.block_ids)
+            width = -(-limits.max_model_len // limits.block_size)
+            require(len(table) <= width, "a block table is wider than the device's")
         for step in plan.rows:
             require(step.num_tokens >= 1, "an empty row step")
             require(0 <= step.drafts <= limits.drafts, "more drafts than there may be")

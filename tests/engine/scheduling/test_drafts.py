@@ -214,3 +214,14 @@ def test_a_row_that_rests_is_planned_exactly(rests: int) -> None:
         scheduler.commit(answer(plan, [6]))
     # One of the steps was planned before anybody knew.
     assert drafts == [False] * (rests - 1) + [True] * (7 - rests)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_no_table_grows_past_the_end_of_the_context(depth: int) -> None:
+    """There the bound of what is launched is the end itself, and drafts lie behind it."""
+    limits = make_limits(
+        max_num_batched_tokens=64, num_blocks=64, block_size=4, max_model_len=64, max_drafts=16
+    )  # fmt: skip
+    simulation = Simulation(limits, depth)
+    simulation.add(make_request(0, 8, 56, ends=False))
+    simulation.drain()

@@ -62,6 +62,11 @@ MUTATIONS = (
         "src/engine/scheduling/row_allocator.py",
         _PURE,
         (
+            "drafts in flight count twice, and a table grows past the context's end",
+            "wanted = blocks_for(min(state.launched + drafts, state.max_kv_tokens), size)",
+            "wanted = blocks_for(state.launched + drafts, size)",
+        ),
+        (
             "drafts take the blocks that rows need soon",
             "return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))",
             "return self.pool.num_free",
