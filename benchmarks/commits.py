@@ -199,10 +199,11 @@ def main() -> int:
         contest.start(options.starts + (not options.cold), kinds)
         if not options.cold:
             # The first start compiles where this was not run before.
-            for entrant in entrants:
-                entrant.values.clear() if not options.starts else entrant.values[
-                    "start-warm", "start"
-                ].pop(0)
+            for entrant in contest.in_play:
+                if options.starts:
+                    entrant.values["start-warm", "start"].pop(0)
+                else:
+                    entrant.values.clear()
         if options.repeats and options.workloads:
             contest.take_turns(options.workloads, options.repeats)
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final, Protocol
 
+from src.cli.speculative_config import speculative_settings
 from src.core.config import Config
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
@@ -37,6 +38,11 @@ def add_command(commands: Commands, name: str, about: str, run: Any) -> argparse
         dest="overrides",
         help="any setting, e.g. --set scheduler.max_num_seqs=8; may be repeated",
     )
+    group.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help="vLLM's option of this name, for the settings of the section speculation",
+    )
     return parser
 
 
@@ -64,6 +70,8 @@ def config_of(arguments: argparse.Namespace) -> Config:
     overrides: list[tuple[str, str]] = []
     if arguments.model is not None:
         overrides.append(("model.path", arguments.model))
+    if arguments.speculative_config is not None:
+        overrides.extend(speculative_settings(arguments.speculative_config))
     overrides.extend(arguments.overrides)
     return load_config(arguments.config, overrides=overrides)
 

@@ -151,6 +151,8 @@ class RowResult(msgspec.Struct, frozen=True):
         when asked for.
     drafted
         Drafts that the step has verified.
+    rests
+        Steps for which the device expects no drafts of the row. Those steps may be planned exactly.
     vector
         Of a row that is pooled, when its prompt ends: float32, in this machine's byte order.
     """
@@ -161,6 +163,7 @@ class RowResult(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     drafted: int = 0
+    rests: int = 0
     vector: bytes | None = None
 
     def first(self, count: int) -> RowResult:

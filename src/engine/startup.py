@@ -44,7 +44,7 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.sampling.processors import Processors
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
-from src.engine.speculation.choice import choose_drafters
+from src.engine.speculation.choice import choose_speculation
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.models import (
     Implementation,
@@ -344,7 +344,9 @@ def _build_parts(
         content_key=_content_key(config, model),
         max_model_len=memory.max_model_len,
         whole_prompts=_is_encoder(model),
-        max_drafts=config.speculation.num_speculative_tokens if worker.drafts else 0,
+        max_drafts=config.speculation.num_speculative_tokens
+        if worker.draft_counts is not None
+        else 0,
     )
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
@@ -385,7 +387,7 @@ def _build_runner(
     memory = measure_memory(config, step_device, model, capture_backend(device), attention)
     kv_cache = allocate_kv_cache(model.kv_cache_spec(), memory.kv, device)
     max_num_seqs = memory.kv.num_rows(max_num_seqs)
-    drafters = choose_drafters(
+    speculation = choose_speculation(
         config.speculation,
         device_type=device.type,
         has_states=memory.kv.states is not None,
@@ -406,7 +408,7 @@ def _build_runner(
         Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors)),
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
-        drafters=drafters,
+        speculation=speculation,
     )
     ends.callback(worker.close)
     return worker, memory

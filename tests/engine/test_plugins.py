@@ -58,6 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("logits_processors", "It = 3", "must be a LogitsProcessor, got 3"),
         ("logits_processors", "from src import LogitsProcessor\nclass It(LogitsProcessor): pass",
          "its name must have"),
+        ("logits_processors", PROCESSOR + f"    name = {'x' * 65!r}", "its name must have"),
         ("logits_processors", PROCESSOR + "    arguments = dict", "a type of msgspec.Struct"),
         ("tool_calls", "It = 3", "must be a Syntax, got 3"),
         ("tool_calls", "from dataclasses import replace\n"
@@ -78,6 +79,7 @@ def test_one_that_fails_ends_the_start_with_its_name(
         use_plugins(config(name), "cpu")
     assert str(caught.value).startswith(f"plugin {name}, entry it of slipstream.{group}: ")
     assert reason in str(caught.value)
+    assert "ValueError" not in str(caught.value)
     (found,) = doctor.installed(config(name))
     is_importable = "cannot be imported" not in reason
     assert found.state == ("good" if is_importable else "broken")
@@ -95,6 +97,18 @@ def test_what_is_not_enabled_is_not_imported(folder: Path) -> None:
     # Names are compared as installers do.
     with pytest.raises(ConfigError, match=r"plugin Quiet\.One, entry it of slipstream\.models"):
         use_plugins(config("quiet_one"), "cpu")
+
+
+def test_of_two_of_a_name_the_first_on_the_path_is_meant(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one that Python imports."""
+    behind = folder / "behind"
+    behind.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(behind)])
+    write_package(folder, "First-One", "", {"slipstream.models": "It"})
+    write_package(behind, "first.one", "", {"slipstream.models": "It"})
+    assert [plugin.name for plugin in installed_plugins()] == ["First-One"]
 
 
 def test_a_name_must_be_installed_and_once(folder: Path) -> None:

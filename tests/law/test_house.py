@@ -90,12 +90,18 @@ def test_every_package_and_module_says_what_it_is() -> None:
 
 def test_git_ignores_no_source() -> None:
     """A name in `.gitignore` may be that of a folder of ours, whose files would be left behind."""
-    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "-z"]
-    try:
-        listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return
-    ours = (Path(name) for name in listed.stdout.split("\0"))
+    names: list[str] = []
+    # What is there alone, and what git has all the same.
+    for kind in ("--others", "--cached"):
+        command = ["git", "ls-files", kind, "--ignored", "--exclude-standard", "-z"]
+        try:
+            listed = subprocess.run(
+                command, cwd=CHECKOUT, capture_output=True, check=True, text=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            return
+        names += listed.stdout.split("\0")
+    ours = map(Path, names)
     places = ("src", "tests", "benchmarks", "docs", "configs")
     assert not [
         path.as_posix() for path in ours if path.suffix in TEXT_SUFFIXES and path.parts[0] in places

@@ -43,6 +43,10 @@ READINGS = Readings(
     recomputed_tokens=40,
     prefix_queries=80,
     prefix_hits=60,
+    drafts=11,
+    draft_tokens=50,
+    accepted_tokens=30,
+    accepted_tokens_at={"0": 20, "1": 10},
     discarded_tokens=7,
     bypasses=1,
     shortages=2,
@@ -231,6 +235,9 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
         "vllm:num_preemptions_total": 3,
         "vllm:prefix_cache_queries_total": 80,
         "vllm:prefix_cache_hits_total": 60,
+        "vllm:spec_decode_num_drafts_total": 11,
+        "vllm:spec_decode_num_draft_tokens_total": 50,
+        "vllm:spec_decode_num_accepted_tokens_total": 30,
         "slipstream_recomputed_tokens_total": 40,
         "slipstream_discarded_tokens_total": 7,
         "slipstream_admission_bypasses_total": 1,
@@ -245,6 +252,8 @@ def test_what_the_engine_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
     }
     for name, value in expected.items():
         assert metrics.value(name) == value, name
+    per_place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [metrics.value(per_place, position=place) for place in "01"] == [20, 10]
     assert metrics.value("slipstream_kv_bytes", group="0", state="cached") == 20
     assert metrics.value("slipstream_tenant_requests", tenant="alice", state="waiting") == 4
     assert metrics.value("slipstream_tenant_requests", tenant="alice", state="running") == 2

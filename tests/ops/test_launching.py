@@ -187,8 +187,9 @@ def test_memory_of_the_host_is_shown_to_triton_each_time(triton_without_gpu: Tri
     assert not triton_without_gpu.launches
 
 
-def test_a_profiler_sees_launches(triton_without_gpu: Triton) -> None:
-    launch, hook = launcher(_of_any_alignment), triton.knobs.runtime.launch_enter_hook
+@pytest.mark.parametrize("when", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_sees_launches(triton_without_gpu: Triton, when: str) -> None:
+    launch, hook = launcher(_of_any_alignment), getattr(triton.knobs.runtime, when)
     launch((1,), floats(), WIDTH=8)
 
     def see(metadata: Any) -> None: ...

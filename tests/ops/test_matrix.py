@@ -18,6 +18,7 @@ from src.ops.matrix import (
     Tiling,
     _has_capability,
     as_matrix,
+    fits_strips,
     has_capability,
 )
 from src.ops.projections.experts import Experts
@@ -246,6 +247,36 @@ def test_no_kernel_decodes_a_matrix_in_a_call(library: KernelLibrary) -> None:
         library.streamed_linear(*Linear(torch.ones(1, 48), matrix).flat())
 
 
+@pytest.mark.parametrize("number", ["int8", "int4", "e4m3", "e2m1"])
+def test_a_row_of_zeros_stays_one(number: str) -> None:
+    values = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    values[0] = 0
+    scale = torch.uint8 if number == "e2m1" else torch.float32
+    encoding = Encoding(number, 32, scale)
+    matrix = Matrix(encoding=encoding, **encoding.round(values))
+    assert not matrix.dequantized()[0].any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns", "in_groups", "fits"),
+    [
+        (torch.int8, 10, 128, False, True),  # the last tile is padded
+        (torch.int8, 10, 128, True, False),
+        (torch.int8, 64, 96, False, False),
+        (torch.int8, 64, 96, True, True),
+        (torch.uint8, 64, 48, True, True),
+        (torch.uint8, 10, 48, True, False),
+        (torch.bfloat16, 64, 2, False, True),
+        (torch.bfloat16, 64, 3, False, False),
+        (torch.float32, 64, 64, False, False),
+    ],
+)
+def test_which_matrices_fit_tiles(
+    dtype: torch.dtype, rows: int, columns: int, in_groups: bool, fits: bool
+) -> None:
+    assert fits_strips(torch.zeros(rows, columns, dtype=dtype), in_groups=in_groups) is fits
+
+
 @pytest.mark.parametrize("number", ["int8", "e4m3"])
 @pytest.mark.parametrize("scaled", ["token", "static"])
 def test_a_projection_has_all_its_tensors_and_rounds_its_inputs(number: str, scaled: str) -> None:
@@ -259,7 +290,8 @@ def test_a_projection_has_all_its_tensors_and_rounds_its_inputs(number: str, sca
     meta = projection.map(lambda each: each.to("meta"))
     assert all(each.is_meta for each in meta.tensors().values())
     assert meta.matrix.encoding == matrix.encoding
-    x = torch.randn(3, 192)
+    # All within what the static scale reaches.
+    x = torch.randn(3, 192, generator=torch.Generator().manual_seed(1)).clamp(-2.5, 2.5)
     exact, got = x @ matrix.dequantized().T, projection.multiply(x, None)
     assert not torch.equal(got, Projection(matrix).multiply(x, None))
     # A token's result does not depend on the others.

@@ -100,6 +100,20 @@ def test_a_result_that_is_traced_has_sizes_of_named_dimensions() -> None:
     assert (made.shape, made.dtype) == ((4, 2), torch.float64)
 
 
+def test_a_size_is_never_that_of_a_tensor_that_may_be_absent() -> None:
+    assert Scaled.place_of("parts") == ("table", 0)
+
+    class Biased(Record, result=result("out", "width", like="x")):
+        """The first tensor with the dimension is optional."""
+
+        bias: Tensor | None = tensor("width")
+        x: Tensor = tensor("tokens width")
+
+    made = Biased(None, torch.ones(2, 3)).traced()
+    assert made is not None
+    assert made.shape == (3,)
+
+
 # Compiled code that is kept calls ops by these.
 SCHEMAS = [
     "streamed_linear(Tensor x, Tensor weight, Tensor? scales, Tensor? offsets, int kind, "
@@ -187,6 +201,7 @@ def test_a_kernel_is_given_addresses_sizes_and_numbers() -> None:
         {"table": torch.zeros(3, 2, dtype=torch.int32).T},
         {"table": torch.zeros(2, 4, dtype=torch.int32)},
         {"kept": torch.zeros(5, 3, 2)},
+        {"kept": torch.zeros(5, 2, 2, 1)},
         {"kept": torch.zeros(5, 2, 2).transpose(1, 2)},
         {"weight": torch.zeros(3)},
         {"weight": torch.zeros(2, dtype=torch.bfloat16)},

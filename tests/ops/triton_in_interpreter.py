@@ -222,6 +222,10 @@ def all_else_matches() -> None:
     recorder = Recorder("tune_kernels", save=False)
     (failed,) = tune_kernels.tune("decode", options, recorder)
     assert failed.startswith(f"decode: {impossible}"), failed
+    # What the reference has left in `out` is no result.
+    idle = tune_kernels.KERNELS["decode"]._replace(run=lambda *_: None)
+    tune_kernels.KERNELS["decode"] = idle
+    assert "differs" in tune_kernels.tune("decode", options, recorder)[1]
     for case in LIBRARY_CASES:
         beside_a_library(case)
     for case in ROTATE_AND_CACHE.cases:

@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from src.core.draft_counts import DraftCounts
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.step_message import StepMessage
@@ -42,7 +43,7 @@ from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
-from src.engine.speculation import Drafter, Speculation, Verification
+from src.engine.speculation import Speculation, Verification
 from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
 from src.ops.build.kernels import is_building, is_compiling, kernel_library
@@ -73,8 +74,9 @@ class Worker:
         Threads that kernels compute with on the host.
     attention
         See `ForwardPass`.
-    drafters
-        Guess what rows may verify; for the host only.
+    speculation
+        Makes what guesses the rows' next tokens, of their token buffer, of whether a row may have
+        drafts, and of what stands where there is no token; for the host only.
 
     Attributes
     ----------
@@ -95,7 +97,7 @@ class Worker:
         *,
         num_threads: int,
         attention: Backend | None = None,
-        drafters: Sequence[Drafter] = (),
+        speculation: Callable[[np.ndarray, Callable[[int], bool], int], Speculation] | None = None,
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
@@ -118,8 +120,8 @@ class Worker:
         )
         self._speculation: Speculation | None = None
         tokens = host_view(rows.tokens)
-        if drafters and tokens is not None:
-            self._speculation = Speculation(drafters, tokens, self._grammars.leaves_free, POISON)
+        if speculation is not None and tokens is not None:
+            self._speculation = speculation(tokens, self._grammars.leaves_free, POISON)
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
@@ -153,9 +155,9 @@ class Worker:
         device.synchronize()
 
     @property
-    def drafts(self) -> bool:
-        """Whether rows may have drafts."""
-        return self._speculation is not None
+    def draft_counts(self) -> DraftCounts | None:
+        """What was drafted and accepted; ``None`` without speculation."""
+        return None if self._speculation is None else self._speculation.counts
 
     @property
     def is_on_cpu(self) -> bool:
@@ -292,15 +294,17 @@ class Worker:
         states = self._forward_pass.kv_cache.states
         if states is not None:
             states.begin(plan)
-        verification = None if self._speculation is None else self._speculation.begin(plan)
-        exact = plan if verification is None else verification.plan
-        output = StepOutput(None, None)
+        speculation, verification, exact = self._speculation, None, plan
+        if speculation is not None and (verification := speculation.begin(plan)) is not None:
+            exact = verification.plan
+        output, started = StepOutput(None, None), time.monotonic()
         if exact.rows:
             output = span.copy_out(self._computer.compute(exact, span.computes))
-        if verification is not None:
-            assert self._speculation is not None
-            sampled = () if output.samples is None else output.samples.token_ids.tolist()
-            self._speculation.settle(verification, sampled)
+        if speculation is not None:
+            speculation.observe(exact, time.monotonic() - started)
+            if verification is not None:
+                sampled = () if output.samples is None else output.samples.token_ids.tolist()
+                speculation.settle(verification, sampled)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)
@@ -379,7 +383,7 @@ class Worker:
         verification: Verification,
     ) -> StepResult:
         """The same of a step with drafts: of each row the tokens that count."""
-        samples, scores = output.samples, output.prompt_scores
+        samples, scores, speculation = output.samples, output.prompt_scores, self._speculation
         token_ids = samples.token_ids.tolist() if samples else []
         logprobs = samples.logprob_lists() if samples else []
         rows, unsound, at = [], [], 0
@@ -394,7 +398,13 @@ class Worker:
             at += exact.num_sampled
             rows.append(
                 RowResult(
-                    step.row, step.generation, mine, scored or None, prompt_logprobs, exact.drafts
+                    step.row,
+                    step.generation,
+                    mine,
+                    scored or None,
+                    prompt_logprobs,
+                    exact.drafts,
+                    0 if speculation is None else speculation.rests(step.row),
                 )
             )
             if min(mine, default=0) < 0 or not (

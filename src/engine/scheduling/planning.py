@@ -75,17 +75,26 @@ class StepPlanner:
         device really has is another matter, so every row may have as many as its neighbours.
         """
         most = self.limits.max_num_batched_tokens - builder.num_tokens
+        # Found out once, and only if a row wants blocks.
+        spare = 0 if len(self.waiting) else None
         for index, state in enumerate(builder.states):
             if most < 1:
                 return
             step = builder.rows[index]
             if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
                 continue
+            if state.rests:
+                state.rests -= 1
+                continue
             # The first token may be the last: then there is nothing to draft.
             drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))
             room = state.capacity - state.launched
-            if drafts > room and not len(self.waiting):
-                builder.appends += self.allocator.extend_for_drafts(state, drafts)
+            if drafts > room and spare != 0:
+                if spare is None:
+                    spare = self.allocator.spare_blocks()
+                appends = self.allocator.extend_for_drafts(state, drafts, spare)
+                spare -= sum(len(append.block_ids) for append in appends)
+                builder.appends += appends
                 room = state.capacity - state.launched
             drafts = min(drafts, room)
             if drafts > 0:

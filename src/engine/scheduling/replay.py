@@ -10,7 +10,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
                                                         a step was planned
     ["nothing"]                                         there was nothing to launch
-    ["commit", step_id, [[token, ...], ...]]            a result came back, tokens of each row
+    ["commit", step_id, [[token, ...], ...], rests]     a result came back, tokens of each row
     ["reset"]                                           the prefix cache was emptied
     ["cut", why]                                        the log ends before the engine did
 
@@ -21,6 +21,8 @@ block ids per group of layers. Block appends are ``[row, group, index, block_ids
 ``[row, slot]``.
 A request's adapter is ``[key, number of its content]`` or null, and a plan has
 ``[row, key, slot]`` for each install with one.
+
+Rests are ``[index of the row in its plan, steps without drafts]``.
 
 A token need not be the real token id. It is an integer for which equal prefixes stay equal, and
 `END_TOKEN` stands for a token that ended its request. The log has no times: a deadline is a line at
@@ -110,6 +112,7 @@ class CommitLine(_Line, frozen=True, tag="commit"):
 
     step_id: int
     token_ids: list[list[int]]
+    rests: list[tuple[int, int]] = []
 
 
 class ResetLine(_Line, frozen=True, tag="reset"):
@@ -299,9 +302,14 @@ class _Replay:
 
     def _result(self, line: CommitLine) -> StepResult:
         plan = self._plans.pop(line.step_id)
-        pairs = zip(plan.rows, line.token_ids, strict=True)
+        rests = dict(line.rests)
+        pairs = enumerate(zip(plan.rows, line.token_ids, strict=True))
         return StepResult(
-            line.step_id, [RowResult(row.row, row.generation, ids) for row, ids in pairs]
+            line.step_id,
+            [
+                RowResult(row.row, row.generation, ids, rests=rests.get(index, 0))
+                for index, (row, ids) in pairs
+            ],
         )
 
 

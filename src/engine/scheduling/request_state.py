@@ -80,6 +80,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         ones.
     slack
         How much less than ``launched`` and ``target`` it may be: 0 unless a step in flight drafts.
+    rests
+        Steps that are planned without drafts for it, since the device has none.
     ahead
         The most tokens that each step in flight samples for it; of those that sample, in order.
     committed
@@ -123,6 +125,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     launched: int = 0
     target: int = 0
     slack: int = 0
+    rests: int = 0
     ahead: list[int] = []
     committed: int = 0
     registered: int = 0
@@ -234,7 +237,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.behind = []
         self.snapshots_due = []
         self.ahead = []
-        self.slack = 0
+        self.slack = self.rests = 0
         self.capacity = self.launched = self.target = self.committed = self.registered = 0
 
     def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:

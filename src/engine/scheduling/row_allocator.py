@@ -244,14 +244,20 @@ class RowAllocator:
         )
         return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
 
-    def extend_for_drafts(self, state: RequestState, drafts: int) -> list[BlockAppend]:
+    def spare_blocks(self) -> int:
+        """Free blocks beyond what all running requests need soon (`lookahead`); 0 if there is none.
+
+        They stay so while they are given to rows: what a row has it needs no longer.
+        """
+        return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))
+
+    def extend_for_drafts(self, state: RequestState, drafts: int, spare: int) -> list[BlockAppend]:
         """Give a running request blocks for up to ``drafts`` positions behind its launched ones.
 
-        It leaves as many free blocks as all running requests need soon (`lookahead`).
+        ``spare``: the most blocks that it gets.
         """
         size = self.limits.block_size
         missing = blocks_for(state.launched + drafts, size) - state.capacity // size
-        spare = self.pool.num_free - sum(map(self.lookahead, self.running))
         short = self.short_groups(state)
         return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
 

@@ -407,6 +407,9 @@ class Scheduler:
         token_id = row.token_ids[-1]
         state.token_ids.append(token_id)
         state.settle()
+        if row.rests:
+            # Steps in flight are planned already.
+            state.rests = max(0, row.rests - len(state.ahead))
         if num_tokens == 1:
             num_output = len(state.token_ids) - state.prompt_len
             reason = stop.finish_reason(state.request, token_id, num_output)

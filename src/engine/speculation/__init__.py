@@ -8,5 +8,6 @@ greedy case; "Exact speculative decoding by shared noise", arXiv 2408.07978, for
 
 from src.engine.speculation.drafter import Drafter
 from src.engine.speculation.verification import Speculation, Verification
+from src.engine.speculation.widths import Guess, Widths
 
-__all__ = ["Drafter", "Speculation", "Verification"]
+__all__ = ["Drafter", "Guess", "Speculation", "Verification", "Widths"]

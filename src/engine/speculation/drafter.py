@@ -10,13 +10,14 @@ import numpy as np
 
 from src.core.config import SpeculationSection
 from src.engine.speculation.lookup import Lookup
+from src.engine.speculation.widths import Guess
 
 
 class Drafter(Protocol):
     """Guesses the next tokens of a row. The device thread calls it."""
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> list[int]:
-        """Up to ``most`` guesses of what follows ``tokens``; none if it has no idea.
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+        """Up to ``most`` guesses of what follows ``tokens``; ``None`` if it has no idea.
 
         Parameters
         ----------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from src.engine.speculation.widths import Guess
+
 # The most places of a match that are followed, the latest ones: a very common token has many.
 _MOST_PLACES = 64
 
@@ -26,16 +28,16 @@ class Lookup:
         self._least = least
         self._longest = longest
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> list[int]:
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
-        places = self._places(tokens)
-        return followed(tokens, places, most) if len(places) else []
+        places, length = self._places(tokens)
+        return Guess(followed(tokens, places, most), length) if len(places) else None
 
-    def _places(self, tokens: np.ndarray) -> np.ndarray:
-        """Indices behind the occurrences of the longest end that occurs before, ascending."""
+    def _places(self, tokens: np.ndarray) -> tuple[np.ndarray, int]:
+        """Indices behind the places of the longest end that occurs before, and its length."""
         last = len(tokens) - 1
         if last < self._least:
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), 0
         # Where a match of one token ends; longer matches are among them.
         ends = np.flatnonzero(tokens[:last] == tokens[last])
         length = 1
@@ -46,9 +48,9 @@ class Lookup:
                 break
             ends, length = longer, length + 1
         if length < self._least:
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), 0
         behind: np.ndarray = ends[-_MOST_PLACES:] + 1
-        return behind
+        return behind, length
 
 
 def followed(tokens: np.ndarray, places: np.ndarray, most: int) -> list[int]:

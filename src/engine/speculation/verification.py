@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.engine.speculation.drafter import Drafter
+from src.engine.speculation.widths import Guess, Widths
 
 
 @dataclass
@@ -33,11 +35,14 @@ class Verification:
         Per row of ``plan``, how many of its sampled tokens count; known once they are compared.
     index
         Per row of the scheduler's plan, its index in ``plan``; -1: left out.
+    matches
+        Per row of ``plan``, the length of the match that its drafts are from.
     """
 
     plan: StepPlan
     drafts: list[list[int]]
     index: list[int]
+    matches: list[int]
     kept: Sequence[int] = ()
 
 
@@ -54,6 +59,13 @@ class Speculation:
         Whether a row may have drafts now.
     poison
         What stands in the buffer where there is no token.
+    widths
+        Chooses how many guesses are verified.
+
+    Attributes
+    ----------
+    counts
+        What was drafted and accepted so far. Any thread may read it.
     """
 
     def __init__(
@@ -62,7 +74,10 @@ class Speculation:
         tokens: np.ndarray,
         drafts_for: Callable[[int], bool],
         poison: int,
+        widths: Widths | None = None,
     ) -> None:
+        self.counts = DraftCounts()
+        self._widths = widths or Widths()
         self._drafters = drafters
         self._tokens = tokens
         self._drafts_for = drafts_for
@@ -75,13 +90,18 @@ class Speculation:
 
         ``None``: the plan is exact as it is.
         """
+        self._widths.begin()
         for install in plan.installs:
             self._lengths.pop(install.row, None)
+            self._widths.vacate(install.row)
         if not any(step.drafts or step.slack for step in plan.rows):
             return None
+        certain = plan.num_tokens - plan.num_drafts
+        drafts_at_all = not self._widths.none_pays(certain)
         rows: list[RowStep] = []
         drafts: list[list[int]] = []
         index: list[int] = []
+        guesses: dict[int, Guess] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
@@ -95,24 +115,51 @@ class Speculation:
             if known >= step.limit:
                 index.append(-1)
                 continue
-            guessed = self._propose(step, known)
-            self._tokens[step.row, known : known + len(guessed)] = guessed
+            if not drafts_at_all:
+                self._widths.nothing_pays(step.row)
+            elif (guess := self._propose(step, known)) is not None:
+                guesses[len(rows)] = guess
             index.append(len(rows))
-            rows.append(
-                RowStep(step.row, step.generation, known - 1, 1 + len(guessed), True, len(guessed))
-            )
-            drafts.append(guessed)
-        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
+            rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
+            drafts.append([])
+        matches = [0] * len(rows)
+        if guesses:
+            sampling = sum(step.samples for step in rows)
+            widths = self._widths.choose(list(guesses.values()), sampling, certain)
+            for (place, guess), width in zip(guesses.items(), widths, strict=True):
+                if width:
+                    rows[place] = self._with_drafts(rows[place], guess.token_ids[:width])
+                    drafts[place], matches[place] = guess.token_ids[:width], guess.match
+                else:
+                    self._widths.found_nothing(rows[place].row)
+        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index, matches)
 
-    def _propose(self, step: RowStep, known: int) -> list[int]:
+    def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
+        """The step of a row, with drafts behind its last token, where they are written too."""
+        known, count = step.start + 1, len(token_ids)
+        self._tokens[step.row, known : known + count] = token_ids
+        return RowStep(step.row, step.generation, step.start, 1 + count, True, count)
+
+    def _propose(self, step: RowStep, known: int) -> Guess | None:
         most = min(step.drafts, step.limit - known - 1)
-        if most < 1 or not self._drafts_for(step.row):
-            return []
+        if most < 1 or not self._widths.asks(step.row) or not self._drafts_for(step.row):
+            return None
         tokens = self._tokens[step.row, :known]
         for drafter in self._drafters:
-            if guessed := drafter.propose(step.row, tokens, most):
-                return guessed[:most]
-        return []
+            guess = drafter.propose(step.row, tokens, most)
+            if guess is not None and guess.token_ids:
+                return Guess(guess.token_ids[:most], guess.match)
+        self._widths.found_nothing(step.row)
+        return None
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long an exact plan took, if all of its rows sample behind their last token."""
+        if all(step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows):
+            self._widths.took(plan.num_tokens, seconds)
+
+    def rests(self, row: int) -> int:
+        """For how many steps from the next one on a row will have no drafts."""
+        return max(0, self._widths.rests(row) - 1)
 
     def settle(self, verification: Verification, token_ids: Sequence[int]) -> None:
         """Compare what a step has sampled, and has written to its rows, with its drafts.
@@ -124,11 +171,16 @@ class Speculation:
         """
         kept: list[int] = []
         at = 0
-        for step, drafts in zip(verification.plan.rows, verification.drafts, strict=True):
+        for step, drafts, match in zip(
+            verification.plan.rows, verification.drafts, verification.matches, strict=True
+        ):
             sampled = token_ids[at : at + step.num_sampled]
             at += len(sampled)
-            count = len(sampled) and _count_kept(sampled, drafts)
+            count = _count_kept(sampled, drafts) if step.samples else 0
             kept.append(count)
+            if drafts:
+                self._widths.verified(step.row, match, len(drafts), count - 1)
+                self.counts.add(len(drafts), count - 1)
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end

@@ -263,7 +263,8 @@ class _Writer:
                 token_ids.append([0 for _ in row.token_ids])
         for key in ends:
             self._prefixes.pop(key, None)
-        return CommitLine(result.step_id, token_ids)
+        rests = [(index, row.rests) for index, row in enumerate(result.rows) if row.rests]
+        return CommitLine(result.step_id, token_ids, rests)
 
     def _pseudonym(self, key: int, token_id: int) -> int:
         digest = hashlib.blake2b(

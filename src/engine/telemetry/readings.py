@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from src.core.config import Config
+from src.core.draft_counts import DraftCounts
 from src.observability.metrics import KVBytes, ModelFacts, Readings
 from src.ops.build.kernels import kernel_builds, kernel_status
 
@@ -38,6 +39,7 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
     stats, size = scheduler.stats, parts.kv_plan.bytes_per_block
     held, cached, free = scheduler.block_counts
     graphs = worker.code.graph_stats
+    drafts = worker.draft_counts or DraftCounts()
     return Readings(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting,
@@ -51,6 +53,10 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
         bypasses=stats.bypasses,
         shortages=stats.shortages,
         yields=stats.yields,
+        drafts=drafts.rows,
+        draft_tokens=drafts.drafted,
+        accepted_tokens=drafts.accepted,
+        accepted_tokens_at={str(at): count for at, count in enumerate(drafts.accepted_at)},
         tenants=scheduler.tenants(_MAX_TENANTS),
         compiled_graphs=worker.code.num_graphs,
         compile_seconds=worker.code.compile_seconds,

@@ -76,12 +76,15 @@ class RecurrenceOutSpec:
         Whether the gate is a factor before the norm, or behind it.
     repeats
         Whether all groups have one weight.
+    post_norm
+        Of the output, before it is added.
     """
 
     eps: float
     groups: int
     gates_first: bool
     repeats: bool
+    post_norm: NormSpec | None
     multiplier: float
 
 
@@ -91,6 +94,7 @@ class RecurrenceOutWeights(NamedTuple):
     norm: Tensor  # [values of a group] if it repeats, else [values of all heads]
     output_weight: Weight  # [H, values of all heads]
     output_bias: Tensor | None  # [H]
+    post_norm: Tensor | None  # [H]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,4 +233,4 @@ def recurrence_out(
     if not spec.gates_first:
         normed = (normed * gate).to(read.dtype)
     added = linear(normed, weights.output_weight, weights.output_bias)
-    return add(residual, added, None, None, spec.multiplier)
+    return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)

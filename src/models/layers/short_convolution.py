@@ -46,10 +46,13 @@ class ShortConvolutionOutSpec:
 
     Attributes
     ----------
+    post_norm
+        Of the output, before it is added.
     multiplier
         Factor of what is added to the residual stream.
     """
 
+    post_norm: NormSpec | None
     multiplier: float
 
 
@@ -58,6 +61,7 @@ class ShortConvolutionOutWeights(NamedTuple):
 
     output_weight: Weight  # [H, H]
     output_bias: Tensor | None  # [H]
+    post_norm: Tensor | None  # [H]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +117,4 @@ def short_convolution_out(
 ) -> Tensor:
     """Add the projected product of [T, H] and its factor [T, H] to the residual stream [T, H]."""
     added = linear(factor * convolved, weights.output_weight, weights.output_bias)
-    return add(residual, added, None, None, spec.multiplier)
+    return add(residual, added, weights.post_norm, spec.post_norm, spec.multiplier)

@@ -149,6 +149,7 @@ class _Writer:
                 groups=groups,
                 gates_first=not is_delta,
                 repeats=is_delta,
+                post_norm=self._layer.norm_spec(self._layer.config.attention_post_norm),
                 multiplier=self._layer.model.residual_multiplier,
             ),
             RecurrenceOutWeights(
@@ -162,6 +163,9 @@ class _Writer:
                     (self._placed("out_proj.weight"),),
                 ),
                 self._vector("output_bias", hidden, "out_proj.bias") if config.bias else None,
+                self._layer.block_norm(
+                    "attention_post_norm", self._layer.config.attention_post_norm
+                ),
             ),
             (READ, GATE, RESIDUAL),
             (self._layer.residual,),

@@ -68,10 +68,14 @@ def write_short_convolution(
     output = Placement(f"{stored}{config.output_name}.weight")
     builder.segment(
         short_convolution_out,
-        ShortConvolutionOutSpec(multiplier=layer.model.residual_multiplier),
+        ShortConvolutionOutSpec(
+            post_norm=layer.norm_spec(layer.config.attention_post_norm),
+            multiplier=layer.model.residual_multiplier,
+        ),
         ShortConvolutionOutWeights(
             output_weight=layer.matrix("output_weight", (hidden, hidden), (output,)),
             output_bias=bias("output_bias", hidden, config.output_name),
+            post_norm=layer.block_norm("attention_post_norm", layer.config.attention_post_norm),
         ),
         (CONVOLVED, FACTOR, RESIDUAL),
         (layer.residual,),

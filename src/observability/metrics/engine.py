@@ -281,6 +281,7 @@ _COUNTED: Final = (
         "kernels",
         "kernel_builds",
     ),
+    *("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_at"),
     *("graph_steps", "graph_tokens", "graph_padding_tokens", "graph_capture_seconds"),
 )
 

@@ -37,6 +37,10 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
         step because blocks were lacking.
     yields
         Preemptions for a waiting request of a tenant below its share.
+    drafts, draft_tokens, accepted_tokens
+        Rows of steps that verified drafts, their drafts, and those of them that were right.
+    accepted_tokens_at
+        Place among a row's drafts, from 0 -> how many were right there.
     tenants
         Tenant -> its running and its waiting requests, of up to 1,024 tenants.
     compiled_graphs, compile_seconds
@@ -73,6 +77,10 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     bypasses: int = 0
     shortages: int = 0
     yields: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_tokens_at: Mapping[str, int] = {}
     tenants: Mapping[str, tuple[int, int]] = {}
     compiled_graphs: int = 0
     compile_seconds: float = 0.0

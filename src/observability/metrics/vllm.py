@@ -63,6 +63,11 @@ class VllmMetrics:
         self.num_preemptions.value = readings.preemptions
         self.prefix_cache_queries.value = readings.prefix_queries
         self.prefix_cache_hits.value = readings.prefix_hits
+        self.spec_decode_num_drafts.value = readings.drafts
+        self.spec_decode_num_draft_tokens.value = readings.draft_tokens
+        self.spec_decode_num_accepted_tokens.value = readings.accepted_tokens
+        for position, count in readings.accepted_tokens_at.items():
+            self._accepted_at.child(position).value = count
         # The metric's value is a time; its readers use the sample with the largest one.
         self._lora.clear()
         self._lora.child(
@@ -94,6 +99,20 @@ class VllmMetrics:
         self.prefix_cache_hits = counter(
             "prefix_cache_hits", "Tokens found in the prefix cache."
         ).child()
+        self.spec_decode_num_drafts = counter(
+            "spec_decode_num_drafts", "Rows of steps that verified drafts."
+        ).child()
+        self.spec_decode_num_draft_tokens = counter(
+            "spec_decode_num_draft_tokens", "Drafts that were verified."
+        ).child()
+        self.spec_decode_num_accepted_tokens = counter(
+            "spec_decode_num_accepted_tokens", "Drafts that were accepted."
+        ).child()
+        self._accepted_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafts by their place among a row's drafts.",
+            "position",
+        )
 
     def _tokens(self) -> None:
         counter, histogram = self.families.counter, self.families.histogram

@@ -58,8 +58,10 @@ NO_COMPILER: Final = "no C++ compiler that can be run (install g++ or set CXX)"
 class KernelCache:
     """The cache directory of one combination of sources, flags, CPU and compiler.
 
-    Layout: `<root>/cpu-kernels/<sources, flags, CPU>/<compiler>/{manifest.json,*.so}`. Without a
-    compiler, the build of any compiler for these sources and this CPU is used.
+    Layout: `<root>/cpu-kernels/<sources, flags, CPU's features>/<compiler, CPU's
+    model>/{manifest.json,*.so}`. Without a compiler, the build of any compiler for these sources
+    and features is used. Which way is the fastest was measured on a model of CPU: what was built on
+    another model serves with the fixed table.
     """
 
     def __init__(self, root: Path) -> None:
@@ -80,17 +82,15 @@ class KernelCache:
         machine = f"{platform.system()} {platform.machine()}"
         self._machine = " ".join((machine, *sorted(flags)))
         self._all = root / "cpu-kernels"
-        # The model too: which way is the fastest was measured on it. Objects do not depend on it,
-        # so for another one they are only linked, checked and measured again.
-        self.base = self._all / digest(*code, self._machine.encode(), cpu_model().encode())
+        self.base = self._all / digest(*code, self._machine.encode())
+        self._model = cpu_model()
         self.prebuilt = Prebuilt(digest(*code, machine.encode()))
         self.compilations = 0
         self.compiler = cpp_compiler()
 
     def load(self) -> tuple[str, KernelLibrary] | None:
         """The fastest level that passed, from the cache only; None if nothing there is usable."""
-        directories = [self.directory()] if self.compiler else sorted(self.base.glob("*/"))
-        for directory in directories:
+        for directory in [self.directory()] if self.compiler else self._of_any_compiler():
             try:
                 loaded = self._load_from(directory)
                 with contextlib.suppress(OSError):
@@ -178,17 +178,34 @@ class KernelCache:
         """
         if self.compiler is None:
             raise BuildError(NO_COMPILER)
-        return self.base / digest(repr(self.compiler).encode())
+        # Objects do not depend on the model: for another one they are linked, checked and measured.
+        return self.base / digest(repr(self.compiler).encode(), self._model.encode())
 
-    @staticmethod
-    def _load_from(directory: Path) -> tuple[str, KernelLibrary]:
+    def _of_any_compiler(self) -> list[Path]:
+        """Directories of builds for this CPU's features; first those of its model."""
+
+        def is_of_another_model(directory: Path) -> bool:
+            try:
+                return self._is_elsewhere(json.loads((directory / "manifest.json").read_text()))
+            except (OSError, ValueError):
+                return True  # `load` says what is wrong with it
+
+        return sorted(sorted(self.base.glob("*/")), key=is_of_another_model)
+
+    def _is_elsewhere(self, manifest: dict[str, Any]) -> bool:
+        return bool(manifest.get("model") != self._model)
+
+    def _load_from(self, directory: Path) -> tuple[str, KernelLibrary]:
         manifest = json.loads((directory / "manifest.json").read_text())
         path = directory / manifest["file"]
         if hashlib.sha256(path.read_bytes()).hexdigest() != manifest["sha256"]:
             raise UnusableLibraryError(f"{path}: changed since it was built")
         library = KernelLibrary(path)
         # Nothing was measured by a process without tiles either, which had nothing to choose.
-        if manifest["ways"] or not ways.has_several(library.ways):
+        if self._is_elsewhere(manifest) and ways.has_several(library.ways):
+            where = manifest.get("model")
+            _log.warning(_NOT_MEASURED, f"these CPU kernels are from another CPU: {where}")
+        elif manifest["ways"] or not ways.has_several(library.ways):
             ways.apply(library.ways, [ways.Choice(**choice) for choice in manifest["ways"] or ()])
             library.has_measured_ways = True
         else:
@@ -236,6 +253,7 @@ class KernelCache:
                     "checks": report,
                     "ways": choices,
                     "compiler": self.compiler,
+                    "model": self._model,
                 },
                 indent=1,
             )

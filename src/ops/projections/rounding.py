@@ -19,8 +19,7 @@ from src.ops.matrix import INT4_RUN, Encoding, Matrix, pack_int4
 Method = Literal["int8", "int4"]
 
 _KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-# Weights quantized at a time: what is computed of them stays in a cache, and torch does not cut its
-# operations for threads of its own, of which each of ours would have as many.
+# Weights quantized at a time: what is computed of them stays in a cache.
 _AT_ONCE = 2**15
 _PARTS = 256  # of a step: values are rounded to them before they are summed
 _NOTHING = 2.0**-100  # of a range: its inverse would overflow
@@ -104,8 +103,14 @@ def _rounded_pieces(weight: Tensor, method: Method, unit: int) -> list[tuple[Ten
     threads = min(usable_cpus(), len(pieces))
     if threads == 1 or not weight.is_cpu:
         return [rounded(rows) for rows in pieces]
-    with ThreadPoolExecutor(threads, thread_name_prefix="round") as pool:
-        return list(pool.map(rounded, pieces))
+    # Otherwise each of these threads would start as many of torch's own.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="round") as pool:
+            return list(pool.map(rounded, pieces))
+    finally:
+        torch.set_num_threads(before)
 
 
 def round_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -335,5 +335,11 @@ class FakeWorker:
         row.state = None if row.state is None else names[end - 1]
         row.next_start = end
         return RowResult(
-            step.row, step.generation, token_ids, None, prompt_logprobs, drafted=len(drafts)
+            step.row,
+            step.generation,
+            token_ids,
+            None,
+            prompt_logprobs,
+            drafted=len(drafts),
+            rests=self.random.choice((0, 0, 0, 1, 4)) if drafts else 0,
         )

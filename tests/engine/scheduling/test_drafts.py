@@ -196,3 +196,21 @@ def test_drafts_save_steps_and_change_no_answer(depth: int) -> None:
         steps.append(simulation.scheduler.stats.steps)
         assert (simulation.worker.num_accepted > 20) == bool(drafts)
     assert steps[1] < 0.75 * steps[0]
+
+
+@pytest.mark.parametrize("rests", [1, 2, 5])
+def test_a_row_that_rests_is_planned_exactly(rests: int) -> None:
+    scheduler = drafting()
+    begun(scheduler, max_tokens=40)
+    plans = [planned(scheduler), planned(scheduler)]
+    [step] = plans[0].rows
+    result = RowResult(step.row, step.generation, [6], rests=rests)
+    scheduler.commit(StepResult(plans[0].step_id, [result]))
+    scheduler.commit(answer(plans[1], [6]))
+    drafts = []
+    for _ in range(6):
+        plan = planned(scheduler)
+        drafts.append(plan.num_drafts > 0)
+        scheduler.commit(answer(plan, [6]))
+    # One of the steps was planned before anybody knew.
+    assert drafts == [False] * (rests - 1) + [True] * (7 - rests)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from src.engine.speculation import Guess
+
 
 class Adversary:
     """Guesses from known answers, and spoils some of them.
@@ -34,7 +36,7 @@ class Adversary:
         self._vocab_size = vocab_size
         self.widths: list[int] = []
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> list[int]:
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess:
         source, known = self._random, len(tokens)
         width = source.randint(0, most)
         right = next(
@@ -51,4 +53,4 @@ class Adversary:
                 if source.random() < 0.4:
                     guessed[place] = source.randrange(self._vocab_size)
         self.widths.append(len(guessed))
-        return guessed
+        return Guess(guessed, 1)

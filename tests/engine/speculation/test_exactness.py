@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from src import AsyncEngine, SamplingParams
+from src.core.config import SpeculationSection
+from src.core.errors import ConfigError
 from src.core.outputs import GenerationResult
 from src.core.structured_output import StructuredOutput
 from src.core.thinking import Thinking
 from src.engine import startup
+from src.engine.speculation import Speculation, Widths
+from src.engine.speculation.choice import choose_speculation
 from tests.engine.speculation.adversary import Adversary
-from tests.support.checkpoints import make_checkpoint
+from tests.support.adapters import make_adapter
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
 LETTERS = StructuredOutput.regex("([ab]{1,3} )+[cd]{4}")
 THINKING = Thinking(openings=("<think>",), closings=("</think>",), is_open=True, budget=6)
@@ -64,7 +70,6 @@ ASKED = {
     "one": SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
     "two": SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
 }
-# Beside a grammar or a budget of thinking nothing else need be asked twice.
 PROMPTS = random_prompts(2 * len(ASKED), longest=24, seed=21)
 WAYS: dict[str, dict[str, Any]] = {
     "depth 1": {"scheduler__pipeline_depth": 1, "scheduler__max_num_seqs": 64},
@@ -73,6 +78,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted": {"cache__num_blocks": 24, "model__max_model_len": 80},
     "uncached": {"cache__enable_prefix_caching": False, "scheduler__max_num_seqs": 3},
 }
+FAMILIES = ("gemma3", "mixtral", "deepseekv2")
+FEW = ("greedy, scored", "seeded 1.5", "penalized", "stops", "prompt", "grammar")
 
 
 def config(checkpoint: Path, **changes: Any) -> Any:
@@ -99,7 +106,8 @@ async def ask(
 
 
 def speculating(monkeypatch: pytest.MonkeyPatch, drafter: Any) -> dict[str, Any]:
-    monkeypatch.setattr(startup, "choose_drafters", lambda *_, **__: (drafter,))
+    made = partial(Speculation, (drafter,), widths=Widths(always=True))
+    monkeypatch.setattr(startup, "choose_speculation", lambda *_, **__: made)
     return {"speculation__method": "suffix", "speculation__num_speculative_tokens": 6}
 
 
@@ -156,3 +164,117 @@ async def test_no_draft_changes_a_bit(
             assert engine.stats.preemptions > 0
     # A full step and a full pool leave less for drafts.
     assert len(set(adversary.widths)) > 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_no_family_shows_drafts(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, family, tokenizer=True)
+    asked = [(prompt, ASKED[name]) for prompt, name in zip(PROMPTS, FEW * 2, strict=False)]
+    async with AsyncEngine.open(config(checkpoint)) as engine:
+        expected = await ask(engine, asked)
+    adversary = Adversary(texts(asked, expected), seed=5)
+    changes = speculating(monkeypatch, adversary)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        results = await ask(engine, asked)
+    assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
+    assert len(set(adversary.widths)) > 4
+
+
+async def test_adapters_are_mixed_with_the_model_alone(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_adapter(tmp_path / "adapter", load_reference(checkpoint), seed=1)
+    changes = {"lora__adapters": {"other": str(path)}}
+    prompts, params = PROMPTS[:6], ASKED["greedy, scored"]
+
+    async def both(engine: AsyncEngine) -> list[GenerationResult]:
+        calls = []
+        for prompt in prompts:
+            calls.append(engine.generate(prompt, params))
+            calls.append(engine.generate(prompt, params, lora="other"))
+        return await asyncio.gather(*calls)
+
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        expected = await both(engine)
+    asked = [(prompt, params) for prompt in prompts for _ in range(2)]
+    adversary = Adversary(texts(asked, expected), seed=6)
+    changes |= speculating(monkeypatch, adversary)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        results = await both(engine)
+    assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
+    assert expected[0].token_ids != expected[1].token_ids
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("method", ["suffix", "ngram", "auto"])
+async def test_a_text_that_repeats_itself_takes_fewer_steps(
+    method: str, depth: int, checkpoint: Path
+) -> None:
+    params = SamplingParams(
+        temperature=0, logit_bias={5: 60.0}, max_tokens=60, logprobs=1, ignore_eos=True
+    )
+    found = []
+    for which in ("off", method):
+        changes = {"speculation__method": which, "scheduler__pipeline_depth": depth}
+        async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+            result = await engine.generate([5, 5, 6, 5, 5], params)
+            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            records = list(engine.timeline)
+            found.append((answer(result), len(records)))
+            drafted = sum(record.drafted_tokens for record in records)
+            accepted = sum(record.accepted_tokens for record in records)
+            assert (accepted > 0) == (drafted > 0) == (which != "off")
+            assert all(
+                record.num_tokens
+                == record.decode_rows + record.prefill_tokens + record.drafted_tokens
+                for record in records
+            )
+    (off, steps), (on, fewer) = found
+    assert on == off
+    assert fewer < steps
+
+
+async def test_an_abort_in_mid_draft_leaves_nothing(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = speculating(monkeypatch, Adversary([], seed=7))
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        for enough in (1, 3, 8):
+            count = 0
+            async with engine.submit(PROMPTS[0], params) as submission:
+                async for delta in submission:
+                    count += len(delta.token_ids)
+                    if count >= enough:
+                        submission.abort()
+                        break
+        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        assert_idle(engine)
+
+
+async def test_recurrent_states_are_refused_by_name_and_auto_goes_without(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "qwen3next", tokenizer=True)
+    with pytest.raises(ConfigError, match=r"speculation\.method = suffix .* recurrent states"):
+        async with AsyncEngine.open(small_config(checkpoint, speculation__method="suffix")):
+            pass
+    async with AsyncEngine.open(small_config(checkpoint, speculation__method="auto")) as engine:
+        result = await engine.generate([5, 5, 5, 5], SamplingParams(max_tokens=8, ignore_eos=True))
+        assert len(result.token_ids) == 8
+
+
+@pytest.mark.parametrize("method", ["off", "auto", "suffix", "ngram"])
+def test_another_device_is_refused_by_name(method: str) -> None:
+    section = SpeculationSection(method=method)  # type: ignore[arg-type]
+    if method in ("off", "auto"):
+        assert choose_speculation(section, device_type="cuda", has_states=False) is None
+        return
+    with pytest.raises(ConfigError, match=f"speculation.method = {method} .*device.type = cpu"):
+        choose_speculation(section, device_type="cuda", has_states=False)
+
+
+def test_bounds_of_ngrams_are_in_order() -> None:
+    section = SpeculationSection(prompt_lookup_min=6, prompt_lookup_max=5)
+    with pytest.raises(ConfigError, match=r"prompt_lookup_min .* 5, got 6"):
+        choose_speculation(section, device_type="cpu", has_states=False)

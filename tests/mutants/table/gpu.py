@@ -140,6 +140,12 @@ MUTATIONS = (
             "'if _found is None:'",
         ),
         (
+            "a profiler's hooks behind launches are not called",
+            "_written",
+            "'if _found is None or _begins.calls or _ends.calls:'",
+            "'if _found is None or _begins.calls:'",
+        ),
+        (
             "kept kernels are never dropped",
             "_Kept.through_triton",
             "_MOST_KEPT",

@@ -141,9 +141,19 @@ MUTATIONS = (
         ("tests/ops/build/test_kernels.py::test_another_model_of_cpu_takes_its_own_measurements",),
         (
             "what was measured on another model of CPU is taken",
-            "KernelCache.__init__",
-            "digest(*A, self._machine.encode(), cpu_model().encode())",
-            "digest(*A, self._machine.encode())",
+            "KernelCache.directory",
+            "digest(A, self._model.encode())",
+            "digest(A)",
+        ),
+    ),
+    *rewrites_of(
+        "src/ops/build/kernel_cache.py",
+        ("tests/ops/build/test_kernels.py",),
+        (
+            "without a compiler, what was measured on another model of CPU is taken",
+            "KernelCache._load_from",
+            "self._is_elsewhere(A) and B",
+            "False",
         ),
     ),
     *rewrites_of(

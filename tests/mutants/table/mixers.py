@@ -156,4 +156,24 @@ MUTATIONS = (
             "A > 2 * B",
         ),
     ),
+    *rewrites_of(
+        "src/models/parts/recurrence.py",
+        ("tests/models/test_post_norms.py",),
+        (
+            "a norm behind a recurrence is read from nowhere",
+            "_Writer.write_out",
+            "self._layer.block_norm(A, B)",
+            "None",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/layers/short_convolution.py",
+        ("tests/models/test_post_norms.py",),
+        (
+            "a norm behind a short convolution is left out",
+            "short_convolution_out",
+            "weights.post_norm",
+            "None",
+        ),
+    ),
 )

@@ -91,4 +91,24 @@ MUTATIONS = (
             "",
         ),
     ),
+    *rewrites_of(
+        "src/core/plugins.py",
+        _PLUGIN_TESTS,
+        (
+            "of two plugins of a name the last on the path is shown",
+            "installed_plugins",
+            "A and B and (_normalized(B) not in C)",
+            "A and B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/plugins.py",
+        _PLUGIN_TESTS,
+        (
+            "a processor's name may have a character more",
+            "_check_processor",
+            "1 <= len(A) <= 64",
+            "1 <= len(A) <= 65",
+        ),
+    ),
 )

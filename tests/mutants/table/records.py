@@ -31,6 +31,12 @@ MUTATIONS = (
             "if False:\n    B",
         ),
         (
+            "a size is that of a tensor which may be absent",
+            "Record.place_of",
+            "isinstance(A, TensorField) and A.is_optional",
+            "False",
+        ),
+        (
             "a result that is traced has the dtype of what it is like",
             "Record.traced",
             "A or B.dtype",
@@ -45,6 +51,12 @@ MUTATIONS = (
             "_Source._of_sizes",
             "f'{A} == {in_parentheses(B)}'",
             "f'{A} == {A}'",
+        ),
+        (
+            "a tensor may have more dimensions than are named",
+            "_Source._of_sizes",
+            "yield f'{A}.dim() == {len(B)}'",
+            "",
         ),
         (
             "a tensor of another dtype is taken for one of the call's",
@@ -215,6 +227,18 @@ MUTATIONS = (
             "has_capability",
             "A.index is None or torch.compiler.is_compiling()",
             "A.index is None",
+        ),
+        (
+            "int8 in groups is padded like int8 by row",
+            "fits_strips",
+            "A.dtype == torch.int8 and (not B)",
+            "A.dtype == torch.int8",
+        ),
+        (
+            "a row of zeros becomes no numbers in 8-bit floating point",
+            "_rounded_float8",
+            "torch.where(A == 0, 1.0, B)",
+            "B",
         ),
     ),
     *rewrites_of(

@@ -29,6 +29,11 @@ MUTATIONS = (
             "                return len(token_ids), reason\n",
         ),
         (
+            "a row that rests is offered drafts",
+            "            state.rests = max(0, row.rests - len(state.ahead))\n",
+            "            pass\n",
+        ),
+        (
             "a step's last token counts as computed",
             "            state.committed += num_tokens\n",
             "            state.committed += num_tokens + 1\n",
@@ -44,8 +49,8 @@ MUTATIONS = (
         ),
         (
             "drafts take blocks while a request waits",
-            "            if drafts > room and not len(self.waiting):",
-            "            if drafts > room:",
+            "spare = 0 if len(self.waiting) else None",
+            "spare = None",
         ),
         (
             "somebody is preempted for a block that perhaps nobody needs",
@@ -58,12 +63,8 @@ MUTATIONS = (
         _PURE,
         (
             "drafts take the blocks that rows need soon",
-            "        spare = self.pool.num_free - sum(map(self.lookahead, self.running))\n"
-            "        short = self.short_groups(state)\n"
-            "        return self.append_blocks(state, short, max(0, min(missing,",
-            "        spare = self.pool.num_free\n"
-            "        short = self.short_groups(state)\n"
-            "        return self.append_blocks(state, short, max(0, min(missing,",
+            "return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))",
+            "return self.pool.num_free",
         ),
     ),
     *rewrites_of(
@@ -90,8 +91,8 @@ MUTATIONS = (
         (
             "rows with a grammar have drafts",
             "Speculation._propose",
-            "A < 1 or not self._drafts_for(B.row)",
-            "A < 1",
+            "A < 1 or not self._widths.asks(B.row) or not self._drafts_for(B.row)",
+            "A < 1 or not self._widths.asks(B.row)",
         ),
     ),
     *rewrites_of(

@@ -112,6 +112,20 @@ def test_another_model_of_cpu_takes_its_own_measurements(
     assert elsewhere.load() is not None
 
 
+def test_without_a_compiler_another_model_s_build_serves_with_the_fixed_table(
+    private: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private.build()
+    monkeypatch.setattr(cached, "cpp_compiler", lambda: None)
+    at_home = KernelCache(tmp_path / "cache").load()
+    assert at_home is not None
+    monkeypatch.setattr(cached, "cpu_model", lambda: "another model with the same features")
+    elsewhere = KernelCache(tmp_path / "cache").load()
+    assert elsewhere is not None
+    assert at_home[1].has_measured_ways
+    assert elsewhere[1].has_measured_ways == (not ways.has_several(elsewhere[1].ways))
+
+
 def test_a_model_is_read_from_what_the_kernel_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ def test_each_unit_is_compiled_once_and_then_taken(workshop: Workshop) -> None:
     made, failed = workshop.make(one=workshop.units("-O1"))
     assert failed == {}
     assert workshop.compiler.compiled == ["a.cpp", "b.cpp", "c.cpp"]
-    assert ["-O1 -c " in file.read_text() for file in made["one"]] == [True] * 3
+    assert [f"-O1 -I{SOURCES} -c " in file.read_text() for file in made["one"]] == [True] * 3
     again, _ = workshop.make(one=workshop.units("-O1"))
     assert workshop.compiler.compiled == []
     assert [each.read_bytes() for each in again["one"]] == [f.read_bytes() for f in made["one"]]

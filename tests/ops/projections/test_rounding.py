@@ -141,13 +141,24 @@ def test_without_kernels_several_pieces_are_rounded_at_once(
     name = f"round_to_{method}"
     real = getattr(rounding, name)
 
+    team_sizes = []
+
     def met(*arguments: Any) -> Any:
         both.wait(10)
+        team_sizes.append(torch.get_num_threads())
         return real(*arguments)
 
     monkeypatch.setattr(rounding, name, met)
     monkeypatch.setattr(rounding, "_AT_ONCE", 8 * 64)
     monkeypatch.setattr(rounding, "usable_cpus", lambda: 2)
-    found = rounding.quantize(weight, method, 32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = rounding.quantize(weight, method, 32)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    # Not as many threads of torch's for each of ours.
+    assert set(team_sizes) == {1}
     for kind, tensor in expected.tensors().items():
         assert torch.equal(found.tensors()[kind], tensor)

@@ -1,0 +1,62 @@
+"""vLLM's ``--speculative-config``, translated into settings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from src.core.errors import ConfigError
+
+_OPTION: Final = "--speculative-config"
+_METHODS: Final = ("ngram", "suffix")
+# vLLM's methods that draft with a model or a head.
+_NOT_BUILT: Final = (
+    "deepseek_mtp",
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp_speculator",
+    "mtp",
+)
+# vLLM's key -> the setting.
+_SETTINGS: Final = {
+    "method": "speculation.method",
+    "num_speculative_tokens": "speculation.num_speculative_tokens",
+    "prompt_lookup_min": "speculation.prompt_lookup_min",
+    "prompt_lookup_max": "speculation.prompt_lookup_max",
+}
+
+
+def speculative_settings(text: str) -> list[tuple[str, str]]:
+    """Settings and their values, as of ``--set``, for a JSON object of vLLM's.
+
+    Raises
+    ------
+    ConfigError
+        It is no JSON object, or has a key or a method without a meaning here; the message names it.
+    """
+    try:
+        given = msgspec.json.decode(text.encode(), type=dict[str, str | int | float | bool | None])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{_OPTION}: expected a JSON object of plain values: {error}") from None
+    for key in given:
+        if key not in _SETTINGS:
+            raise ConfigError(
+                f"{_OPTION}: {key!r} has no meaning here, expected some of {', '.join(_SETTINGS)}"
+            )
+    method = given.get("method")
+    if method is None:
+        # So does vLLM, where no model is named.
+        given["method"] = method = "ngram"
+    if method not in _METHODS:
+        reason = "is not built" if method in _NOT_BUILT else "is no method"
+        raise ConfigError(
+            f"{_OPTION}: method = {method!r} {reason}, expected {' or '.join(_METHODS)}"
+        )
+    least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+    # vLLM takes the bound that is given for both.
+    if method == "ngram" and (least is None) != (most is None):
+        given["prompt_lookup_min"] = given["prompt_lookup_max"] = most if least is None else least
+    return [(_SETTINGS[key], str(value)) for key, value in given.items() if value is not None]

@@ -1,0 +1,30 @@
+"""Counts of drafts that steps have verified."""
+
+from __future__ import annotations
+
+
+class DraftCounts:
+    """What was drafted and accepted since the start; it only grows.
+
+    Attributes
+    ----------
+    rows, drafted, accepted
+        Rows of steps that had drafts; their drafts; those of them that were right.
+    accepted_at
+        Place among a row's drafts, from 0 -> how many were accepted there.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.drafted = self.accepted = 0
+        self.accepted_at: list[int] = []
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """A row had so many drafts in a step, and so many of them were right."""
+        self.rows += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        missing = drafted - len(self.accepted_at)
+        if missing > 0:
+            self.accepted_at += [0] * missing
+        for place in range(accepted):
+            self.accepted_at[place] += 1

@@ -1,0 +1,56 @@
+"""vLLM's ``--speculative-config`` becomes settings, or is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from src.cli.options import add_command, config_of
+from src.cli.speculative_config import speculative_settings
+from src.core.config import Config
+from src.core.errors import ConfigError
+
+
+def configured(*words: str) -> Config:
+    parser = argparse.ArgumentParser()
+    add_command(parser.add_subparsers(), "serve", "", None)
+    return config_of(parser.parse_args(["serve", *words]))
+
+
+def test_vllms_ngram_becomes_settings() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
+    section = configured("--speculative-config", text).speculation
+    assert (section.method, section.num_speculative_tokens) == ("ngram", 5)
+    assert (section.prompt_lookup_min, section.prompt_lookup_max) == (4, 4)
+    section = configured("--speculative-config", '{"method": "suffix"}').speculation
+    assert (section.method, section.num_speculative_tokens) == ("suffix", 16)
+
+
+def test_set_goes_before_it() -> None:
+    words = ("--set", "speculation.num_speculative_tokens=3")
+    text = '{"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
+    section = configured(*words, "--speculative-config", text).speculation
+    assert (section.method, section.num_speculative_tokens) == ("ngram", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "expected a JSON object"),
+        ("{", "expected a JSON object"),
+        ('{"method": {}}', "expected a JSON object"),
+        ('{"model": "a/draft"}', "'model' has no meaning here"),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 8}', "suffix_decoding_max_tree"),
+        ('{"method": "eagle3"}', "method = 'eagle3' is not built, expected ngram or suffix"),
+        ('{"method": "oracle"}', "method = 'oracle' is no method"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        speculative_settings(text)
+
+
+def test_values_have_the_settings_bounds() -> None:
+    with pytest.raises(ConfigError, match=r"speculation\.num_speculative_tokens"):
+        configured("--speculative-config", '{"num_speculative_tokens": 0}')

@@ -1,0 +1,84 @@
+"""Guesses from a row's own tokens, against a plain search."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from src.core.config import SpeculationSection
+from src.engine.speculation import Guess
+from src.engine.speculation.drafter import DRAFTERS
+from src.engine.speculation.lookup import Lookup
+
+
+def propose(lookup: Lookup, tokens: list[int], most: int = 4) -> Guess | None:
+    return lookup.propose(0, np.array(tokens, np.int32), most)
+
+
+def plainly(tokens: list[int], longest: int) -> tuple[int, list[int]]:
+    """Length of the longest end that stands in the tokens before, and the places behind it."""
+    for length in range(min(longest, len(tokens) - 1), 0, -1):
+        end = tokens[-length:]
+        places = [
+            start + length
+            for start in range(len(tokens) - length)
+            if tokens[start : start + length] == end
+        ]
+        if places:
+            return length, places
+    return 0, []
+
+
+def test_a_text_goes_on_as_before() -> None:
+    lookup = Lookup(least=1, longest=24)
+    assert propose(lookup, [1, 2, 3, 4, 5, 9, 2, 3]) == Guess([4, 5, 9, 2], 2)
+    assert propose(lookup, [1, 2, 3, 4, 5, 9, 2, 3], 1) == Guess([4], 2)
+    # What follows the match may end where the text ends.
+    assert propose(lookup, [7, 7, 7]) == Guess([7], 2)
+    for without in ([], [1], [1, 2, 3]):
+        assert propose(lookup, without) is None
+
+
+def test_most_places_win_and_then_the_last_one() -> None:
+    lookup = Lookup(least=1, longest=24)
+    assert propose(lookup, [1, 5, 0, 1, 6, 0, 1, 5, 8, 0, 1]) == Guess([5, 8, 0, 1], 2)
+    assert propose(lookup, [3, 1, 5, 4, 1, 6, 1], 2) == Guess([6, 1], 1)
+
+
+def test_a_match_has_bounds() -> None:
+    tokens = [1, 2, 3, 8, 3, 9, 1, 2, 3]
+    assert propose(Lookup(least=4, longest=5), tokens) is None
+    assert propose(Lookup(least=3, longest=5), tokens) == Guess([8, 3, 9, 1], 3)
+    # With one token for a match, the later place is as good.
+    assert propose(Lookup(least=1, longest=1), tokens, 1) == Guess([9], 1)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 5, 24])
+def test_it_is_what_a_plain_search_finds(longest: int) -> None:
+    source = random.Random(longest)
+    lookup = Lookup(least=1, longest=longest)
+    for _ in range(300):
+        tokens = [source.randrange(source.choice((2, 3, 20))) for _ in range(source.randint(1, 40))]
+        length, places = plainly(tokens, longest)
+        guess = propose(lookup, tokens, 6)
+        if not places:
+            assert guess is None
+            continue
+        assert guess is not None
+        assert guess.match == length
+        following = [tokens[place] for place in places]
+        assert following.count(guess.token_ids[0]) == max(map(following.count, following))
+        # Every guess continues one of the places.
+        width = len(guess.token_ids)
+        assert any(tokens[place : place + width] == guess.token_ids for place in places)
+
+
+def test_the_table_has_every_method() -> None:
+    section = SpeculationSection(prompt_lookup_min=2, prompt_lookup_max=3)
+    tokens = np.array([1, 2, 3, 4, 1, 2], np.int32)
+    for method, build in DRAFTERS.items():
+        guess = build(section).propose(0, tokens, 2)
+        assert guess == Guess([3, 4], 2), method
+    assert DRAFTERS["ngram"](section).propose(0, np.array([1, 3, 1], np.int32), 2) is None

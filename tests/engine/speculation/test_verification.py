@@ -1,0 +1,105 @@
+"""A plan's bounds become an exact plan, and sampled tokens are compared with its drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from src.core.plan import RowStep, StepPlan
+from src.engine.speculation import Guess, Speculation, Widths
+
+POISON = -1
+
+
+class Counting:
+    """Guesses the numbers that follow the last token."""
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess:
+        last = int(tokens[-1])
+        return Guess(list(range(last + 1, last + 9)), 3)
+
+
+def speculation(tokens: np.ndarray, *, free: bool = True) -> Speculation:
+    widths = Widths(always=True)
+    return Speculation((Counting(),), tokens, lambda row: free, POISON, widths)
+
+
+def buffer(length: int, room: int = 12) -> np.ndarray:
+    """One row: tokens 10, 11, ... and room behind them."""
+    tokens = np.full((1, room), POISON, np.int32)
+    tokens[0, :length] = range(10, 10 + length)
+    return tokens
+
+
+def plan(*steps: RowStep) -> StepPlan:
+    return StepPlan(1, [], [], list(steps))
+
+
+def test_a_plan_without_drafts_is_left_as_it_is() -> None:
+    assert speculation(buffer(4)).begin(plan(RowStep(0, 1, 3, 1, True))) is None
+
+
+def test_drafts_are_written_behind_the_newest_token() -> None:
+    tokens = buffer(4)
+    verification = speculation(tokens).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert verification is not None
+    assert verification.plan.rows == [RowStep(0, 1, 3, 4, True, 3)]
+    assert tokens[0].tolist() == [*range(10, 17), *[POISON] * 5]
+
+
+@pytest.mark.parametrize(("limit", "drafts"), [(12, 3), (7, 2), (6, 1), (5, 0)])
+def test_a_row_never_gets_longer_than_it_may(limit: int, drafts: int) -> None:
+    tokens = buffer(4)
+    verification = speculation(tokens).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, limit)))
+    assert verification is not None
+    assert verification.plan.rows == [RowStep(0, 1, 3, 1 + drafts, True, drafts)]
+    assert (tokens[0, 4 + drafts :] == POISON).all()
+
+
+def test_a_row_that_something_restricts_has_no_drafts() -> None:
+    tokens = buffer(4)
+    made = speculation(tokens, free=False).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert made is not None
+    assert made.plan.rows == [RowStep(0, 1, 3, 1, True)]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "kept"),
+    [
+        ([14, 15, 16, 17], 4),
+        ([14, 15, 99, 17], 3),
+        ([99, 15, 16, 17], 1),
+        # Behind a token that could not be drawn there is nothing; the next step says so.
+        ([14, -1, 16, 17], 1),
+        ([-1, 15, 16, 17], 1),
+    ],
+)
+def test_tokens_count_up_to_the_first_that_was_not_guessed(sampled: list[int], kept: int) -> None:
+    tokens = buffer(4)
+    made = speculation(tokens)
+    first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert first is not None
+    # As the step does.
+    tokens[0, 4:8] = np.maximum(sampled, 0)
+    made.settle(first, sampled)
+    assert list(first.kept) == [kept]
+    assert tokens[0, 4 : 4 + kept].tolist() == np.maximum(sampled[:kept], 0).tolist()
+    assert (tokens[0, 4 + kept :] == POISON).all()
+    assert (made.counts.rows, made.counts.drafted, made.counts.accepted) == (1, 3, kept - 1)
+    assert made.counts.accepted_at == [1] * (kept - 1) + [0] * (4 - kept)
+    # The next step begins where the row ends, wherever its plan says that it may.
+    behind = made.begin(plan(RowStep(0, 1, 4, 1, True, 0, 3, 12)))
+    assert behind is not None
+    assert behind.plan.rows == [RowStep(0, 1, 3 + kept, 1, True)]
+
+
+def test_a_row_that_is_as_long_as_it_may_be_computes_nothing() -> None:
+    tokens = buffer(4)
+    made = speculation(tokens)
+    first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 8)))
+    assert first is not None
+    made.settle(first, [14, 15, 16, 17])
+    behind = made.begin(plan(RowStep(0, 1, 4, 4, True, 3, 3, 8)))
+    assert behind is not None
+    assert (behind.plan.rows, behind.index) == ([], [-1])
+    made.settle(behind, [])
