@@ -137,6 +137,10 @@ def _chosen(raw: Mapping[str, Any]) -> str | None:
     if not isinstance(name, str):
         return None
     if name in _BY_ARCHITECTURE:
+        own = _BY_ARCHITECTURE[name]
+        if not own.generates and model_type not in (None, own.model_type):
+            # Others name their encoders after BERT's class, too.
+            return None
         is_other = family is not None and name not in family.architectures
         return family.architectures[0] if family is not None and is_other else name
     # A decoder that was saved without its head.

@@ -317,6 +317,38 @@ async def test_an_abort_ends_all_texts_of_a_request(engine_of_encoder: AsyncEngi
     assert_idle(engine_of_encoder)
 
 
+async def test_one_call_takes_little_of_the_queue(encoder: Path) -> None:
+    """More texts than the queue holds, and room for others meanwhile."""
+    prompts = random_prompts(300, longest=20)
+    async with AsyncEngine.open(
+        small_config(encoder, scheduler__max_waiting_requests=100)
+    ) as engine:
+        many = asyncio.create_task(engine.embed(prompts))
+        while not engine.stats.num_waiting:
+            await asyncio.sleep(0)
+        (alone,) = await engine.embed([prompts[250]])
+        assert not many.done()
+        made = await many
+        assert_idle(engine)
+    assert [each.prompt_tokens for each in made] == [len(prompt) for prompt in prompts]
+    assert made[250].vector == pytest.approx(alone.vector, abs=1e-6)
+
+
+async def test_a_decoder_cuts_the_longest_texts_where_it_is_asked_to(decoder: Path) -> None:
+    text = "the quick brown fox " * 2000
+    async with AsyncEngine.open(small_config(decoder)) as engine:
+        (cut,) = await engine.embed([text], truncate=-1)
+        assert cut.prompt_tokens == 256
+
+
+@pytest.mark.parametrize("texts", ["fox", b"fox", [5, 6], [b"fox"], [None], 7])
+async def test_texts_of_a_wrong_type_are_refused(
+    engine_of_encoder: AsyncEngine, texts: Any
+) -> None:
+    with pytest.raises(InvalidRequestError, match="input must be"):
+        await engine_of_encoder.embed(texts)
+
+
 def test_the_synchronous_front_embeds_more_texts_than_the_queue_holds(encoder: Path) -> None:
     prompts = random_prompts(30, longest=20)
     with LLM(small_config(encoder, scheduler__max_waiting_requests=8)) as llm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from src.core.errors import ModelLoadError
 from src.models import load_model
 from src.models.loading.options import LoadOptions
+from src.models.registry import has_family
 from tests.models.harness import PagedSequence, dense_mix
+from tests.support.checkpoints import make_checkpoint
 from tests.support.encoders import ENCODER_CLASSES, load_encoder_reference, make_encoder
 
 TOLERANCE = 1e-4
@@ -75,6 +78,19 @@ def test_the_longest_sequence_is_what_the_table_of_positions_holds(
     )
     with pytest.raises(ModelLoadError, match=f"from 1 to {longest}"):
         load_model(directory, LoadOptions(max_model_len=longest + 1))
+
+
+def test_an_encoder_of_another_type_is_not_taken_for_this_one() -> None:
+    assert has_family({"architectures": ["BertModel"], "model_type": "bert"})
+    assert not has_family({"architectures": ["BertModel"], "model_type": "nomic_bert"})
+
+
+def test_a_decoder_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, "qwen2")
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "is_causal": False}))
+    with pytest.raises(ModelLoadError, match="is_causal"):
+        load_model(directory)
 
 
 @pytest.mark.parametrize(

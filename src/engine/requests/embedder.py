@@ -24,6 +24,8 @@ class Embedder:
         self.recipe = recipe
         self._tokenizer = tokenizer
         self._builder = builder
+        # Characters: a longer text is refused without tokenizing it.
+        self._longest = builder.max_text_chars
 
     def check(self, dimensions: int | None, truncate: int | None, prompt_name: str | None) -> None:
         """Refuse options that hold for all texts of a request.
@@ -92,6 +94,11 @@ class Embedder:
         PromptTooLongError
             It is longer than the model takes.
         """
+        if not isinstance(text, str | list | tuple):
+            raise InvalidRequestError(
+                f"input must be text or a list of token ids, got {type(text).__name__}",
+                param="input",
+            )
         most = self.recipe.max_tokens
         keeps = most if truncate == -1 else truncate
         if not text:
@@ -105,7 +112,7 @@ class Embedder:
             text = self.recipe.prompts[name] + text
         if keeps is not None:
             # Text of which nothing can be among the tokens that are kept is not tokenized.
-            text = text[: (keeps + 1) * self._tokenizer.max_token_chars]
+            text = text[: min((keeps + 1) * self._tokenizer.max_token_chars, self._longest)]
         ids = await self._builder.tokenize(
             text, ChatOptions(add_special_tokens=adds_special_tokens), tenant
         )
@@ -136,6 +143,8 @@ class Embedder:
 
     def _check_length(self, count: int) -> None:
         most = self.recipe.max_tokens
+        if count < 1:
+            raise InvalidRequestError("input must have at least one token", param="input")
         if count > most:
             raise PromptTooLongError(
                 f"input has {count} tokens, and this model takes up to {most}: shorten it, or ask "

@@ -6,11 +6,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from src.core.errors import (
     DeadlineExceededError,
     InvalidRequestError,
+    QueueFullError,
     RequestAbortedError,
     RequestError,
 )
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from src.engine.loop import EngineLoop
     from src.engine.scheduling.scheduler import Scheduler
     from src.engine.startup import EngineParts
+
+# Texts of one call that wait or run at the same time: a step has work enough, and the queue has
+# room for others. Queueing them takes a few milliseconds.
+_WINDOW: Final = 64
 
 
 class EmbeddingOptions(TypedDict, total=False):
@@ -73,7 +78,11 @@ class EmbeddingRun:
         self._options = options
         self._embedder: Embedder | None = None
         self._token_ids: list[list[int]] = []
+        # Those that were queued; the first ``_ended`` of them have their vectors.
         self._submissions: list[Submission] = []
+        self._ended = 0
+        self._parts: EngineParts | None = None
+        self._loop: EngineLoop | None = None
 
     async def prepare(
         self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
@@ -91,10 +100,14 @@ class EmbeddingRun:
             "tenant": (tenant := self._options.get("tenant", "")),
         }
         embedder.check_options(SamplingParams(max_tokens=1), checked)
+        if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
+            raise InvalidRequestError(
+                f"input must be a list of texts, got {type(texts).__name__}", param="input"
+            )
         if not texts:
             raise InvalidRequestError("input must not be an empty list", param="input")
         # A full queue refuses before anything is tokenized.
-        scheduler.check_queue(len(texts), len(texts), tenant)
+        scheduler.check_queue(1, 1, tenant)
         for index, text in enumerate(texts):
             try:
                 ids = await embedder.tokens(
@@ -109,12 +122,26 @@ class EmbeddingRun:
             self._token_ids.append(ids)
             # Others get the event loop between two texts.
             await asyncio.sleep(0)
-        scheduler.check_queue(len(texts), sum(map(len, self._token_ids)), tenant)
 
     def queue(self, parts: EngineParts, loop: EngineLoop) -> None:
-        """Queue all texts at once."""
+        """Queue the first texts; the others follow as these end.
+
+        Raises
+        ------
+        QueueFullError
+            There is no room for one.
+        """
+        self._parts, self._loop = parts, loop
+        self._queue_more(least=1)
+
+    def _queue_more(self, least: int = 0) -> None:
+        """Queue further texts, as many as may be under way; ``least`` of them or an error."""
         assert self._embedder is not None
-        for ids in self._token_ids:
+        assert self._parts is not None
+        assert self._loop is not None
+        parts, loop = self._parts, self._loop
+        first = len(self._submissions)
+        for ids in self._token_ids[first : self._ended + _WINDOW]:
             request = parts.builder.pooled(
                 ids,
                 self._embedder.recipe.pooling,
@@ -123,14 +150,26 @@ class EmbeddingRun:
                 timeout=self._options.get("timeout"),
                 tenant=self._options.get("tenant", ""),
             )
-            self._submissions.append(Submission(loop, parts.tokenizer, self.request_id, [request]))
-        for submission in self._submissions:
-            submission.start()
+            submission = Submission(loop, parts.tokenizer, self.request_id, [request])
+            try:
+                submission.start()
+            except QueueFullError:
+                if len(self._submissions) < first + least:
+                    raise
+                # Those that are queued make room.
+                return
+            self._submissions.append(submission)
 
     async def vectors(self) -> list[Embedding]:
         """Wait for all vectors; an error of one text ends the others."""
         try:
-            return [await self._vector(submission) for submission in self._submissions]
+            made: list[Embedding] = []
+            while len(made) < len(self._token_ids):
+                made.append(await self._vector(self._submissions[len(made)]))
+                self._ended = len(made)
+                all_ended = self._ended == len(self._submissions)
+                self._queue_more(least=int(all_ended and self._ended < len(self._token_ids)))
+            return made
         finally:
             self.abort()
 

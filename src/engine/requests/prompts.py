@@ -139,6 +139,11 @@ class RequestBuilder:
         self._work = TextWork()
         self._guides = ThinkingGuides(tokenizer, info.vocab_size, self._work)
 
+    @property
+    def max_text_chars(self) -> int:
+        """Characters of the longest text that is tokenized at all."""
+        return self._info.max_model_len * self._tokenizer.max_token_chars
+
     def close(self) -> None:
         """End the threads. Blocks while some text is worked on."""
         self._work.close()
@@ -345,7 +350,7 @@ class RequestBuilder:
     def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
         # A text of more characters than the context's tokens can spell cannot fit, and is refused
         # without tokenizing it.
-        if len(text) > self._info.max_model_len * self._tokenizer.max_token_chars:
+        if len(text) > self.max_text_chars:
             raise PromptTooLongError.of_text(len(text), self._info.max_model_len, param="prompt")
         return self._ids_of(text, add_special_tokens, "prompt")
 

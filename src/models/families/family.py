@@ -227,6 +227,8 @@ def decoder(
     differences
         Values of `ModelConfig` that override the usual ones.
     """
+    if fields.raw("is_causal") is False:
+        raise fields.error("is_causal", "true: decoders whose tokens see later ones are not served")
     positions = fields.integer("max_position_embeddings", default=2048)
     given: dict[str, Any] = {
         "architecture": fields.raw("architectures")[0],

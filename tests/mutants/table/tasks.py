@@ -62,7 +62,7 @@ MUTATIONS = (
             "A[:B]",
         ),
         (
-            "a vector is cut after it was normalized",
+            "a vector is not normalized",
             "Embedder.vector",
             "max(A, 1e-12)",
             "2",
