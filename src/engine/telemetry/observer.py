@@ -101,7 +101,7 @@ class EngineObserver:
         """A completion was queued."""
         self.progress.submitted(choice.record.queued)
         self._choices[choice.request.key] = choice
-        if choice.index == 0:
+        if choice.index == 0 and choice.request.pooling is None:
             self._metrics.on_submitted(choice.request.params.n)
 
     @_contained
@@ -189,6 +189,9 @@ class EngineObserver:
     @_contained
     def delivered(self, choice: Choice, event: RequestEvent) -> None:
         """An event of a completion was put into its stream."""
+        if event.vector is not None:
+            choice.record.cached_tokens = event.cached_tokens
+            self._metrics.on_vector(choice.record, len(choice.request.prompt_token_ids))
         if not event.token_ids:
             return
         now, record = time.monotonic(), choice.record
@@ -222,9 +225,9 @@ class EngineObserver:
         self._metrics.on_finished(
             record,
             prompt_tokens=len(request.prompt_token_ids),
-            max_tokens=request.max_tokens,
+            max_tokens=None if request.pooling is not None else request.max_tokens,
         )
-        if (longest := choice.longest_of_request) is not None:
+        if request.pooling is None and (longest := choice.longest_of_request) is not None:
             self._metrics.on_request_finished(longest)
         if self._logs_requests:
             log_request(

@@ -119,9 +119,19 @@ class EngineMetrics(Collector):
         assert record.first_token is not None
         metrics, cached = self._vllm, record.cached_tokens
         metrics.time_to_first_token.observe(record.first_token - record.arrival, record.trace_id)
-        metrics.prompt_tokens.value += prompt_tokens
+        self._count_prompt(prompt_tokens, cached)
+
+    def on_vector(self, record: RequestRecord, prompt_tokens: int) -> None:
+        """A text's vector was committed: all of its tokens are computed, and none is generated."""
+        self._count_prompt(prompt_tokens, record.cached_tokens)
+        computed = prompt_tokens - record.cached_tokens
+        self._vllm.request_prefill_kv_computed_tokens.observe(computed)
+
+    def _count_prompt(self, num_tokens: int, cached: int) -> None:
+        metrics = self._vllm
+        metrics.prompt_tokens.value += num_tokens
         metrics.prompt_tokens_hit.value += cached
-        metrics.prompt_tokens_computed.value += prompt_tokens - cached
+        metrics.prompt_tokens_computed.value += num_tokens - cached
 
     def on_tokens(self, n: int, itl_seconds: float | None, trace_id: str = "") -> None:
         """``n`` output tokens of one completion were committed.
@@ -132,16 +142,22 @@ class EngineMetrics(Collector):
         if itl_seconds is not None:
             self._vllm.inter_token_latency.observe(itl_seconds, trace_id)
 
-    def on_finished(self, record: RequestRecord, *, prompt_tokens: int, max_tokens: int) -> None:
-        """A completion ended; its record says how."""
+    def on_finished(
+        self, record: RequestRecord, *, prompt_tokens: int, max_tokens: int | None
+    ) -> None:
+        """A completion ended; its record says how.
+
+        ``max_tokens`` is ``None`` for a text that becomes a vector: its output has no length.
+        """
         reason = record.finish_reason
         assert reason is not None
         metrics, trace, times = self._vllm, record.trace_id, Durations.of(record)
         metrics.request_success[reason].inc()
         metrics.e2e_request_latency.observe(times.whole, trace)
         metrics.request_prompt_tokens.observe(prompt_tokens)
-        metrics.request_generation_tokens.observe(record.num_tokens)
-        metrics.request_params_max_tokens.observe(max_tokens)
+        if max_tokens is not None:
+            metrics.request_generation_tokens.observe(record.num_tokens)
+            metrics.request_params_max_tokens.observe(max_tokens)
         metrics.request_num_preemptions.observe(len(record.preempted))
         for histogram, seconds in (
             (metrics.request_prefill_time, times.prefill),
