@@ -298,12 +298,18 @@ async def test_a_vector_that_is_no_number_is_an_error_of_its_own(
 
     monkeypatch.setattr(RowPooling, "pool", broken)
     async with AsyncEngine.open(small_config(encoder)) as engine:
-        bad = asyncio.create_task(engine.embed([[5] * 6, [5] * 7, [5] * 8]))
+        bad = asyncio.create_task(engine.embed([[5] * 6, [5] * 7, *[[5] * 8] * 300]))
         good = await engine.embed([[5] * 6])
-        with pytest.raises(GenerationError, match="no valid vector"):
+        with pytest.raises(GenerationError, match=r"^input\[1\]: .*no valid vector") as raised:
             await bad
+        assert (raised.value.param, raised.value.code) == ("input", "invalid_vector")
         assert good[0].prompt_tokens == 6
+        with pytest.raises(GenerationError, match="^the model gave no valid vector"):
+            await engine.embed([[5] * 7])
+        await asyncio.sleep(0.05)
         assert_idle(engine)
+        # Texts behind the bad one were dropped.
+        assert engine.metrics.value("vllm:prompt_tokens_total") < 150 * 8
 
 
 async def test_an_abort_ends_all_texts_of_a_request(engine_of_encoder: AsyncEngine) -> None:

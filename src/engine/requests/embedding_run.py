@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from src.core.errors import (
     DeadlineExceededError,
+    GenerationError,
     InvalidRequestError,
     QueueFullError,
     RequestAbortedError,
@@ -165,7 +166,7 @@ class EmbeddingRun:
         try:
             made: list[Embedding] = []
             while len(made) < len(self._token_ids):
-                made.append(await self._vector(self._submissions[len(made)]))
+                made.append(await self._vector(len(made)))
                 self._ended = len(made)
                 all_ended = self._ended == len(self._submissions)
                 self._queue_more(least=int(all_ended and self._ended < len(self._token_ids)))
@@ -173,12 +174,16 @@ class EmbeddingRun:
         finally:
             self.abort()
 
-    async def _vector(self, submission: Submission) -> Embedding:
+    async def _vector(self, index: int) -> Embedding:
         assert self._embedder is not None
+        submission = self._submissions[index]
         await submission.wait_end()
         last: Delta | None = None
-        async for delta in submission:
-            last = delta
+        try:
+            async for delta in submission:
+                last = delta
+        except GenerationError as error:
+            raise _named(error, index if len(self._token_ids) > 1 else None) from None
         if last is None or last.vector is None:
             if last is not None and last.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceededError("the request's deadline passed before its vectors")

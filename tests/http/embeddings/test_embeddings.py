@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import torch
 
 from src.core.config import Config, ModelSection
+from src.core.plan import StepPlan
+from src.engine.execution.pooling import RowPooling, Vectors
 from src.http import create_app
 from tests.http.asking import client_of
 from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
@@ -146,6 +149,29 @@ async def test_malformed_requests_are_400(
     embedding_client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     assert (await embedding_client.post("/v1/embeddings", json=fields)).status_code == 400
+
+
+async def test_a_vector_that_is_not_finite_is_500_and_names_its_text(
+    embedding_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RowPooling.pool
+
+    def broken(self: RowPooling, plan: StepPlan, hidden: torch.Tensor) -> Vectors | None:
+        made = pool(self, plan, hidden)
+        lengths = {step.row: step.num_tokens for step in plan.rows}
+        for row, vector in () if made is None else zip(made.rows, made.values, strict=True):
+            if lengths[row] == 9:
+                vector[0] = torch.nan
+        return made
+
+    monkeypatch.setattr(RowPooling, "pool", broken)
+    answer = await embedding_client.post("/v1/embeddings", json={"input": [[5], [5, 6], [5] * 9]})
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert error["message"].startswith("input[2]: the model gave no valid vector")
+    assert (error["type"], error["param"]) == ("server_error", "input")
+    assert error["code"] == "invalid_vector"
+    assert len(vectors(await embedded(embedding_client, input=[[5], [5, 6]]))) == 2
 
 
 async def test_a_model_that_embeds_refuses_to_generate(
