@@ -182,6 +182,8 @@ async def test_a_prompt_of_the_checkpoint_is_put_before_a_text(encoder: Path) ->
         (["fox"], {"dimensions": 32}, "dimensions must be 64: this model does not say"),
         (["fox"], {"truncate": 101}, "truncate_prompt_tokens must be -1 or from 1 to 100"),
         (["fox"], {"priority": 2**63}, "priority must be"),
+        (["fox"], {"priority": None}, "priority: expected Integral"),
+        (["fox"], {"cache_salt": 5}, "cache_salt: expected str"),
     ],
 )
 async def test_bad_texts_and_options_are_named(
@@ -190,6 +192,12 @@ async def test_bad_texts_and_options_are_named(
     with pytest.raises(InvalidRequestError, match=message):
         await engine_of_encoder.embed(texts, **options)
     assert_idle(engine_of_encoder)
+
+
+async def test_an_unknown_option_is_a_type_error(engine_of_encoder: AsyncEngine) -> None:
+    options: dict[str, Any] = {"lora": "mine"}
+    with pytest.raises(TypeError, match="embed has no option 'lora'; there are request_id, "):
+        await engine_of_encoder.embed(["fox"], **options)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 from src.core.errors import (
     DeadlineExceededError,
@@ -20,6 +20,7 @@ from src.core.outputs import Delta, Embedding, FinishReason
 from src.core.sampling_params import SamplingParams
 from src.engine.requests.embedder import Embedder, Text
 from src.engine.requests.prompts import RequestOptions
+from src.engine.requests.prompts import check_options as check_option_types
 from src.engine.requests.submission import Submission
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class EmbeddingOptions(TypedDict, total=False):
         Smaller goes first, under ``scheduler.policy = "priority"``.
     timeout
         Seconds after its arrival at which it ends without vectors.
+    cache_salt
+        Prefix-cache entries are shared only between requests with the same salt.
     tenant
         Whose request it is.
     """
@@ -50,6 +53,7 @@ class EmbeddingOptions(TypedDict, total=False):
     request_id: str | None
     priority: int
     timeout: float | None
+    cache_salt: str
     tenant: str
 
 
@@ -88,7 +92,17 @@ class EmbeddingRun:
     async def prepare(
         self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
     ) -> None:
-        """Check everything, and tokenize the texts; an error names the text by its index."""
+        """Check everything, and tokenize the texts; an error names the text by its index.
+
+        Raises
+        ------
+        TypeError
+            An option's name is unknown.
+        """
+        if unknown := self._options.keys() - EmbeddingOptions.__annotations__.keys():
+            names = ", ".join(EmbeddingOptions.__annotations__)
+            raise TypeError(f"embed has no option {min(unknown)!r}; there are {names}")
+        check_option_types(None, cast(RequestOptions, self._options))
         if embedder is None:
             raise InvalidRequestError(
                 "this model does not embed: what it can do is generate", param="model"
@@ -98,6 +112,7 @@ class EmbeddingRun:
         checked: RequestOptions = {
             "priority": self._options.get("priority", 0),
             "timeout": self._options.get("timeout"),
+            "cache_salt": self._options.get("cache_salt", ""),
             "tenant": (tenant := self._options.get("tenant", "")),
         }
         embedder.check_options(SamplingParams(max_tokens=1), checked)
@@ -149,6 +164,7 @@ class EmbeddingRun:
                 arrival=self._arrival,
                 priority=self._options.get("priority", 0),
                 timeout=self._options.get("timeout"),
+                cache_salt=self._options.get("cache_salt", ""),
                 tenant=self._options.get("tenant", ""),
             )
             submission = Submission(loop, parts.tokenizer, self.request_id, [request])

@@ -290,6 +290,7 @@ class RequestBuilder:
         arrival: float,
         priority: int = 0,
         timeout: float | None = None,
+        cache_salt: str = "",
         tenant: str = "",
     ) -> Request:
         """A request for a vector. The arguments must have been checked."""
@@ -301,6 +302,7 @@ class RequestBuilder:
             priority=priority,
             arrival=arrival,
             deadline=None if timeout is None else arrival + timeout,
+            cache_salt=cache_salt,
             tenant=tenant,
             pooling=pooling,
         )

@@ -14,8 +14,9 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.core.outputs import Embedding
-from src.http.generation.sampling import unsupported
+from src.http.generation.sampling import check_neutral, unsupported
 from src.http.protocol.embeddings import (
+    NEUTRAL_IN_EMBEDDINGS,
     EmbeddingBody,
     EmbeddingItem,
     EmbeddingRequest,
@@ -36,6 +37,9 @@ _PER_TURN: Final = 16
 async def create_embeddings(call: Call) -> None:
     """The vectors of one text or of many."""
     request = _decode(call)
+    check_neutral(request, NEUTRAL_IN_EMBEDDINGS)
+    if request.input is None:
+        raise InvalidRequestError("missing required field `input`", param="input")
     engine = await call.admitted_engine()
     name = served_name(engine, request.model)
     if adapter_name(engine, name) is not None:
@@ -51,6 +55,7 @@ async def create_embeddings(call: Call) -> None:
         request_id=call.id,
         priority=request.priority or 0,
         timeout=call.timeout(request.timeout, call.server.config.http.request_timeout),
+        cache_salt=request.cache_salt or "",
         tenant=call.tenant,
     )
     del texts

@@ -19,6 +19,11 @@ from src.core.sampling_params import (
     MAX_N,
     MAX_STOP_STRING_CHARS,
 )
+from src.http.protocol.embeddings import (
+    NEUTRAL_IN_EMBEDDINGS,
+    AcceptedByEmbeddings,
+    UnsupportedByEmbeddings,
+)
 from src.http.protocol.generation import NEUTRAL, Accepted, Unsupported
 from src.http.protocol.messages import (
     NEUTRAL_IN_MESSAGES,
@@ -84,6 +89,7 @@ _FAMILIES: Final = (
     (Unsupported, NEUTRAL, Accepted),
     (UnsupportedByResponses, NEUTRAL_IN_RESPONSES, AcceptedByResponses),
     (UnsupportedByMessages, NEUTRAL_IN_MESSAGES, AcceptedByMessages),
+    (UnsupportedByEmbeddings, NEUTRAL_IN_EMBEDDINGS, AcceptedByEmbeddings),
 )
 
 

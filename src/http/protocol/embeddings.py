@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
+# A field of `UnsupportedByEmbeddings` may be sent with one of these values: they ask for nothing.
+NEUTRAL_IN_EMBEDDINGS: Final[dict[str, tuple[Any, ...]]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "embed_dtype": ("float32",),
+    "endianness": ("little",),
+    "input_type": (),
+    "late_chunking": (False,),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "normalize": (),
+    "task": (),
+    "truncation_side": ("right",),
+    "use_activation": (),
+}
+
+
+class UnsupportedByEmbeddings(msgspec.Struct, kw_only=True):
+    """Fields of others' protocols that would change the vectors; see `NEUTRAL_IN_EMBEDDINGS`."""
+
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    embed_dtype: Any = None
+    endianness: Any = None
+    input_type: Any = None
+    late_chunking: Any = None
+    messages: Any = None
+    mm_processor_kwargs: Any = None
+    normalize: Any = None
+    task: Any = None
+    truncation_side: Any = None
+    use_activation: Any = None
+
+
+class AcceptedByEmbeddings(UnsupportedByEmbeddings, kw_only=True):
+    """Fields without a meaning for a server of one's own, accepted whatever they hold."""
+
+    user: Any = None
+
+
+class EmbeddingRequest(AcceptedByEmbeddings, kw_only=True):
     """``POST /v1/embeddings``. ``None`` everywhere means "as if it were not there"."""
 
     model: str | None = None
-    # A text, token ids, or a list of either.
-    input: str | list[int | str | list[int]]
+    # A text, token ids, or a list of either. Needed; what has `messages` is refused by that name.
+    input: str | list[int | str | list[int]] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    user: Any = None
     # vLLM's. Only so many tokens of a text, -1: as many as the model takes.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     # sentence-transformers': the name of a prompt of the checkpoint's.
     prompt_name: str | None = None
     # Ours: seconds after which the request ends.

@@ -124,6 +124,7 @@ async def test_fields_of_vllm_and_sentence_transformers(
         ({"input": "fox", "truncate_prompt_tokens": 131}, "truncate_prompt_tokens", "1 to 130"),
         ({"input": "fox", "prompt_name": "no"}, "prompt_name", "(query)"),
         ({"input": "fox", "priority": 2**63}, "priority", "priority must be"),
+        ({"input": None}, "input", "missing"),
     ],
 )
 async def test_bad_input_is_400_and_names_its_field(
@@ -134,6 +135,54 @@ async def test_bad_input_is_400_and_names_its_field(
     error = answer.json()["error"]
     assert error["param"] == param
     assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("normalize", True),
+        ("normalize", False),
+        ("input_type", "query"),
+        ("task", "retrieval.query"),
+        ("messages", [{"role": "user", "content": "fox"}]),
+        ("truncation_side", "left"),
+        ("embed_dtype", "float16"),
+        ("endianness", "big"),
+        ("late_chunking", True),
+    ],
+)
+async def test_fields_that_would_change_vectors_are_refused_by_name(
+    embedding_client: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    for rest in ({"input": "fox"}, {}):
+        answer = await embedding_client.post("/v1/embeddings", json={field: value, **rest})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+    await embedded(embedding_client, input="fox", **{field: None})
+
+
+async def test_values_that_ask_for_nothing_are_taken(embedding_client: httpx.AsyncClient) -> None:
+    asked = {"truncation_side": "right", "embed_dtype": "float32", "endianness": "little"}
+    assert vectors(await embedded(embedding_client, input="fox", **asked))
+
+
+async def test_a_salt_keeps_cached_prefixes_apart(client: httpx.AsyncClient) -> None:
+    async def hits() -> float:
+        text = (await client.get("/metrics")).text
+        name = "vllm:prompt_tokens_cached_total{"
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+    given: dict[str, Any] = {"input": list(range(3, 53))}
+    before = await hits()
+    for salt in ("one", "other"):
+        await embedded(client, cache_salt=salt, **given)
+        assert await hits() == before
+    await embedded(client, cache_salt="other", **given)
+    assert await hits() > before
+    for salt in ("", "x" * 257):
+        answer = await client.post("/v1/embeddings", json={"cache_salt": salt, **given})
+        assert answer.status_code == 400
 
 
 @pytest.mark.parametrize(
