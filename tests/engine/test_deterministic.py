@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from src.models.layers.recurrence import (
 )
 from src.ops.build.kernels import ensure_built, kernel_library
 from tests.support.checkpoints import make_checkpoint
+from tests.support.encoders import save_modules
 from tests.support.engines import random_prompts, small_config
 from tests.support.families import SHORT_SIGHTED
 
@@ -110,6 +112,24 @@ async def test_bits_are_those_of_the_request_alone(kind: str, directory: Path) -
             assert await together(engine, params) == expected, path
             if path == "preempted":
                 assert engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+async def test_bits_of_a_vector_are_those_of_the_text_alone(
+    kind: str, pooling: str, directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    save_modules(tmp_path, pooling={"pooling_mode": pooling})
+    async with AsyncEngine.open(small_config(tmp_path, **ALONE, **KINDS[kind])) as engine:
+        alone = [(await engine.embed([prompt]))[0].vector for prompt in PROMPTS]
+    for path in ("batched", "chunks of 1", "chunks of 33", "chunks of 100"):
+        config = small_config(tmp_path, **PATHS[path], **KINDS[kind])
+        async with AsyncEngine.open(config) as engine:
+            made = await asyncio.gather(*(engine.embed([prompt]) for prompt in PROMPTS))
+            many = await engine.embed(PROMPTS)
+        assert [each.vector for (each,) in made] == alone, path
+        assert [each.vector for each in many] == alone, path
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

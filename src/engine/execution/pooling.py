@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Pooling
+
+
+# Positions that are added one by one, beside other groups of as many.
+GROUP: Final = 32
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,24 @@ class RowPooling:
     ----------
     of_rows
         Row -> how its request is pooled, or None; kept up to date by their owner.
+    deterministic
+        Add the tokens in an order that does not depend on the steps in which they are computed.
     """
 
     def __init__(
-        self, of_rows: Sequence[Pooling | None], hidden_size: int, device: torch.device
+        self,
+        of_rows: Sequence[Pooling | None],
+        hidden_size: int,
+        device: torch.device,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self._of_rows = of_rows
         self._hidden_size = hidden_size
         self._device = device
-        # Row -> [hidden_size] float32; made when the first request needs it.
+        self._deterministic = deterministic
+        # Row -> [2, hidden_size] float32: the state or the sum; the sum of a group of positions
+        # that is not complete yet, see `add_in_order`. Made when the first request needs it.
         self._kept: Tensor | None = None
 
     def wants(self, plan: StepPlan) -> bool:
@@ -102,19 +116,63 @@ class RowPooling:
             own = hidden[0].float()
             if start == 0 and is_last:
                 return own
-            kept = self._rows_kept()[row]
+            kept = self._rows_kept()[row, 0]
             if start == 0:
                 kept.copy_(own)
             return kept.clone()
+        count = start + len(hidden)
+        if self._deterministic:
+            sums = self._rows_kept()[row]
+            if start == 0:
+                sums.zero_()
+            add_in_order(sums[0], sums[1], start, hidden.float())
+            return (sums[0] + sums[1]) / count
         total = hidden.float().sum(0)
         if start or not is_last:
-            kept = self._rows_kept()[row]
+            kept = self._rows_kept()[row, 0]
             total = total + kept if start else total
             kept.copy_(total)
-        return total / (start + len(hidden))
+        return total / count
 
     def _rows_kept(self) -> Tensor:
         if self._kept is None:
-            shape = (len(self._of_rows), self._hidden_size)
+            shape = (len(self._of_rows), 2, self._hidden_size)
             self._kept = torch.zeros(shape, dtype=torch.float32, device=self._device)
         return self._kept
+
+
+def add_in_order(total: Tensor, group: Tensor, start: int, values: Tensor) -> None:
+    """Add further tokens' values to a sum, to the same bits however many come at a time.
+
+    Positions are added in groups of `GROUP` by their place in the sequence: within a group one by
+    one, and each complete group to the total, in their order. Groups are added beside each other,
+    number by number, so that a call takes few operations.
+
+    Parameters
+    ----------
+    total
+        [H] float32, the sum of the complete groups; changed in place.
+    group
+        [H] float32, the sum of the group that has begun; changed in place.
+    start
+        Position of the first value.
+    values
+        [n, H] float32.
+    """
+    head = min(-start % GROUP, len(values))
+    for value in values[:head]:
+        group += value
+    if head and (start + head) % GROUP == 0:
+        total += group
+        group.zero_()
+    complete = (len(values) - head) // GROUP
+    end = head + complete * GROUP
+    if complete:
+        groups = values[head:end].view(complete, GROUP, -1)
+        sums = torch.zeros_like(groups[:, 0])
+        for place in range(GROUP):
+            sums += groups[:, place]
+        for each in sums:
+            total += each
+    for value in values[end:]:
+        group += value

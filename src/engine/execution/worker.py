@@ -114,7 +114,12 @@ class Worker:
         self._adapters = HeldAdapters(model.adapters)
         self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size, self._adapters)
         unscored = self._row_owners.unscored
-        pooling = RowPooling(self._row_owners.pooling, model.spec.hidden_size, rows.device)
+        pooling = RowPooling(
+            self._row_owners.pooling,
+            model.spec.hidden_size,
+            rows.device,
+            deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
+        )
         self._computer = StepComputer(
             self._forward_pass, code, rows, sampler, self._grammars, unscored, pooling
         )
