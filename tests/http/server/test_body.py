@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -259,3 +260,16 @@ def test_the_defaults_leave_room_for_large_requests() -> None:
     # 512 tools of 100 nodes each; a batch of 64 prompts of 8000 token ids.
     assert section.max_json_nodes > 512 * 100
     assert section.max_json_values > 64 * 8000
+
+
+@pytest.mark.parametrize("ids", [256, 257])
+async def test_as_many_lists_of_ids_as_texts_are_taken_have_the_documented_room(ids: int) -> None:
+    section = HttpSection()
+    body = msgspec.json.encode({"input": [[1] * ids] * section.max_embedding_inputs})
+    assert len(body) < section.max_body_bytes
+    most = {"max_nodes": section.max_json_nodes, "max_values": section.max_json_values}
+    if ids == 256:
+        await check_structure(body, **most)
+        return
+    with pytest.raises(InvalidRequestError, match="may have at most 524288 values"):
+        await check_structure(body, **most)
