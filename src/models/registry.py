@@ -86,6 +86,7 @@ FAMILIES: tuple[type[Family], ...] = (
 ENCODERS: tuple[type[Family], ...] = (Bert, DistilBert, Roberta, XLMRoberta)
 _ALL = (*FAMILIES, *ENCODERS)
 _BY_ARCHITECTURE = {name: family for family in _ALL for name in family.architectures}
+_ENCODER_NAMES = tuple(name for family in ENCODERS for name in family.architectures)
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 _WRAPPERS = [(wrapper, family) for family in FAMILIES for wrapper in family.wrappers]
 
@@ -212,7 +213,8 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     It is `architectures[0]` or follows from `model_type`. Some converters and trainers write no
     `architectures`, or the class that they have trained.
 
-    A checkpoint may bring code for a supported architecture; that code is never run.
+    A checkpoint may bring code for a supported architecture; that code is never run. An encoder that
+    does is refused, because such code is what makes its vectors others.
 
     Raises
     ------
@@ -220,12 +222,18 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
         Remote code, or no architecture that a family can run.
     """
     chosen, names = _chosen(raw), raw.get("architectures")
+    if chosen is not None and raw.get("auto_map") and not _BY_ARCHITECTURE[chosen].generates:
+        raise ModelLoadError(
+            f"{source}: auto_map asks for code from the checkpoint, and without it {chosen} may give "
+            "other vectors; remote code is refused"
+        )
     if chosen is not None:
         return chosen
     if names is None or names == []:
         raise ModelLoadError(
             f"{source}: architectures must name a class, or model_type one of "
-            f"{', '.join(_BY_MODEL_TYPE)}; model_type is {raw.get('model_type')!r}"
+            f"{', '.join(_BY_MODEL_TYPE)}; model_type is {raw.get('model_type')!r}; encoders are "
+            f"told by their class alone: {', '.join(_ENCODER_NAMES)}"
         )
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise ModelLoadError(f"{source}: architectures must name a class, got {names!r}")

@@ -290,6 +290,15 @@ class TestRefusals:
             ({"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM is not supported"),
             ({"architectures": None}, "architectures must name a class, or model_type one of"),
             ({"architectures": []}, "model_type is None"),
+            ({"architectures": None, "model_type": "bert"}, "encoders .* class alone: BertModel, "),
+            (
+                {
+                    "architectures": ["BertModel"],
+                    "model_type": "bert",
+                    "auto_map": {"AutoModel": "modeling.NewModel"},
+                },
+                "auto_map asks for code .*BertModel may give other vectors; remote code is refused",
+            ),
             ({"architectures": [], "model_type": "jamba"}, "model_type is 'jamba'"),
             ({"architectures": None, "model_type": ["llama"]}, r"model_type is \['llama'\]"),
             ({"architectures": "LlamaForCausalLM", "model_type": "llama"}, "must name a class"),
