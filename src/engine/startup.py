@@ -18,7 +18,8 @@ from src.compile.graphs import CaptureBackend
 from src.compile.graphs.cuda import CudaCapture
 from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
-from src.core.errors import ConfigError
+from src.core.embedding import EmbeddingRecipe
+from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import MemoryReport
 from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
@@ -515,10 +516,19 @@ def _model_info(
             for each in model.own_inputs
         ),
         generates=not is_encoder,
-        embedding=read_recipe(
-            path, size=model.spec.hidden_size, context=max_model_len, is_encoder=is_encoder
-        ),
+        embedding=_recipe(path, model.spec.hidden_size, max_model_len, is_encoder),
     )
+
+
+def _recipe(path: Path, size: int, context: int, is_encoder: bool) -> EmbeddingRecipe | None:
+    """How texts become vectors; ``None`` if only text can be generated."""
+    try:
+        return read_recipe(path, size=size, context=context, is_encoder=is_encoder)
+    except ModelLoadError as error:
+        if is_encoder:
+            raise
+        logger.warning("the model generates, and gives no vectors: %s", error)
+        return None
 
 
 def _default_sampling(model: ServedModel) -> dict[str, Any]:

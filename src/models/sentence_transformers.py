@@ -1,11 +1,12 @@
 """Reads what sentence-transformers puts beside a checkpoint: how texts become vectors.
 
 `modules.json` lists modules in order: the transformer, its pooling, perhaps a normalization. A
-module that is not known refuses the start, because leaving it out would give other vectors.
+module that is not known is refused, because leaving it out would give other vectors.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,8 @@ from src.core.embedding import EmbeddingRecipe
 from src.core.errors import ModelLoadError
 from src.core.request import Pooling
 from src.models.fields import read_json
+
+logger: Final = logging.getLogger(__name__)
 
 MODULES_FILE: Final = "modules.json"
 _OWN: Final = "config_sentence_transformers.json"
@@ -74,6 +77,12 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     if not source.is_file():
         return plain
     own = _optional(path / _OWN)
+    if _optional(path / "config.json").get("auto_map"):
+        logger.warning(
+            "%s asks for code from the checkpoint (auto_map), which is not run: vectors are those of "
+            "the class that architectures names",
+            path / "config.json",
+        )
     prompts, name = own.get("prompts") or {}, own.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(one, str) for one in prompts.values()):
         raise ModelLoadError(f"{path / _OWN}: prompts must be an object of texts, got {prompts!r}")
@@ -90,7 +99,7 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
             f"{', '.join(kinds)}: another order, or another number, is not supported"
         )
     changes["max_tokens"] = _longest(path / modules[0].path, context)
-    changes |= _pooled(path / modules[1].path / "config.json", bool(prompts), size)
+    changes |= _pooled(path / modules[1].path / "config.json", any(prompts.values()), size)
     changes["normalizes"] = kinds[-1] == "Normalize"
     return msgspec.structs.replace(plain, **changes)
 

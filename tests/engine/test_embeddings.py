@@ -17,6 +17,7 @@ from src.core.errors import (
     ConfigError,
     GenerationError,
     InvalidRequestError,
+    ModelLoadError,
     PromptTooLongError,
     RequestAbortedError,
 )
@@ -222,6 +223,31 @@ async def test_vectors_are_cut_before_they_are_normalized(tmp_path: Path) -> Non
 async def test_an_encoder_says_that_it_does_not_generate(engine_of_encoder: AsyncEngine) -> None:
     with pytest.raises(InvalidRequestError, match="what it can do is embed"):
         await engine_of_encoder.generate("fox")
+
+
+async def test_a_decoder_whose_module_is_not_known_generates_all_the_same(
+    decoder: Path, encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    package, kinds = "sentence_transformers.models", ("Transformer", "Pooling", "Dense")
+    modules = [
+        {"idx": index, "name": kind, "path": kind if index else "", "type": f"{package}.{kind}"}
+        for index, kind in enumerate(kinds)
+    ]
+    for saved, name in ((decoder, "decoder"), (encoder, "encoder")):
+        shutil.copytree(saved, tmp_path / name)
+        save_modules(tmp_path / name, pooling=MEAN, modules=modules)
+    prompt = random_prompts(1, longest=20)[0]
+    async with AsyncEngine.open(small_config(tmp_path / "decoder")) as engine:
+        assert engine.model_info.tasks == ("generate",)
+        result = await engine.generate(prompt, SamplingParams(temperature=0, max_tokens=6))
+        assert result.token_ids == greedy(load_reference(decoder), prompt, 6)
+        with pytest.raises(InvalidRequestError, match="does not embed"):
+            await engine.embed([prompt])
+    assert "gives no vectors: " in caplog.text
+    assert "models.Dense" in caplog.text
+    with pytest.raises(ModelLoadError, match=r"models\.Dense"):
+        async with AsyncEngine.open(small_config(tmp_path / "encoder")):
+            pass
 
 
 async def test_a_budget_that_is_shorter_than_a_text_refuses_the_start(encoder: Path) -> None:

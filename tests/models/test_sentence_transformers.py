@@ -132,6 +132,27 @@ def test_pooling_of_another_kind_refuses_the_start(
         recipe_of(tmp_path)
 
 
+@pytest.mark.parametrize("prompts", [{}, {"query": "", "document": ""}])
+def test_prompts_that_are_empty_may_be_left_out_of_pooling(
+    tmp_path: Path, prompts: dict[str, str]
+) -> None:
+    save_modules(tmp_path, pooling={**OLD_MEAN, "include_prompt": False}, prompts=prompts)
+    assert recipe_of(tmp_path).pooling == "mean"
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_code_that_is_passed_over_is_said_once_where_a_model_embeds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, asks: bool
+) -> None:
+    fields = {"auto_map": {"AutoModel": "modeling.Own"}} if asks else {}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert recipe_of(tmp_path, is_encoder=False).pooling == "last"
+    assert "auto_map" not in caplog.text
+    save_modules(tmp_path, pooling=OLD_MEAN)
+    recipe_of(tmp_path, is_encoder=False)
+    assert caplog.text.count("(auto_map), which is not run") == asks
+
+
 def test_settings_that_would_change_vectors_refuse_the_start(tmp_path: Path) -> None:
     save_modules(tmp_path, pooling={**OLD_MEAN, "include_prompt": False}, prompts={"a": "b"})
     with pytest.raises(ModelLoadError, match="include_prompt"):
