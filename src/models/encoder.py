@@ -16,9 +16,17 @@ STREAM, QUERY, KEY, VALUE, ATTENDED = "stream", "query", "key", "value", "attend
 
 
 def write_encoder(builder: ProgramBuilder, config: ModelConfig) -> None:
-    """Write the program and the parameters of an encoder."""
+    """Write the program and the parameters of an encoder.
+
+    Raises
+    ------
+    ValueError
+        The group has several ranks.
+    """
     encoder = config.encoder
     assert encoder is not None
+    if builder.group.size > 1:
+        raise ValueError("encoders are computed on one device")
     writer = _Writer(builder, config, encoder)
     writer.embedding()
     for layer in range(encoder.num_layers):

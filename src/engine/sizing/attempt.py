@@ -163,6 +163,8 @@ class Setup:
 
 def dividing_ranks(config: ModelConfig) -> list[int]:
     """Numbers of ranks, up to 64, among which a model's heads and inner sizes can be divided."""
+    if config.encoder is not None:
+        return []
     sizes = []
     for layer in config.layers:
         # A family may have others; 0 has every divisor.

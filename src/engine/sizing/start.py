@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import torch
 
-from src.compile.graphs import CaptureBackend, PaddingLadder
+from src.compile.graphs import CaptureBackend
 from src.core.blocks import most_seen
 from src.core.config import MIB, Config, ModelSection
 from src.core.errors import ConfigError
@@ -19,7 +19,7 @@ from src.core.gguf import is_gguf
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
 from src.engine.devices import Device
 from src.engine.execution.cache_dtype import cache_dtype_of, log_cache_dtype
-from src.engine.execution.graphs import GraphPlan, plan_graphs
+from src.engine.execution.graphs import GraphPlan, ladder_of, plan_graphs
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of, free_memory, plan_kv_cache
 from src.engine.execution.kv_groups import KVLayout, lay_out
 from src.engine.execution.memory_profile import compute_largest_step, memory_gauge, step_bytes
@@ -119,9 +119,7 @@ def measure_memory(
     if graphs is not None:
         # There may be memory for the states of fewer rows.
         rows = kv.num_rows(config.scheduler.max_num_seqs)
-        most_tokens = config.compile.cuda_graph_max_tokens
-        ladder = PaddingLadder(rows, most_tokens, adapts=model.adapters is not None)
-        graphs = replace(graphs, ladder=ladder)
+        graphs = replace(graphs, ladder=ladder_of(config, model, rows))
     return MemoryPlan(kv, max_model_len, graphs, report)
 
 
@@ -198,12 +196,7 @@ def reckon_memory(config: Config, device: DeviceDescription, outline: ServedMode
         sized = _with(config, "cache", block_size=block_size)
         step = _WORKSPACES + _step_of_shapes(sized, outline)
         if config.compile.captures and not outline.own_inputs:
-            most_rows = config.scheduler.max_num_seqs
-            ladder = PaddingLadder(
-                most_rows,
-                config.compile.cuda_graph_max_tokens,
-                adapts=outline.adapters is not None,
-            )
+            ladder = ladder_of(config, outline, config.scheduler.max_num_seqs)
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
             if largest:
                 captured = _with(sized, "scheduler", max_num_batched_tokens=largest)

@@ -26,6 +26,7 @@ from src.engine.sizing.roofline import Roofline
 from src.engine.sizing.speed import DECODE_SHARE_ON_CPU, PREFILL_SHARE_ON_CPU, Work
 from src.models import outline_model
 from tests.support.checkpoints import CLASSES, make_checkpoint
+from tests.support.encoders import make_encoder
 from tests.support.gguf_files import gguf, write_gguf
 
 pytestmark = pytest.mark.timeout(120)
@@ -292,6 +293,12 @@ def test_a_rank_holds_its_part(tmp_path: Path) -> None:
         planned(directory, Question(device="l4", tensor_parallel=3))
     with pytest.raises(ConfigError, match="is for several GPUs"):
         planned(directory, Question(tensor_parallel=2))
+
+
+def test_an_encoder_is_not_divided(tmp_path: Path) -> None:
+    directory = make_encoder(tmp_path, "bert")
+    with pytest.raises(ConfigError, match=r"tensor-parallel 2: .* on one device.* among none$"):
+        planned(directory, Question(device="l4", tensor_parallel=2))
 
 
 def test_what_a_gpu_does_not_have_is_refused_as_a_start_does(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ finds the graph for a plan. `memory` estimates the memory that graphs will take.
 from src.engine.execution.graphs.decode import DecodeGraph, DecodeOutput
 from src.engine.execution.graphs.memory import trial_bytes
 from src.engine.execution.graphs.mixed import MixedGraph
-from src.engine.execution.graphs.planning import GraphPlan, plan_graphs
+from src.engine.execution.graphs.planning import GraphPlan, ladder_of, plan_graphs
 from src.engine.execution.graphs.pool import GraphPool, GraphStats
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "GraphPool",
     "GraphStats",
     "MixedGraph",
+    "ladder_of",
     "plan_graphs",
     "trial_bytes",
 ]

@@ -33,6 +33,19 @@ class GraphPlan:
     bytes: int
 
 
+def ladder_of(config: Config, model: ServedModel, max_rows: int) -> PaddingLadder:
+    """The shapes of a model's steps of up to ``max_rows`` rows.
+
+    The texts of an encoder are computed as a whole, so none of its steps is a decode step.
+    """
+    decodes = all(layer.lasts != "step" for layer in model.kv_cache_spec())
+    return PaddingLadder(
+        max_rows if decodes else 0,
+        config.compile.cuda_graph_max_tokens,
+        adapts=model.adapters is not None,
+    )
+
+
 def plan_graphs(
     config: Config,
     device: Device,
@@ -57,11 +70,7 @@ def plan_graphs(
     if model.own_inputs:
         logger.info("steps are not captured: the model has step inputs of its own")
         return None
-    ladder = PaddingLadder(
-        config.scheduler.max_num_seqs,
-        config.compile.cuda_graph_max_tokens,
-        adapts=model.adapters is not None,
-    )
+    ladder = ladder_of(config, model, config.scheduler.max_num_seqs)
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
         try:
             taken = _trial(config, model, backend, ladder, attention)

@@ -24,6 +24,7 @@ from src.engine import startup
 from src.engine.devices.host import HostDevice
 from src.engine.execution import idle_work
 from src.engine.execution.graphs import GraphPool, GraphStats
+from tests.support.encoders import make_encoder, save_encoder_tokenizer
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 from tests.support.fake_capture import FakeCapture
 from tests.support.probe import Probe
@@ -180,6 +181,25 @@ async def test_few_users_are_captured_first_and_the_rest_when_nobody_asks(
     assert order[:4] == ladder.first
     assert order[4:] == [shape for shape in ladder.shapes if shape not in ladder.first]
     assert backend.captures
+
+
+async def test_an_encoder_has_no_decode_steps_to_capture(
+    tmp_path: Path, install: Install
+) -> None:
+    install(FakeCapture())
+    directory = make_encoder(tmp_path, "bert")
+    save_encoder_tokenizer(directory)
+    prompts = random_prompts(12, longest=30, seed=4)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        plain = await engine.embed(prompts)
+    async with AsyncEngine.open(small_config(directory, **CAPTURED)) as engine:
+        vectors = [(await engine.embed([prompt]))[0].vector for prompt in prompts]
+        stats = stats_of(engine)
+        assert stats.captured["decode"] == 0
+        assert stats.captured["mixed"] > 0
+        assert stats.steps["mixed"] > 0
+    for vector, want in zip(vectors, plain, strict=True):
+        assert vector == pytest.approx(want.vector, abs=1e-5)
 
 
 async def test_what_cannot_be_compiled_is_captured_as_it_is(
