@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -120,11 +120,10 @@ class LLM:
         prompt_name: str | None,
     ) -> list[Embedding]:
         vectors: list[Embedding] = []
-        # As many at a time as the waiting queue takes.
-        most = self.engine.config.scheduler.max_waiting_requests
-        for start in range(0, len(texts), most):
+        section = self.engine.config.scheduler
+        for some in _batches(texts, section.max_waiting_requests, section.max_waiting_tokens):
             vectors += await self.engine.embed(
-                texts[start : start + most],
+                some,
                 dimensions=dimensions,
                 truncate=truncate,
                 prompt_name=prompt_name,
@@ -222,6 +221,25 @@ class _Batch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE):
                     await self._ended.wait()
+
+
+def _batches(texts: list[Any], most: int, most_tokens: int) -> Iterator[list[Any]]:
+    """Pieces of at most ``most`` texts, all tokens of which may be held at the same time.
+
+    A text hardly ever has more tokens than characters. One that has more than ``most_tokens`` is a
+    piece by itself.
+    """
+    batch: list[Any] = []
+    held = 0
+    for text in texts:
+        tokens = len(text) if isinstance(text, Sized) else 1
+        if batch and (len(batch) == most or held + tokens > most_tokens):
+            yield batch
+            batch, held = [], 0
+        batch.append(text)
+        held += tokens
+    if batch:
+        yield batch
 
 
 def _is_single(prompts: Any) -> bool:

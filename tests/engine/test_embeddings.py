@@ -15,6 +15,7 @@ import torch
 from src import LLM, SamplingParams
 from src.core.errors import (
     ConfigError,
+    DeadlineExceededError,
     GenerationError,
     InvalidRequestError,
     ModelLoadError,
@@ -257,23 +258,79 @@ async def test_a_budget_that_is_shorter_than_a_text_refuses_the_start(encoder: P
             pass
 
 
-async def test_nobody_gets_the_vector_of_another(decoder: Path) -> None:
-    """Hundreds of vectors and texts with cancels between them; what is left is what it was."""
-    reference = load_reference(decoder)
+# Least cosine to the vectors of the float32 checkpoint.
+ROUNDED = {
+    "bfloat16": ({"model__dtype": "bfloat16"}, 0.998),
+    "int8": ({"model__dtype": "float32", "model__quantization": "int8"}, 0.997),
+    "int8 in bfloat16": ({"model__dtype": "bfloat16", "model__quantization": "int8"}, 0.996),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+async def test_vectors_of_rounded_weights_point_where_those_of_the_checkpoint_do(
+    encoder: Path, decoder: Path, name: str, kind: str
+) -> None:
+    path = encoder if name == "encoder" else decoder
+    changes, least = ROUNDED[kind]
+    prompts = random_prompts(20, longest=60, seed=6)
+    async with AsyncEngine.open(small_config(path, **changes)) as engine:
+        made = await engine.embed(prompts)
+    encodes = load_encoder_reference(path) if name == "encoder" else None
+    reference = encodes or load_reference(path).model
+    hidden = [states(reference, prompt) for prompt in prompts]
+    wanted = torch.stack([unit(each.mean(0)) if encodes else each[-1] for each in hidden])
+    for index, embedding in enumerate(made):
+        vector = torch.tensor(embedding.vector, dtype=torch.float64)
+        cosines = torch.nn.functional.cosine_similarity(vector[None], wanted)
+        assert cosines[index] > least
+        assert int(cosines.argmax()) == index
+        torch.testing.assert_close(vector.norm(), wanted[index].norm(), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+async def test_nobody_gets_the_vector_of_another(name: str, encoder: Path, decoder: Path) -> None:
+    """Hundreds of vectors and texts, with cancels, errors and deadlines between them.
+
+    What is left is what it was.
+    """
+    path, encodes = (encoder, True) if name == "encoder" else (decoder, False)
+    reference = load_encoder_reference(path) if encodes else load_reference(path)
     prompts = random_prompts(60, longest=30, seed=11)
+    wanted = [
+        unit(states(reference, prompt).mean(0))
+        if encodes
+        else states(reference.model, prompt)[-1]
+        for prompt in prompts
+    ]
     source = random.Random(3)
     params = SamplingParams(temperature=0, max_tokens=6)
-    config = small_config(decoder, cache__num_blocks=60, scheduler__max_num_batched_tokens=40)
-    async with AsyncEngine.open(config) as engine:
+    tight = {"cache__num_blocks": 60, "scheduler__max_num_batched_tokens": 40}
+    changes = {"scheduler__max_num_batched_tokens": 130} if encodes else tight
+    late = 0
+    async with AsyncEngine.open(small_config(path, **changes)) as engine:
 
         async def one(index: int) -> None:
-            prompt = prompts[index % len(prompts)]
-            if index % 3 == 0:
+            nonlocal late
+            which = index % len(prompts)
+            prompt, others = prompts[which], prompts[:which][-3:]
+            if index % 3 == 0 and not encodes:
                 result = await engine.generate(prompt, params)
                 assert result.token_ids == greedy(reference, prompt, 6)
                 return
-            (embedding,) = await engine.embed([prompt], priority=index % 2)
-            check(embedding.vector, states(reference.model, prompt)[-1])
+            if index % 7 == 0:
+                with pytest.raises(InvalidRequestError, match=r"^input\[1\]: "):
+                    await engine.embed([prompt, [320]])
+                return
+            timeout = 0.02 * source.random() if index % 5 == 0 else None
+            try:
+                made = await engine.embed([*others, prompt], priority=index % 2, timeout=timeout)
+            except DeadlineExceededError:
+                assert timeout is not None
+                late += 1
+                return
+            for embedding, want in zip(made, wanted[which - len(others) :], strict=False):
+                check(embedding.vector, want)
 
         tasks = [asyncio.create_task(one(index)) for index in range(240)]
         for task in source.sample(tasks, 40):
@@ -285,6 +342,7 @@ async def test_nobody_gets_the_vector_of_another(decoder: Path) -> None:
                 raise result
         await asyncio.sleep(0.05)
         assert_idle(engine)
+    assert late
 
 
 async def test_tenants_share_an_encoder_whose_texts_are_longer_than_their_shares(
@@ -396,3 +454,23 @@ def test_the_synchronous_front_embeds_more_texts_than_the_queue_holds(encoder: P
         (one,) = llm.embed(prompts[7])
     assert [each.prompt_tokens for each in many] == [len(prompt) for prompt in prompts]
     assert one.vector == pytest.approx(many[7].vector, abs=1e-6)
+
+
+def test_the_synchronous_front_holds_few_tokens_at_a_time(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [*random_prompts(20, longest=20), [5] * 90, *random_prompts(20, longest=20, seed=9)]
+    held: list[int] = []
+    embed = AsyncEngine.embed
+
+    async def noted(self: AsyncEngine, texts: list[Any], **options: Any) -> Any:
+        held.append(sum(map(len, texts)))
+        return await embed(self, texts, **options)
+
+    monkeypatch.setattr(AsyncEngine, "embed", noted)
+    with LLM(small_config(encoder, scheduler__max_waiting_tokens=60)) as llm:
+        made = llm.embed(prompts)
+        assert llm.embed([]) == []
+    assert [each.prompt_tokens for each in made] == [len(prompt) for prompt in prompts]
+    assert sum(held) == sum(map(len, prompts))
+    assert [count for count in held if count > 60] == [90]

@@ -68,6 +68,23 @@ MUTATIONS = (
             "2",
         ),
         (
+            "a vector is cut after it was normalized",
+            "Embedder.vector",
+            (
+                "A = B.tolist()[:C]\n"
+                "if self.recipe.normalizes:\n"
+                "    D = math.sqrt(math.fsum(E * E for E in A))\n"
+                "    F"
+            ),
+            (
+                "A = B.tolist()\n"
+                "if self.recipe.normalizes:\n"
+                "    D = math.sqrt(math.fsum(E * E for E in A))\n"
+                "    F\n"
+                "A = A[:C]"
+            ),
+        ),
+        (
             "a text may be one token too long",
             "Embedder._check_length",
             "A > B",
