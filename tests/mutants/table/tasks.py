@@ -34,6 +34,54 @@ MUTATIONS = (
             "if A is not None: B",
         ),
     ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
+        (
+            "groups begin where a chunk does",
+            "add_in_order",
+            "-A % GROUP",
+            "0",
+        ),
+        (
+            "a group that a chunk completes is added later",
+            "add_in_order",
+            "if A and (B + A) % GROUP == 0: C",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/observer.py",
+        ("tests/engine/telemetry/test_metrics_of_vectors.py",),
+        (
+            "cached tokens of a vector's text count as computed",
+            "EngineObserver.delivered",
+            "if A.vector is not None:\n    B.record.cached_tokens = A.cached_tokens\n    C",
+            "if A.vector is not None:\n    C",
+        ),
+        (
+            "a vector has an output of some length",
+            "EngineObserver.ended",
+            "None if A.pooling is not None else A.max_tokens",
+            "A.max_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        _HTTP,
+        (
+            "a failed text is not named",
+            "EmbeddingRun._vector",
+            "A if len(self._token_ids) > 1 else None",
+            "None",
+        ),
+        (
+            "a salt is passed over",
+            "EmbeddingRun._queue_more",
+            'self._options.get("cache_salt", "")',
+            '""',
+        ),
+    ),
     *mutations_of(
         "src/engine/scheduling/request_state.py",
         _ENGINE,
