@@ -213,8 +213,8 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     It is `architectures[0]` or follows from `model_type`. Some converters and trainers write no
     `architectures`, or the class that they have trained.
 
-    A checkpoint may bring code for a supported architecture; that code is never run. An encoder that
-    does is refused, because such code is what makes its vectors others.
+    A checkpoint may bring code for a supported architecture; that code is never run. An encoder
+    that brings some is refused, because such code gives other vectors.
 
     Raises
     ------
@@ -224,8 +224,8 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     chosen, names = _chosen(raw), raw.get("architectures")
     if chosen is not None and raw.get("auto_map") and not _BY_ARCHITECTURE[chosen].generates:
         raise ModelLoadError(
-            f"{source}: auto_map asks for code from the checkpoint, and without it {chosen} may give "
-            "other vectors; remote code is refused"
+            f"{source}: auto_map asks for code from the checkpoint, and without it {chosen} may "
+            "give other vectors; remote code is refused"
         )
     if chosen is not None:
         return chosen

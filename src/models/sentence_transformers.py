@@ -79,8 +79,8 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     own = _optional(path / _OWN)
     if _optional(path / "config.json").get("auto_map"):
         logger.warning(
-            "%s asks for code from the checkpoint (auto_map), which is not run: vectors are those of "
-            "the class that architectures names",
+            "%s asks for code from the checkpoint (auto_map), which is not run: vectors are those "
+            "of the class that architectures names",
             path / "config.json",
         )
     prompts, name = own.get("prompts") or {}, own.get("default_prompt_name")

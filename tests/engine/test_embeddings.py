@@ -298,9 +298,7 @@ async def test_nobody_gets_the_vector_of_another(name: str, encoder: Path, decod
     reference = load_encoder_reference(path) if encodes else load_reference(path)
     prompts = random_prompts(60, longest=30, seed=11)
     wanted = [
-        unit(states(reference, prompt).mean(0))
-        if encodes
-        else states(reference.model, prompt)[-1]
+        unit(states(reference, prompt).mean(0)) if encodes else states(reference.model, prompt)[-1]
         for prompt in prompts
     ]
     source = random.Random(3)
@@ -396,7 +394,7 @@ async def test_a_vector_that_is_no_number_is_an_error_of_its_own(
             await bad
         assert (raised.value.param, raised.value.code) == ("input", "invalid_vector")
         assert good[0].prompt_tokens == 6
-        with pytest.raises(GenerationError, match="^the model gave no valid vector"):
+        with pytest.raises(GenerationError, match=r"^the model gave no valid vector"):
             await engine.embed([[5] * 7])
         await asyncio.sleep(0.05)
         assert_idle(engine)

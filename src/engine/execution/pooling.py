@@ -13,7 +13,6 @@ from torch import Tensor
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Pooling
 
-
 # Positions that are added one by one, beside other groups of as many.
 GROUP: Final = 32
 

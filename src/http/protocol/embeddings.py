@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-
 # A field of `UnsupportedByEmbeddings` may be sent with one of these values: they ask for nothing.
 NEUTRAL_IN_EMBEDDINGS: Final[dict[str, tuple[Any, ...]]] = {
     "chat_template": (),

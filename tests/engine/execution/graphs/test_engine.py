@@ -183,9 +183,7 @@ async def test_few_users_are_captured_first_and_the_rest_when_nobody_asks(
     assert backend.captures
 
 
-async def test_an_encoder_has_no_decode_steps_to_capture(
-    tmp_path: Path, install: Install
-) -> None:
+async def test_an_encoder_has_no_decode_steps_to_capture(tmp_path: Path, install: Install) -> None:
     install(FakeCapture())
     directory = make_encoder(tmp_path, "bert")
     save_encoder_tokenizer(directory)
