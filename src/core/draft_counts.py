@@ -1,6 +1,15 @@
-"""Counts of drafts that steps have verified."""
+"""How many positions a step with drafts may sample, and counts of drafts that were verified."""
 
 from __future__ import annotations
+
+
+def most_sampled(max_num_seqs: int, max_drafts: int) -> int:
+    """The most positions that a step samples, drafts included: its logits have so many rows.
+
+    As many as rows may sample without drafts, so that drafts make no step's logits larger; or one
+    row with all of its drafts, if that is more.
+    """
+    return max(max_num_seqs, 1 + max_drafts)
 
 
 class DraftCounts:

@@ -73,8 +73,13 @@ class StepPlanner:
         Drafts take nothing from anybody: they get tokens that nobody wanted, and further blocks
         only while no request waits and the look-ahead of all rows stays free. How many of them the
         device really has is another matter, so every row may have as many as its neighbours.
+
+        Each draft is one more position to sample, with logits of the whole vocabulary. So drafts
+        fill a step up to ``SchedulerLimits.max_sampled`` such positions, which memory is sized for.
         """
-        most = self.limits.max_num_batched_tokens - builder.num_tokens
+        limits = self.limits
+        sampled = sum([step.num_sampled for step in builder.rows])
+        most = min(limits.max_num_batched_tokens - builder.num_tokens, limits.max_sampled - sampled)
         # Found out once, and only if a row wants blocks.
         spare = 0 if len(self.waiting) else None
         for index, state in enumerate(builder.states):

@@ -225,3 +225,20 @@ def test_no_table_grows_past_the_end_of_the_context(depth: int) -> None:
     simulation = Simulation(limits, depth)
     simulation.add(make_request(0, 8, 56, ends=False))
     simulation.drain()
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 8), (3, 8), (8, 8), (12, 12), (16, 16)])
+def test_drafts_make_logits_no_larger_than_rows_do(rows: int, most: int) -> None:
+    """A step samples as many positions as there may be rows, or one row with all its drafts."""
+    scheduler = drafting(
+        max_num_batched_tokens=512, num_blocks=512, max_num_seqs=rows, max_drafts=7
+    )
+    for key in range(rows):
+        scheduler.add(make_request(key, 3, 30, ends=False))
+    plan = planned(scheduler)
+    while len(plan.rows) < rows or plan.installs:
+        scheduler.commit(answer(plan, *[[5]] * len(plan.rows)))
+        plan = planned(scheduler)
+    sampled = [step.num_sampled for step in plan.rows]
+    assert sum(sampled) == most
+    assert scheduler.limits.max_sampled == most
