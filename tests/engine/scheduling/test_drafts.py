@@ -227,9 +227,9 @@ def test_no_table_grows_past_the_end_of_the_context(depth: int) -> None:
     simulation.drain()
 
 
-@pytest.mark.parametrize(("rows", "most"), [(1, 8), (3, 8), (8, 8), (12, 12), (16, 16)])
+@pytest.mark.parametrize(("rows", "most"), [(1, 8), (8, 64), (12, 64), (64, 64), (80, 80)])
 def test_drafts_make_logits_no_larger_than_rows_do(rows: int, most: int) -> None:
-    """A step samples as many positions as there may be rows, or one row with all its drafts."""
+    """A step samples as many positions as there may be rows, or a few dozen."""
     scheduler = drafting(
         max_num_batched_tokens=512, num_blocks=512, max_num_seqs=rows, max_drafts=7
     )
@@ -241,4 +241,4 @@ def test_drafts_make_logits_no_larger_than_rows_do(rows: int, most: int) -> None
         plan = planned(scheduler)
     sampled = [step.num_sampled for step in plan.rows]
     assert sum(sampled) == most
-    assert scheduler.limits.max_sampled == most
+    assert scheduler.limits.max_sampled == max(rows, 64)
