@@ -44,8 +44,30 @@ MUTATIONS = (
         _PURE,
         (
             "drafts exceed the budget",
-            "            drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))",
-            "            drafts = min(self.limits.drafts, state.limit - (step.start + 2))",
+            "most = min(limits.max_num_batched_tokens - builder.num_tokens, "
+            "limits.max_sampled - sampled)",
+            "most = limits.max_sampled - sampled",
+        ),
+        (
+            "drafts make logits of any size",
+            "most = min(limits.max_num_batched_tokens - builder.num_tokens, "
+            "limits.max_sampled - sampled)",
+            "most = limits.max_num_batched_tokens - builder.num_tokens",
+        ),
+        (
+            "the first rows take all drafts",
+            "drafts = min(drafts, -(-most // (len(wanted) - given)))",
+            "drafts = min(drafts, most)",
+        ),
+        (
+            "rows with a grammar get room for drafts",
+            "if drafts > 0 and state.request.grammar is None:",
+            "if drafts > 0:",
+        ),
+        (
+            "drafts leave no position for the step behind them",
+            "return room if state.capacity >= state.max_kv_tokens else room - 1",
+            "return room",
         ),
         (
             "drafts take blocks while a request waits",
