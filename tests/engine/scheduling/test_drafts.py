@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from src.core.outputs import FinishReason
-from src.core.plan import RowResult, StepPlan, StepResult, drafted_tokens
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult, drafted_tokens, has_computed
 from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.fake_worker import END_TOKEN
@@ -282,3 +282,14 @@ def test_drafts_make_the_next_step_want_no_block(block_size: int) -> None:
         scheduler.commit(answer(first, [6]))
         scheduler.commit(answer(second, [6]))
     assert (drafted > 0) == (block_size > 2)
+
+
+def test_a_step_whose_rows_have_all_ended_computes_nothing() -> None:
+    past, begun_, chunk = (RowStep(row, 1, 4, 1, row < 2) for row in range(3))
+    none, one = RowResult(0, 1, []), RowResult(1, 1, [7])
+    for steps, rows, expected in (
+        ([past], [none], False),
+        ([past, begun_], [none, one], True),
+        ([past, chunk], [none, none], True),
+    ):
+        assert has_computed(StepPlan(1, [], [], steps), StepResult(1, rows)) is expected
