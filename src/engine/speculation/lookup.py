@@ -51,8 +51,8 @@ class Lookup:
         # Where matches of a few tokens end; longer ones are among them.
         few = min(self._least, _FOUND_BY)
         found = tokens[few - 1 : last] == tokens[last]
-        for back in range(1, few):
-            found &= tokens[few - 1 - back : last - back] == tokens[last - back]
+        for before in range(1, few):
+            found &= tokens[few - 1 - before : last - before] == tokens[last - before]
         ends = np.flatnonzero(found)[-_MOST_PLACES:] + (few - 1)
         if not len(ends):
             return nothing

@@ -118,8 +118,72 @@ MUTATIONS = (
         (
             "rows with a grammar have drafts",
             "Speculation._propose",
-            "A < 1 or not self._widths.asks(B.row) or not self._drafts_for(B.row)",
-            "A < 1 or not self._widths.asks(B.row)",
+            "not self._drafts_for(A.row)",
+            "False",
+        ),
+        (
+            "a step that computed nothing is a very fast one",
+            "Speculation.observe",
+            "plan.rows and A",
+            "A",
+        ),
+        (
+            "a drafter that fails is asked again and again",
+            "Speculation._propose",
+            "self._drafters.remove(A)",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/lookup.py",
+        ("tests/engine/speculation/test_lookup.py",),
+        (
+            "a look-up reads the whole text",
+            "Lookup.propose",
+            "tokens[-_WINDOW:]",
+            "tokens",
+        ),
+        (
+            "every place of a common end is measured",
+            "Lookup._places",
+            "np.flatnonzero(A)[-_MOST_PLACES:]",
+            "np.flatnonzero(A)",
+        ),
+        (
+            "every place of the longest match is followed",
+            "Lookup._places",
+            "A[B == C][-_MOST_FOLLOWED:]",
+            "A[B == C]",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/observer.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "drafts behind a prompt's last token are tokens of the prompt",
+            "EngineObserver.committed",
+            "A.num_tokens - A.drafts",
+            "A.num_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/core/plan.py",
+        ("tests/engine/scheduling/test_drafts.py",),
+        (
+            "a step whose rows had all ended has computed something",
+            "has_computed",
+            "any(A) or B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/memory_profile.py",
+        ("tests/engine/execution/test_memory_profile.py",),
+        (
+            "logits of drafts are not counted",
+            "_most_sampled",
+            "0 if A else B",
+            "0",
         ),
     ),
     *rewrites_of(
