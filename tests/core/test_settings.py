@@ -77,6 +77,8 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "structured_output.compile_memory_bytes": "268435456",
         "cache.dtype": "int8",
         "limits.max_stop_strings": "3",
+        "speculation.method": "ngram",
+        "speculation.prompt_lookup_min": "3",
         "lora.adapters": '{"it": "/adapters/it"}',
         "http.ready_wait": "1.5",
         "http.request_timeout": "2.5",

@@ -123,11 +123,12 @@ def round_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
 def round_to_int4(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Packed int4 [N, K / 2], and scales and offsets, bfloat16 [N, G], of float32 [N, K].
 
-    A group's least and greatest value become the ends of 16 levels. Scale and offset then are those
-    that meet the group with the least squared error, if its values keep these levels. Where levels
-    without an offset, of which -8 is the value of largest magnitude, are clearly nearer, there is
-    none. So what was spaced evenly keeps its spacing, and a group around zero its zeros. At last
-    each value takes the level that is nearest by the rounded scale and offset.
+    First, a group's least and greatest value are the ends of 16 levels, and each value takes the
+    nearest level. Then scale and offset are fitted to these levels with the least squared error. A
+    second set of levels has no offset, and -8 is the value of largest magnitude; it is taken where
+    its error is clearly less. So a group whose values are evenly spaced keeps its spacing, and one
+    around zero keeps its zeros. At last each value takes the level that is nearest by the rounded
+    scale and offset.
     """
     # Groups side by side, [group_size, groups]: what is done to all of them runs along memory. What
     # is computed goes to the same places again: memory that is new costs more than arithmetic.
@@ -157,9 +158,10 @@ def round_to_int4(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _round_to_parts(values: Tensor, extent: Tensor, steps: int, spreads: Tensor) -> None:
-    """Replace values by a number of parts of a step, of which ``extent`` has so many.
+    """Quantize values in place, in units of 1 / `_PARTS` of a step; `extent` spans `steps` steps.
 
-    These are integers in float32, as levels and their products are: torch has vectors for floats.
+    The results are integers in float32, as levels and their products are: torch has vectors for
+    floats.
     """
     # Not a number divided by `extent`: torch computes that as reciprocal times the number, which
     # rounds twice.
