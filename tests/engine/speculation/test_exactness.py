@@ -162,8 +162,8 @@ async def test_no_draft_changes_a_bit(
         assert_idle(engine)
         if way == "preempted":
             assert engine.stats.preemptions > 0
-    # A full step and a full pool leave less for drafts.
-    assert len(set(adversary.widths)) > 4
+    # A full step and a full pool leave less for drafts, which the rows share.
+    assert len(set(adversary.widths)) > (2 if way in ("chunked", "preempted") else 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,7 +175,8 @@ async def test_no_family_shows_drafts(
     async with AsyncEngine.open(config(checkpoint)) as engine:
         expected = await ask(engine, asked)
     adversary = Adversary(texts(asked, expected), seed=5)
-    changes = speculating(monkeypatch, adversary)
+    # Nobody waits, so that drafts get blocks.
+    changes = speculating(monkeypatch, adversary) | {"scheduler__max_num_seqs": 16}
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         results = await ask(engine, asked)
     assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
