@@ -57,6 +57,7 @@ CALLS: dict[str, Callable[[AsyncEngine], Awaitable[Any]]] = {
     "check": lambda engine: engine.check(PARAMS),
     "tokenize": lambda engine: engine.tokenize("Hello"),
     "generate": lambda engine: engine.generate("Hello", PARAMS),
+    "embed": lambda engine: engine.embed(["Hello"]),
     "stream": read,
     "submit": submit,
     "admit": admit,
