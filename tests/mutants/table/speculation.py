@@ -104,6 +104,12 @@ MUTATIONS = (
             "continue",
         ),
         (
+            "no draft is ever accepted",
+            "_count_kept",
+            "A += 1",
+            "pass",
+        ),
+        (
             "a row begins where the plan says, not where it is",
             "Speculation.begin",
             "A = self._lengths.get(B.row, A)",
