@@ -1,6 +1,20 @@
-"""Counts of drafts that steps have verified."""
+"""How many positions a step with drafts may sample, and counts of drafts that were verified."""
 
 from __future__ import annotations
+
+from typing import Final
+
+# So few positions have small logits, even with a large vocabulary.
+_FEW_SAMPLED: Final = 64
+
+
+def most_sampled(max_num_seqs: int, max_drafts: int) -> int:
+    """The most positions that a step samples, drafts included: its logits have so many rows.
+
+    As many as rows may sample without drafts, so that drafts make no step's logits larger. With few
+    rows it is a small fixed number, or one row with all of its drafts.
+    """
+    return max(max_num_seqs, _FEW_SAMPLED, 1 + max_drafts) if max_drafts else max_num_seqs
 
 
 class DraftCounts:

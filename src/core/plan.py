@@ -232,3 +232,8 @@ def drafted_tokens(result: StepResult) -> tuple[int, int]:
         sum(row.drafted for row in drafting),
         sum(len(row.token_ids) - 1 for row in drafting),
     )
+
+
+def has_computed(plan: StepPlan, result: StepResult) -> bool:
+    """Whether a step has computed anything: behind drafts all of its rows may have ended."""
+    return any(row.token_ids for row in result.rows) or not all(row.samples for row in plan.rows)

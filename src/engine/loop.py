@@ -23,7 +23,7 @@ from src.core.errors import (
     forget_locals,
 )
 from src.core.outputs import FinishReason, RequestEvent
-from src.core.plan import RowResult, StepPlan, StepResult, drafted_tokens
+from src.core.plan import RowResult, StepPlan, StepResult, drafted_tokens, has_computed
 from src.core.request import Request
 from src.core.step_message import DeviceRequest, StepMessage
 from src.engine.execution.in_flight import InFlight, failed_step
@@ -256,7 +256,7 @@ class EngineLoop:
         if isinstance(outcome, StepResult):
             self._failures = 0
             result = outcome
-            if self._pace is not None:
+            if self._pace is not None and has_computed(in_flight.plan, result):
                 self._pace.observe(in_flight.plan, times.device_end - times.device_start)
         else:
             result = self._contain(in_flight.plan, outcome)

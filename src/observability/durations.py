@@ -19,7 +19,8 @@ class Durations(NamedTuple):
     prefill, decode, inference
         From its first admission to its first token, from that to its last token, and both.
     per_token
-        Mean time between two of its tokens; ``None`` with fewer than two.
+        Mean time between two of its tokens; ``None`` with fewer than two. Too small if its first
+        delivery has several tokens.
     whole
         From arrival to the end, or to its last known event.
     """

@@ -53,9 +53,16 @@ def calibration_of(
 
     Raises
     ------
+    ConfigError
+        Steps have verified drafts, which the simulator knows nothing of.
     FitError
         Too little was recorded.
     """
+    if any(step.drafted_tokens for step in view.steps):
+        raise ConfigError(
+            f"steps with drafts cannot be simulated: start the engine with speculation.method = "
+            f"off, not {config.speculation.method}"
+        )
     # From arrival until queueing, a request takes time of the event loop: its prompt is processed.
     submits = [track.queued - track.arrival for track in view.requests]
     return Calibration(

@@ -24,7 +24,9 @@ from src.engine.scheduling.scheduler import SchedulerLimits
 _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")
 # The scheduler's limits; others are fixed by the model.
 _LIMITS: Final = tuple(
-    name for name in SchedulerLimits.__struct_fields__ if name not in ("windows", "content_key")
+    name
+    for name in SchedulerLimits.__struct_fields__
+    if name not in ("windows", "content_key", "max_drafts")
 )
 # Number of bisections of the interval of the highest rate: to within 1 %.
 _HALVINGS: Final = 7
@@ -178,6 +180,10 @@ def _changed(base: Setup, changes: Changes) -> Setup:
             own[name] = _value(name, text, Setup)
         elif name in _LIMITS:
             limits[name] = _value(name, text, SchedulerLimits)
+        elif name == "max_drafts":
+            raise ConfigError(
+                "--vary: max_drafts cannot vary: what speculation does is not modelled"
+            )
         else:
             known = ", ".join((*_OWN, *_LIMITS))
             raise ConfigError(f"--vary: unknown name {name}; known are {known}")

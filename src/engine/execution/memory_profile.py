@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from src.core.config import MIB, Config
+from src.core.draft_counts import most_sampled
 from src.core.errors import ConfigError
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
@@ -100,7 +101,7 @@ def compute_largest_step(
     *,
     is_captured: bool = False,
 ) -> None:
-    """Run a step of ``max_num_batched_tokens`` tokens that samples as many rows as possible.
+    """Run a step of ``max_num_batched_tokens`` tokens that samples as many positions as may be.
 
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
     memory grows with the vocabulary or with the context; they are sampled twice, since the two ways
@@ -124,7 +125,7 @@ def compute_largest_step(
     sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
     hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
-    count = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    count = min(_most_sampled(config), scheduler.max_num_batched_tokens)
     # In a real step `hidden` lives until prompts are scored, in slices of at most this many rows.
     demanding = _demanding(config.limits.max_logprobs)
     for params in demanding[:1] if is_captured else demanding:
@@ -133,12 +134,21 @@ def compute_largest_step(
             # A model without a head samples nothing.
             return
         request = DeviceRequest(key=-1, prompt_len=1, params=params)
-        for row in range(count):
+        for row in range(scheduler.max_num_seqs):
             sampler.state.install(row, request, 1)
         mask = torch.zeros(logits.shape, dtype=torch.float32, device=spec.device)
         positions = [spec.max_positions - 1] * count
-        sampler.sample(logits, SampleBatch(list(range(count)), positions, mask=mask), rows.tokens)
+        # With drafts a row samples several positions.
+        sampling = [entry % scheduler.max_num_seqs for entry in range(count)]
+        sampler.sample(logits, SampleBatch(sampling, positions, mask=mask), rows.tokens)
         del logits, mask
+
+
+def _most_sampled(config: Config) -> int:
+    """The most positions that a step samples, with drafts if there may be some."""
+    section = config.speculation
+    drafts = 0 if section.method == "off" else section.num_speculative_tokens
+    return most_sampled(config.scheduler.max_num_seqs, drafts)
 
 
 def _demanding(logprobs: int) -> tuple[SamplingParams, ...]:

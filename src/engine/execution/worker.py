@@ -337,7 +337,7 @@ class Worker:
 
         # Rows with drafts have no grammar.
         alone = None
-        if any(step.drafts for step in plan.rows):
+        if self._speculation is not None and any(step.drafts for step in plan.rows):
             counts = np.array([step.num_sampled for step in plan.rows if step.samples])
             alone = (np.cumsum(counts) - 1)[counts == 1]
         self._grammars.follow(

@@ -9,6 +9,7 @@ import msgspec
 
 from src.core.blocks import Window, blocks_held, most_seen
 from src.core.config import Config
+from src.core.draft_counts import most_sampled
 from src.core.errors import ConfigError, InvalidRequestError, PromptTooLongError
 from src.core.request import Request
 
@@ -144,6 +145,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     def drafts(self) -> int:
         """``max_drafts``, or 0 with recurrent states: a rejected draft would stay in them."""
         return self.max_drafts if self.num_snapshots is None else 0
+
+    @property
+    def max_sampled(self) -> int:
+        """The most positions that a step with drafts samples (`most_sampled`)."""
+        return most_sampled(self.max_num_seqs, self.drafts)
 
     @property
     def layout(self) -> str:

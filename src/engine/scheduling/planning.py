@@ -72,14 +72,43 @@ class StepPlanner:
 
         Drafts take nothing from anybody: they get tokens that nobody wanted, and further blocks
         only while no request waits and the look-ahead of all rows stays free. How many of them the
-        device really has is another matter, so every row may have as many as its neighbours.
+        device really has is another matter, so rows share what there is evenly.
+
+        Each draft is one more position to sample, with logits of the whole vocabulary. So drafts
+        fill a step up to ``SchedulerLimits.max_sampled`` such positions, which memory is sized for.
         """
-        most = self.limits.max_num_batched_tokens - builder.num_tokens
+        wanted = self._wanted_drafts(builder)
+        if not wanted:
+            return
+        limits, allocator = self.limits, self.allocator
+        sampled = sum([step.num_sampled for step in builder.rows])
+        most = min(limits.max_num_batched_tokens - builder.num_tokens, limits.max_sampled - sampled)
         # Found out once, and only if a row wants blocks.
         spare = 0 if len(self.waiting) else None
-        for index, state in enumerate(builder.states):
+        for given, (drafts, index) in enumerate(sorted(wanted)):
             if most < 1:
                 return
+            # What a row does not want is for those that want more.
+            drafts = min(drafts, -(-most // (len(wanted) - given)))
+            state = builder.states[index]
+            room = self._draft_room(state)
+            if drafts > room and spare != 0:
+                if spare is None:
+                    spare = allocator.spare_blocks()
+                appends = allocator.extend_for_drafts(state, drafts + 1, spare)
+                spare -= sum(len(append.block_ids) for append in appends)
+                builder.appends += appends
+                room = self._draft_room(state)
+            drafts = min(drafts, room)
+            if drafts > 0:
+                builder.rows[index] = state.draft(builder.rows[index], drafts)
+                builder.num_tokens += drafts
+                most -= drafts
+
+    def _wanted_drafts(self, builder: PlanBuilder) -> list[tuple[int, int]]:
+        """(drafts, index in the plan) of each row that may have some: as many as are of use."""
+        wanted = []
+        for index, state in enumerate(builder.states):
             step = builder.rows[index]
             if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
                 continue
@@ -87,20 +116,20 @@ class StepPlanner:
                 state.rests -= 1
                 continue
             # The first token may be the last: then there is nothing to draft.
-            drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))
-            room = state.capacity - state.launched
-            if drafts > room and spare != 0:
-                if spare is None:
-                    spare = self.allocator.spare_blocks()
-                appends = self.allocator.extend_for_drafts(state, drafts, spare)
-                spare -= sum(len(append.block_ids) for append in appends)
-                builder.appends += appends
-                room = state.capacity - state.launched
-            drafts = min(drafts, room)
-            if drafts > 0:
-                builder.rows[index] = state.draft(step, drafts)
-                builder.num_tokens += drafts
-                most -= drafts
+            drafts = min(self.limits.drafts, state.limit - (step.start + 2))
+            if drafts > 0 and state.request.grammar is None:
+                wanted.append((drafts, index))
+        return wanted
+
+    @staticmethod
+    def _draft_room(state: RequestState) -> int:
+        """Positions for drafts in the blocks that a row has.
+
+        The next step is planned as if all of them were right, so it needs a position behind them,
+        except at the end. Without it that step would want a block, perhaps for nothing.
+        """
+        room = state.capacity - state.launched
+        return room if state.capacity >= state.max_kv_tokens else room - 1
 
     def grow(self, state: RequestState, builder: PlanBuilder) -> bool:
         """Give a running row its next blocks, preempting others if need be; false if it waits."""

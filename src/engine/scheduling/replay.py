@@ -4,7 +4,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
     ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
-            adapter, tenant, pooling]
+            adapter, tenant, pooling, has_grammar]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
@@ -76,6 +76,7 @@ class AddLine(_Line, frozen=True, tag="add"):
     adapter: tuple[int, int] | None = None
     tenant: str = ""
     pooling: Pooling | None = None
+    has_grammar: bool = False
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -333,4 +334,6 @@ def _request(line: AddLine) -> Request:
         adapter=_adapter(line.adapter),
         tenant=line.tenant,
         pooling=line.pooling,
+        # Of a grammar the scheduler knows only that there is one.
+        grammar=True if line.has_grammar else None,
     )

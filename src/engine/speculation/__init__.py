@@ -2,8 +2,9 @@
 
 At every drafted position the model draws its own token with that position's noise, as it would
 without drafts. A draft is accepted while it equals that token, so no draft changes an output
-(R. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, for the
-greedy case; "Exact speculative decoding by shared noise", arXiv 2408.07978, for sampling).
+(Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, for the
+greedy case; "Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv
+2408.07978, for sampling).
 """
 
 from src.engine.speculation.drafter import Drafter

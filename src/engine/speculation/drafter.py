@@ -32,7 +32,7 @@ class Drafter(Protocol):
 # Method -> the drafter that it asks for.
 DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = MappingProxyType(
     {
-        "suffix": lambda section: Lookup(least=1, longest=24),
+        "suffix": lambda section: Lookup(least=2, longest=24),
         "ngram": lambda section: Lookup(
             least=section.prompt_lookup_min, longest=section.prompt_lookup_max
         ),

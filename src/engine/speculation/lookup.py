@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from src.engine.speculation.widths import Guess
 
-# The most places of a match that are followed, the latest ones: a very common token has many.
-_MOST_PLACES = 64
+# The last tokens of a row, among which places are looked for.
+_WINDOW: Final = 8192
+# Tokens that a place is first found by, at most: each costs a pass over the window.
+_FOUND_BY: Final = 4
+# The most places whose matches are measured, the latest ones: a common end has many.
+_MOST_PLACES: Final = 128
+# The most places of the longest match that are followed, the latest ones.
+_MOST_FOLLOWED: Final = 16
 
 
 class Lookup:
     """Looks for the longest end of a row's tokens that occurs in them before.
 
-    It is what a suffix automaton of the tokens would answer, up to a length. But it keeps nothing:
-    it scans the row's tokens once, which costs a microsecond for thousands of them, and no
-    preemption, rejected draft or new owner of the row can leave anything behind. (Prompt lookup
-    decoding, A. Saxena, 2023; suffix decoding, arXiv 2411.04975.)
+    It keeps nothing, so no preemption, rejected draft or new owner of the row can leave anything
+    behind. Instead it scans the row's tokens at every call. So that no text makes the device wait,
+    whatever its length, it looks at the last 8192 tokens, at 128 places of an end, and follows 16
+    of them. It may miss a longer match that is further back. (Prompt lookup decoding, A. Saxena,
+    2023; suffix decoding, arXiv 2411.04975.)
 
     Parameters
     ----------
@@ -26,30 +35,36 @@ class Lookup:
 
     def __init__(self, *, least: int, longest: int) -> None:
         self._least = least
-        self._longest = longest
+        self._back = np.arange(longest)
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
-        places, length = self._places(tokens)
-        return Guess(followed(tokens, places, most), length) if len(places) else None
+        window = tokens[-_WINDOW:]
+        places, length = self._places(window)
+        return Guess(followed(window, places, most), length) if len(places) else None
 
     def _places(self, tokens: np.ndarray) -> tuple[np.ndarray, int]:
         """Indices behind the places of the longest end that occurs before, and its length."""
-        last = len(tokens) - 1
+        last, nothing = len(tokens) - 1, (np.empty(0, np.int64), 0)
         if last < self._least:
-            return np.empty(0, np.int64), 0
-        # Where a match of one token ends; longer matches are among them.
-        ends = np.flatnonzero(tokens[:last] == tokens[last])
-        length = 1
-        while length < self._longest and len(ends):
-            longer = ends[ends >= length]
-            longer = longer[tokens[longer - length] == tokens[last - length]]
-            if not len(longer):
-                break
-            ends, length = longer, length + 1
+            return nothing
+        # Where matches of a few tokens end; longer ones are among them.
+        few = min(self._least, _FOUND_BY)
+        found = tokens[few - 1 : last] == tokens[last]
+        for before in range(1, few):
+            found &= tokens[few - 1 - before : last - before] == tokens[last - before]
+        ends = np.flatnonzero(found)[-_MOST_PLACES:] + (few - 1)
+        if not len(ends):
+            return nothing
+        # [places, tokens backwards from the end]: whether they are equal.
+        back = self._back[:last]
+        at = ends[:, None] - back
+        equal = (tokens[np.maximum(at, 0)] == tokens[last - back]) & (at >= 0)
+        lengths = np.where(equal.all(1), len(back), equal.argmin(1))
+        length = int(lengths.max())
         if length < self._least:
-            return np.empty(0, np.int64), 0
-        behind: np.ndarray = ends[-_MOST_PLACES:] + 1
+            return nothing
+        behind: np.ndarray = ends[lengths == length][-_MOST_FOLLOWED:] + 1
         return behind, length
 
 

@@ -8,6 +8,7 @@ of several tokens as it computes prompts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.engine.speculation.drafter import Drafter
 from src.engine.speculation.widths import Guess, Widths
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Speculation:
     Parameters
     ----------
     drafters
-        Asked in turn, until one has an idea.
+        Asked in turn, until one has an idea. One that raises is not asked again.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
     drafts_for
@@ -78,7 +81,7 @@ class Speculation:
     ) -> None:
         self.counts = DraftCounts()
         self._widths = widths or Widths()
-        self._drafters = drafters
+        self._drafters = list(drafters)
         self._tokens = tokens
         self._drafts_for = drafts_for
         self._poison = poison
@@ -142,11 +145,22 @@ class Speculation:
 
     def _propose(self, step: RowStep, known: int) -> Guess | None:
         most = min(step.drafts, step.limit - known - 1)
-        if most < 1 or not self._widths.asks(step.row) or not self._drafts_for(step.row):
+        if most < 1 or not self._widths.asks(step.row):
+            return None
+        if not self._drafts_for(step.row):
+            # So that no step is planned for its drafts for a while.
+            self._widths.nothing_pays(step.row)
             return None
         tokens = self._tokens[step.row, :known]
-        for drafter in self._drafters:
-            guess = drafter.propose(step.row, tokens, most)
+        for drafter in tuple(self._drafters):
+            try:
+                guess = drafter.propose(step.row, tokens, most)
+            # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
+            except Exception:
+                self._drafters.remove(drafter)
+                name = type(drafter).__name__
+                logger.exception("the drafter %s failed, and is not asked any more", name)
+                continue
             if guess is not None and guess.token_ids:
                 return Guess(guess.token_ids[:most], guess.match)
         self._widths.found_nothing(step.row)
@@ -154,7 +168,10 @@ class Speculation:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""
-        if all(step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows):
+        # If all rows have ended, nothing was computed.
+        if plan.rows and all(
+            step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows
+        ):
             self._widths.took(plan.num_tokens, seconds)
 
     def rests(self, row: int) -> int:

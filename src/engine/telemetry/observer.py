@@ -147,16 +147,18 @@ class EngineObserver:
             choice, prefilled = self._rows[step.row]
             starts += step.start
             if step.start < prefilled:
+                # The last token of a prompt may come with drafts.
+                num_tokens = step.num_tokens - step.drafts
                 prefill_rows += 1
-                prefill_tokens += step.num_tokens
+                prefill_tokens += num_tokens
                 unfinished_rows += not (step.samples or step.pools)
                 # Pairs of all its tokens but the last, which attends to the whole row.
-                more_pairs += (step.num_tokens - 1) * (2 * step.start + step.num_tokens) // 2
+                more_pairs += (num_tokens - 1) * (2 * step.start + num_tokens) // 2
                 choice.record.chunks.append(
                     ChunkRecord(
                         plan.step_id,
                         step.start,
-                        step.num_tokens,
+                        num_tokens,
                         times.device_start,
                         times.device_end,
                     )

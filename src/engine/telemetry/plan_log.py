@@ -238,6 +238,7 @@ class _Writer:
             self._named(request.adapter),
             request.tenant,
             request.pooling,
+            request.grammar is not None,
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:

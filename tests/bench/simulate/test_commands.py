@@ -6,15 +6,18 @@ import argparse
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from src.bench.simulate.calibration import Calibration, load, save
+from src.bench.simulate.calibration import Calibration, calibration_of, load, save
 from src.bench.simulate.step_cost import MIN_STEPS, Price
 from src.cli.bench import calibrate, plot, simulate, soak
 from src.cli.main import main
 from src.cli.options import CommandModule
+from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.settings import CHECKOUT
 from tests.bench.simulate.prices import LIMITS, cost_of
@@ -122,6 +125,7 @@ def test_a_recorded_trace_is_served(
     ("arguments", "words"),
     [
         (["--vary", "nothing=1"], "unknown name nothing"),
+        (["--vary", "max_drafts=4"], "max_drafts cannot vary: what speculation does is not"),
         (["--vary", "max_num_seqs=many"], "max_num_seqs must be int"),
         (["--vary", "max_num_seqs=0"], "max_num_seqs must be at least 1"),
         (["--vary", "routing=nowhere"], "routing must be round-robin or least-requests"),
@@ -171,6 +175,15 @@ def test_an_engine_here_is_calibrated(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "handover" in out
     # What was found is good for a simulation.
     assert main(["bench", "simulate", "--calibration", str(file), *LOAD]) == 0
+
+
+def test_steps_with_drafts_are_refused() -> None:
+    steps = [SimpleNamespace(drafted_tokens=0), SimpleNamespace(drafted_tokens=2)]
+    view: Any = SimpleNamespace(steps=steps, requests=[])
+    with pytest.raises(ConfigError, match=r"drafts cannot be simulated: .*speculation\.method"):
+        calibration_of(
+            *(view, view, Config()), model="m", max_model_len=8, device_type="cpu", source=""
+        )
 
 
 def test_every_line_and_unit_of_what_is_printed_is_described() -> None:

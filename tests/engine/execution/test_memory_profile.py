@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
@@ -91,6 +93,25 @@ def test_it_has_as_many_tokens_and_rows_as_there_may_be(
         assert batch.mask is not None
         assert batch.mask.shape == shape
         assert max(batch.positions) == model.spec.max_positions - 1
+
+
+@pytest.mark.parametrize(("method", "positions"), [("off", 5), ("suffix", 64)])
+def test_logits_of_drafts_are_counted(
+    method: str, positions: int, checkpoint: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = []
+    sample = Sampler.sample
+
+    def noted(self: Sampler, logits: Any, batch: Any, rows: Any) -> Any:
+        shapes.append((len(logits), len(batch.rows), max(batch.rows)))
+        return sample(self, logits, batch, rows)
+
+    monkeypatch.setattr(Sampler, "sample", noted)
+    section = SpeculationSection(method=method)  # type: ignore[arg-type]
+    asked = msgspec.structs.replace(config(checkpoint), speculation=section)
+    with torch.inference_mode():
+        compute_largest_step(asked, model)
+    assert shapes == [(positions, positions, 4)] * 2
 
 
 def test_layers_may_have_block_tables_of_several_groups(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from src.core.outputs import FinishReason
-from src.core.plan import RowResult, StepPlan, StepResult, drafted_tokens
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult, drafted_tokens, has_computed
 from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.fake_worker import END_TOKEN
@@ -225,3 +226,70 @@ def test_no_table_grows_past_the_end_of_the_context(depth: int) -> None:
     simulation = Simulation(limits, depth)
     simulation.add(make_request(0, 8, 56, ends=False))
     simulation.drain()
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 8), (8, 64), (12, 64), (64, 64), (80, 80)])
+def test_drafts_make_logits_no_larger_than_rows_do(rows: int, most: int) -> None:
+    """A step samples as many positions as there may be rows, or a few dozen."""
+    scheduler = drafting(
+        max_num_batched_tokens=512, num_blocks=512, max_num_seqs=rows, max_drafts=7
+    )
+    for key in range(rows):
+        scheduler.add(make_request(key, 3, 30, ends=False))
+    plan = planned(scheduler)
+    while len(plan.rows) < rows or plan.installs:
+        scheduler.commit(answer(plan, *[[5]] * len(plan.rows)))
+        plan = planned(scheduler)
+    sampled = [step.num_sampled for step in plan.rows]
+    assert sum(sampled) == most
+    assert scheduler.limits.max_sampled == max(rows, 64)
+
+
+def test_rows_share_the_drafts_of_a_step() -> None:
+    """What a row near its end does not want is for the others."""
+    scheduler = drafting(max_num_batched_tokens=16, num_blocks=512, max_drafts=7)
+    for key, max_tokens in enumerate((30, 4, 30, 30)):
+        scheduler.add(make_request(key, 3, max_tokens, ends=False))
+    plan = planned(scheduler)
+    assert len(plan.rows) == 4
+    scheduler.commit(answer(plan, [5], [5], [5], [5]))
+    assert [step.drafts for step in planned(scheduler).rows] == [4, 2, 3, 3]
+
+
+def test_a_row_with_a_grammar_has_no_planned_drafts() -> None:
+    scheduler = drafting()
+    for key, grammar in enumerate((None, object())):
+        request = make_request(key, 3, 12, ends=False)
+        scheduler.add(msgspec.structs.replace(request, grammar=grammar))
+    scheduler.commit(answer(planned(scheduler), [5], [5]))
+    assert [step.drafts for step in planned(scheduler).rows] == [3, 0]
+
+
+@pytest.mark.parametrize("block_size", [2, 4, 8])
+def test_drafts_make_the_next_step_want_no_block(block_size: int) -> None:
+    """While a request waits for memory a row has what it has; its drafts leave it a position."""
+    scheduler = drafting(max_num_seqs=1, block_size=block_size, max_drafts=16, num_blocks=64)
+    scheduler.add(make_request(0, 3, 40, ends=False))
+    scheduler.add(make_request(1, 3, 4, ends=False))
+    scheduler.commit(answer(planned(scheduler), [5]))
+    drafted = 0
+    for _ in range(15):
+        first = planned(scheduler)
+        second = planned(scheduler)
+        drafted += first.num_drafts
+        if first.num_drafts:
+            assert not second.block_appends
+        scheduler.commit(answer(first, [6]))
+        scheduler.commit(answer(second, [6]))
+    assert (drafted > 0) == (block_size > 2)
+
+
+def test_a_step_whose_rows_have_all_ended_computes_nothing() -> None:
+    past, begun_, chunk = (RowStep(row, 1, 4, 1, row < 2) for row in range(3))
+    none, one = RowResult(0, 1, []), RowResult(1, 1, [7])
+    for steps, rows, expected in (
+        ([past], [none], False),
+        ([past, begun_], [none, one], True),
+        ([past, chunk], [none, none], True),
+    ):
+        assert has_computed(StepPlan(1, [], [], steps), StepResult(1, rows)) is expected

@@ -162,8 +162,8 @@ async def test_no_draft_changes_a_bit(
         assert_idle(engine)
         if way == "preempted":
             assert engine.stats.preemptions > 0
-    # A full step and a full pool leave less for drafts.
-    assert len(set(adversary.widths)) > 4
+    # A full step and a full pool leave less for drafts, which the rows share.
+    assert len(set(adversary.widths)) > (2 if way in ("chunked", "preempted") else 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,7 +175,8 @@ async def test_no_family_shows_drafts(
     async with AsyncEngine.open(config(checkpoint)) as engine:
         expected = await ask(engine, asked)
     adversary = Adversary(texts(asked, expected), seed=5)
-    changes = speculating(monkeypatch, adversary)
+    # Nobody waits, so that drafts get blocks.
+    changes = speculating(monkeypatch, adversary) | {"scheduler__max_num_seqs": 16}
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         results = await ask(engine, asked)
     assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
@@ -234,6 +235,38 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(
     (off, steps), (on, fewer) = found
     assert on == off
     assert fewer < steps
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_drafts_are_no_tokens_of_a_prompt(
+    depth: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chunk of a prompt may be one token, which is sampled behind, with drafts."""
+    changes = speculating(monkeypatch, Adversary([], seed=8))
+    changes |= {"scheduler__max_num_batched_tokens": 12, "scheduler__pipeline_depth": depth}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        await engine.generate(list(range(5, 18)), params)
+        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        records = list(engine.timeline)
+        assert sum(record.prefill_tokens for record in records) == 13
+        assert any(record.prefill_tokens == 1 and record.drafted_tokens for record in records)
+
+
+async def test_a_drafter_that_raises_ends_no_request(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def propose(self, row: int, tokens: Any, most: int) -> Any:
+            raise RuntimeError("a drafter's fault")
+
+    asked = list(zip(PROMPTS[:6], [ASKED["greedy, scored"]] * 6, strict=True))
+    async with AsyncEngine.open(config(checkpoint)) as engine:
+        expected = await ask(engine, asked)
+    changes = speculating(monkeypatch, Failing())
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        results = await ask(engine, asked)
+    assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
 
 
 async def test_an_abort_in_mid_draft_leaves_nothing(

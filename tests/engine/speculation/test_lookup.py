@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from src.core.config import SpeculationSection
 from src.engine.speculation import Guess
+from src.engine.speculation import lookup as lookup_module
 from src.engine.speculation.drafter import DRAFTERS
 from src.engine.speculation.lookup import Lookup
 
@@ -68,6 +71,8 @@ def test_it_is_what_a_plain_search_finds(longest: int) -> None:
             continue
         assert guess is not None
         assert guess.match == length
+        # Of many places the latest are followed.
+        places = places[-16:]
         following = [tokens[place] for place in places]
         assert following.count(guess.token_ids[0]) == max(map(following.count, following))
         # Every guess continues one of the places.
@@ -82,3 +87,58 @@ def test_the_table_has_every_method() -> None:
         guess = build(section).propose(0, tokens, 2)
         assert guess == Guess([3, 4], 2), method
     assert DRAFTERS["ngram"](section).propose(0, np.array([1, 3, 1], np.int32), 2) is None
+
+
+class Counted(np.ndarray):
+    """Counts the elements that are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        taken = super().__getitem__(index)
+        Counted.read += np.size(taken)
+        return taken
+
+
+def work(tokens: np.ndarray, least: int) -> tuple[int, int]:
+    """Elements that a look-up reads, and lines of Python that it executes."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line" and frame.f_code.co_filename == lookup_module.__file__
+        return trace
+
+    counted, lookup = tokens.view(Counted), Lookup(least=least, longest=24)
+    Counted.read, before = 0, sys.gettrace()
+    sys.settrace(trace)
+    try:
+        lookup.propose(0, counted, 16)
+    finally:
+        sys.settrace(before)
+    return Counted.read, lines
+
+
+@pytest.mark.parametrize("least", [1, 2, 24])
+@pytest.mark.parametrize("period", [1, 2, 7, 1000])
+def test_no_text_takes_more_than_a_bounded_look(period: int, least: int) -> None:
+    """A row of one repeated token is the worst of them, and may be of any length."""
+    text = np.arange(200_000, dtype=np.int32) % period
+    found = [work(text[:length].copy(), least) for length in (20_000, 40_000, 200_000)]
+    assert found[0] == found[1] == found[2]
+    read, lines = found[0]
+    assert 0 < read < 10 * 8192
+    assert 0 < lines < 1000
+
+
+def test_what_is_far_back_is_not_looked_for() -> None:
+    lookup = Lookup(least=2, longest=24)
+    between = list(range(100, 100 + 8192))
+    assert propose(lookup, [1, 2, 3, *between[:-8], 1, 2], 1) == Guess([3], 2)
+    assert propose(lookup, [1, 2, 3, *between, 1, 2], 1) is None
+
+
+def test_one_token_is_no_match_for_suffix() -> None:
+    suffix = DRAFTERS["suffix"](SpeculationSection())
+    assert suffix.propose(0, np.array([1, 2, 3, 1], np.int32), 2) is None
+    assert suffix.propose(0, np.array([1, 2, 3, 1, 2], np.int32), 2) == Guess([3, 1], 2)

@@ -103,3 +103,54 @@ def test_a_row_that_is_as_long_as_it_may_be_computes_nothing() -> None:
     assert behind is not None
     assert (behind.plan.rows, behind.index) == ([], [-1])
     made.settle(behind, [])
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess:
+        self.asked += 1
+        raise RuntimeError("no idea at all")
+
+
+def test_a_drafter_that_fails_is_left_alone_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing, tokens = Failing(), buffer(4)
+    made = Speculation((failing, Counting()), tokens, lambda _: True, POISON, Widths(always=True))
+    step = plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))
+    for _ in range(3):
+        verification = made.begin(step)
+        assert verification is not None
+        assert verification.plan.rows == [RowStep(0, 1, 3, 4, True, 3)]
+    assert failing.asked == 1
+    [record] = caplog.records
+    assert "the drafter Failing failed" in record.getMessage()
+    assert record.exc_info is not None
+
+
+def test_without_a_drafter_rows_go_on_token_by_token() -> None:
+    failing = Failing()
+    made = Speculation((failing,), buffer(4), lambda _: True, POISON)
+    for _ in range(40):
+        verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+        assert verification is not None
+        assert verification.plan.rows == [RowStep(0, 1, 3, 1, True)]
+    assert failing.asked == 1
+
+
+def test_a_row_that_something_restricts_rests() -> None:
+    made = Speculation((Counting(),), buffer(4), lambda _: False, POISON)
+    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+    assert made.rests(0) > 8
+
+
+def test_a_step_without_rows_says_nothing_of_what_steps_take() -> None:
+    widths = Widths()
+    taken: list[int] = []
+    widths.took = lambda num_tokens, _: taken.append(num_tokens)  # type: ignore[method-assign]
+    made = Speculation((Counting(),), buffer(4), lambda _: True, POISON, widths)
+    made.observe(plan(), 1e-6)
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    assert taken == [1]

@@ -299,7 +299,9 @@ def test_drafts_are_replayed(tmp_path: Path) -> None:
     limits = make_limits(num_blocks=64, max_num_batched_tokens=24, max_drafts=4)
     simulation = Simulation(limits, 2, RecordingScheduler(limits, log))
     for key in range(12):
-        simulation.add(make_request(key, 5, 20, seed=key))
+        request = make_request(key, 5, 20, seed=key)
+        grammar = object() if key % 3 == 0 else None
+        simulation.add(msgspec.structs.replace(request, grammar=grammar))
         simulation.step()
     simulation.drain()
     log.close()

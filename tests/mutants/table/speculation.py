@@ -44,8 +44,30 @@ MUTATIONS = (
         _PURE,
         (
             "drafts exceed the budget",
-            "            drafts = min(self.limits.drafts, most, state.limit - (step.start + 2))",
-            "            drafts = min(self.limits.drafts, state.limit - (step.start + 2))",
+            "most = min(limits.max_num_batched_tokens - builder.num_tokens, "
+            "limits.max_sampled - sampled)",
+            "most = limits.max_sampled - sampled",
+        ),
+        (
+            "drafts make logits of any size",
+            "most = min(limits.max_num_batched_tokens - builder.num_tokens, "
+            "limits.max_sampled - sampled)",
+            "most = limits.max_num_batched_tokens - builder.num_tokens",
+        ),
+        (
+            "the first rows take all drafts",
+            "drafts = min(drafts, -(-most // (len(wanted) - given)))",
+            "drafts = min(drafts, most)",
+        ),
+        (
+            "rows with a grammar get room for drafts",
+            "if drafts > 0 and state.request.grammar is None:",
+            "if drafts > 0:",
+        ),
+        (
+            "drafts leave no position for the step behind them",
+            "return room if state.capacity >= state.max_kv_tokens else room - 1",
+            "return room",
         ),
         (
             "drafts take blocks while a request waits",
@@ -82,6 +104,12 @@ MUTATIONS = (
             "continue",
         ),
         (
+            "no draft is ever accepted",
+            "_count_kept",
+            "A += 1",
+            "pass",
+        ),
+        (
             "a row begins where the plan says, not where it is",
             "Speculation.begin",
             "A = self._lengths.get(B.row, A)",
@@ -96,8 +124,72 @@ MUTATIONS = (
         (
             "rows with a grammar have drafts",
             "Speculation._propose",
-            "A < 1 or not self._widths.asks(B.row) or not self._drafts_for(B.row)",
-            "A < 1 or not self._widths.asks(B.row)",
+            "not self._drafts_for(A.row)",
+            "False",
+        ),
+        (
+            "a step that computed nothing is a very fast one",
+            "Speculation.observe",
+            "plan.rows and A",
+            "A",
+        ),
+        (
+            "a drafter that fails is asked again and again",
+            "Speculation._propose",
+            "self._drafters.remove(A)",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/lookup.py",
+        ("tests/engine/speculation/test_lookup.py",),
+        (
+            "a look-up reads the whole text",
+            "Lookup.propose",
+            "tokens[-_WINDOW:]",
+            "tokens",
+        ),
+        (
+            "every place of a common end is measured",
+            "Lookup._places",
+            "np.flatnonzero(A)[-_MOST_PLACES:]",
+            "np.flatnonzero(A)",
+        ),
+        (
+            "every place of the longest match is followed",
+            "Lookup._places",
+            "A[B == C][-_MOST_FOLLOWED:]",
+            "A[B == C]",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/observer.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "drafts behind a prompt's last token are tokens of the prompt",
+            "EngineObserver.committed",
+            "A.num_tokens - A.drafts",
+            "A.num_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/core/plan.py",
+        ("tests/engine/scheduling/test_drafts.py",),
+        (
+            "a step whose rows had all ended has computed something",
+            "has_computed",
+            "any(A) or B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/memory_profile.py",
+        ("tests/engine/execution/test_memory_profile.py",),
+        (
+            "logits of drafts are not counted",
+            "_most_sampled",
+            "0 if A else B",
+            "0",
         ),
     ),
     *rewrites_of(
