@@ -86,7 +86,7 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     prompts, name = own.get("prompts") or {}, own.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(one, str) for one in prompts.values()):
         raise ModelLoadError(f"{path / _OWN}: prompts must be an object of texts, got {prompts!r}")
-    if name is not None and name not in prompts:
+    if name is not None and (not isinstance(name, str) or name not in prompts):
         raise ModelLoadError(
             f"{path / _OWN}: default_prompt_name must be one of {sorted(prompts)}, got {name!r}"
         )
@@ -152,7 +152,7 @@ def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
         names = [name for name, value in settings.items() if name.startswith(_FLAG) and value]
         given = [name.removeprefix(_FLAG) for name in names]
     modes = [given] if isinstance(given, str) else given
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
+    if not isinstance(modes, list) or modes not in [[name] for name in _POOLINGS]:
         raise ModelLoadError(
             f"{source}: pooling must be one of {', '.join(_POOLINGS)}, got {given!r}"
         )

@@ -35,6 +35,7 @@ FROZEN = [
     "http.max_background_per_owner",
     "http.max_body_bytes",
     "http.max_embedding_inputs",
+    "http.max_embedding_values",
     "http.max_json_nodes",
     "http.max_json_values",
     "http.max_logprobs_per_answer",

@@ -160,6 +160,12 @@ def test_settings_that_would_change_vectors_refuse_the_start(tmp_path: Path) -> 
     save_modules(tmp_path, pooling=OLD_MEAN, prompts={"a": "b"}, default_prompt="c")
     with pytest.raises(ModelLoadError, match="default_prompt_name"):
         recipe_of(tmp_path)
+    save_modules(tmp_path, pooling=OLD_MEAN, prompts={"a": "b"}, default_prompt=["a"])  # type: ignore[arg-type]
+    with pytest.raises(ModelLoadError, match="default_prompt_name"):
+        recipe_of(tmp_path)
+    save_modules(tmp_path, pooling={"pooling_mode": [{}]})
+    with pytest.raises(ModelLoadError, match="pooling"):
+        recipe_of(tmp_path)
     save_modules(tmp_path, pooling=OLD_MEAN, max_seq_length=0)
     with pytest.raises(ModelLoadError, match="max_seq_length"):
         recipe_of(tmp_path)

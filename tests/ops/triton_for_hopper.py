@@ -212,7 +212,7 @@ def compile_packed_experts(size: int, dtype: str, tile, sizes, silu) -> None:
 
 
 def compile_latents(size: int, dtype: str) -> None:
-    tile = of_capability(latent_attention._TILES, 90, size)
+    tile = latent_attention.tile_of(90, size, 512, 64)
     shape = {"HEADS": 128, "NOPE": 128, "ROPE": 64, "RANK": 512, "BLOCK_SIZE": 64}
     shared = compile_for_hopper(
         latent_attention._attend_kernel, dtype, tile.warps, tile.stages,
@@ -225,7 +225,7 @@ def compile_latents(size: int, dtype: str) -> None:
     compile_for_hopper(
         latent_attention._project_kernel, dtype, 4, 3, INPUTS=128, OUTPUTS=512, **sizes
     )
-    expanded = of_capability(latent_expanded.TILES, 90, size)
+    expanded = latent_expanded.tile_of(90, size, D=128, P=64, V=128)
     del shape["BLOCK_SIZE"]
     shared = compile_for_hopper(
         latent_expanded._attend_kernel, dtype, expanded.warps, expanded.stages,
@@ -233,6 +233,25 @@ def compile_latents(size: int, dtype: str) -> None:
     )  # fmt: skip
     assert shared + RESERVED <= SHARED_MEMORY, (dtype, shared)
     compile_for_hopper(latent_expanded._gather_kernel, dtype, 4, 1, BLOCK_SIZE=64, BLOCK=1024)
+
+
+def compile_large_latents() -> None:
+    """Vectors and heads larger than DeepSeek's, for which the measured tiles would be too large."""
+    rank, rope = 448, 128
+    tile = latent_attention.tile_of(90, 2, rank, rope)
+    shared = compile_for_hopper(
+        latent_attention._attend_kernel, "bf16", tile.warps, tile.stages,
+        M=tile.packed, N=tile.keys, R=512, P=128,
+        HEADS=128, NOPE=128, ROPE=rope, RANK=rank, BLOCK_SIZE=64,
+    )  # fmt: skip
+    assert shared + RESERVED <= SHARED_MEMORY, shared
+    expanded = latent_expanded.tile_of(90, 2, D=256, P=64, V=256)
+    shared = compile_for_hopper(
+        latent_expanded._attend_kernel, "bf16", expanded.warps, expanded.stages,
+        HEADS=128, NOPE=192, ROPE=64, RANK=512, VALUE=256,
+        M=expanded.tokens, N=expanded.keys, D=256, P=64, V=256,
+    )  # fmt: skip
+    assert shared + RESERVED <= SHARED_MEMORY, shared
 
 
 def compile_linears(size: int, dtype: str) -> None:
@@ -307,6 +326,7 @@ def main() -> None:
         compile_recurrences(dtype)
     compile_latents(2, "bf16")
     compile_latents(4, "fp32")
+    compile_large_latents()
     compile_attention(128, 0, 2, "bf16", 4, sinks=None)
     compile_attention(128, 128, 2, "bf16", 8, cap=30.0)
     compile_attention(256, 4096, 2, "bf16", 2, cap=50.0, sinks=None)

@@ -12,8 +12,10 @@ from typing import Final, TypeAlias, cast
 
 import msgspec
 
+from src.core.config import HttpSection
 from src.core.errors import InvalidRequestError
 from src.core.outputs import Embedding
+from src.engine.client import AsyncEngine
 from src.http.generation.sampling import check_neutral, unsupported
 from src.http.protocol.embeddings import (
     NEUTRAL_IN_EMBEDDINGS,
@@ -45,6 +47,7 @@ async def create_embeddings(call: Call) -> None:
     if adapter_name(engine, name) is not None:
         raise unsupported("model", ": adapters do not embed")
     texts = _texts(request.input, call.server.config.http.max_embedding_inputs)
+    _check_values(engine, len(texts), request.dimensions, call.server.config.http)
     embeddings = await engine.embed(
         texts,
         dimensions=request.dimensions,
@@ -86,6 +89,26 @@ def _texts(given: str | list[int | str | list[int]], most: int) -> Sequence[Text
             param="input",
         )
     return [cast(list[int], given)] if kind is int else cast(list[Text], given)
+
+
+def _check_values(
+    engine: AsyncEngine, num_texts: int, dimensions: int | None, http: HttpSection
+) -> None:
+    """Refuse an answer that would take too much memory until it is sent.
+
+    Raises
+    ------
+    InvalidRequestError
+        The vectors have too many numbers.
+    """
+    recipe = engine.model_info.embedding
+    size = min(dimensions or recipe.size, recipe.size) if recipe else 0
+    if num_texts * size > (most := http.max_embedding_values):
+        raise InvalidRequestError(
+            f"{num_texts} vectors of {size} numbers are {num_texts * size} numbers, an answer may "
+            f"have at most {most} (http.max_embedding_values): ask for fewer texts at once",
+            param="input",
+        )
 
 
 async def _body(

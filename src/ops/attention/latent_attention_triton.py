@@ -23,7 +23,7 @@ from src.ops.attention import latent_expanded_triton as latent_expanded
 from src.ops.attention.attend_triton import LOG2_E
 from src.ops.attention.latent_attention import LatentAttention
 from src.ops.launching_triton import ceil_div, launcher, next_power_of_2
-from src.ops.tuning import multiprocessors, of_device
+from src.ops.tuning import capability_of, multiprocessors, of_capability
 
 
 class Tile(NamedTuple):
@@ -358,7 +358,7 @@ def _absorb(
     plan = (query_start_loc, 0) if expansion is None else (expansion, 1)
     absorbed = query.new_empty((tokens, heads, rank))
     _project(query, up[:, :nope], absorbed, query_start_loc, plan, is_transposed=True)
-    tile = of_device(_TILES, query.device, query.element_size())
+    tile = tile_of(capability_of(query.device), query.element_size(), rank, query_dim - nope)
     tiles = tokens * heads // tile.packed + rows
     splits = splits_of(tiles, query.device, deterministic=deterministic)
     partial_out = absorbed  # A program reads no more of it than it writes.
@@ -383,6 +383,15 @@ def _absorb(
             heads, splits, RANK=rank, R=padded, num_warps=1,
         )  # fmt: skip
     _project(absorbed, up[:, nope:], out, query_start_loc, plan, is_transposed=False)
+
+
+def tile_of(capability: int, size: int, rank: int, rope: int) -> Tile:
+    """The tile for elements of `size` bytes.
+
+    What was measured is for vectors as DeepSeek has them; larger ones take smaller tiles.
+    """
+    is_large = next_power_of_2(rank) > 512 or next_power_of_2(rope) > 64
+    return of_capability(_TILES, 0 if is_large else capability, size)
 
 
 def splits_of(tiles: int, device: torch.device, *, deterministic: bool) -> int:

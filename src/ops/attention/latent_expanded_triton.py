@@ -20,7 +20,7 @@ from torch import Tensor
 from src.ops.attention.attend_triton import LOG2_E, softmax_state
 from src.ops.launching_triton import launcher, next_power_of_2
 from src.ops.rows_triton import row_of
-from src.ops.tuning import of_device
+from src.ops.tuning import capability_of, of_capability
 
 
 class ExpandedTile(NamedTuple):
@@ -249,6 +249,15 @@ def _attend_kernel(
 _launch_attend = launcher(_attend_kernel)
 
 
+def tile_of(capability: int, size: int, *, D: int, P: int, V: int) -> ExpandedTile:
+    """The tile for elements of `size` bytes and padded parts of keys and values.
+
+    What was measured is for heads as DeepSeek has them; larger ones take smaller tiles.
+    """
+    is_large = D > 128 or P > 64 or V > 128
+    return of_capability(TILES, 0 if is_large else capability, size)
+
+
 def run(
     query: Tensor,
     cache: Tensor,
@@ -274,11 +283,11 @@ def run(
     vectors, made = query.new_empty((most, width)), query.new_empty((most, up[:, :, 0].numel()))
     state_out = query.new_empty((tokens, heads, value), dtype=torch.float32)
     state_lse = query.new_empty((tokens, heads), dtype=torch.float32)
-    tile = of_device(TILES, query.device, query.element_size())
     padded = {
         name: max(16, next_power_of_2(size))
         for name, size in (("D", nope), ("P", rope), ("V", value))
     }
+    tile = tile_of(capability_of(query.device), query.element_size(), **padded)
     projection = up.flatten(0, 1).T
     # Without keys, kernels are only warmed up.
     for first in range(0, max(1, expanded_keys), most):

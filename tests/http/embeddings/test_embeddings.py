@@ -31,7 +31,9 @@ async def embedding_client(
     directory = make_encoder(tmp_path_factory.mktemp("embeddings") / "tiny", "bert")
     save_encoder_tokenizer(directory)
     save_modules(directory, pooling={"pooling_mode": "mean"}, prompts={"query": "query: "})
-    http = msgspec.structs.replace(config.http, max_embedding_inputs=40)
+    http = msgspec.structs.replace(
+        config.http, max_embedding_inputs=40, max_embedding_values=36 * SIZE
+    )
     model = ModelSection(path=str(directory), served_model_name=("tiny-bert",))
     app = create_app(msgspec.structs.replace(config, model=model, http=http), owns_process=False)
     async with app.router.lifespan_context(app):
@@ -86,8 +88,8 @@ async def test_base64_holds_the_numbers_in_little_endian_order(
 
 async def test_an_answer_of_many_vectors_is_whole(embedding_client: httpx.AsyncClient) -> None:
     # More than are encoded in one turn.
-    body = await embedded(embedding_client, input=[[3 + index] for index in range(40)])
-    assert len(vectors(body)) == 40
+    body = await embedded(embedding_client, input=[[3 + index] for index in range(36)])
+    assert len(vectors(body)) == 36
     one = vectors(await embedded(embedding_client, input=[3 + 17]))
     assert vectors(body)[17] == pytest.approx(one[0], abs=1e-6)
 
@@ -118,6 +120,7 @@ async def test_fields_of_vllm_and_sentence_transformers(
         ({"input": [3, 320]}, "input", "from 0 to 319, got 320"),
         ({"input": [3, -1]}, "input", "from 0 to 319, got -1"),
         ({"input": ["fox"] * 41}, "input", "at most 40 entries, got 41"),
+        ({"input": ["fox"] * 37}, "input", f"37 vectors of {SIZE} numbers"),
         ({"input": [5] * 131}, "input", "131 tokens, and this model takes up to 130"),
         ({"input": "fox " * 200}, "input", "this model takes up to 130"),
         ({"input": "fox", "dimensions": 8}, "dimensions", "does not say"),
