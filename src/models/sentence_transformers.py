@@ -152,7 +152,7 @@ def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
         names = [name for name, value in settings.items() if name.startswith(_FLAG) and value]
         given = [name.removeprefix(_FLAG) for name in names]
     modes = [given] if isinstance(given, str) else given
-    if not isinstance(modes, list) or modes not in [[name] for name in _POOLINGS]:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in list(_POOLINGS):
         raise ModelLoadError(
             f"{source}: pooling must be one of {', '.join(_POOLINGS)}, got {given!r}"
         )

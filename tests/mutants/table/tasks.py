@@ -171,8 +171,8 @@ MUTATIONS = (
         (
             "several poolings are one",
             "_pooled",
-            "not isinstance(A, list) or len(A) != 1 or A[0] not in _POOLINGS",
-            "not isinstance(A, list) or A[0] not in _POOLINGS",
+            "not isinstance(A, list) or len(A) != 1 or A[0] not in list(_POOLINGS)",
+            "not isinstance(A, list) or A[0] not in list(_POOLINGS)",
         ),
         (
             "a module of anybody's is one of sentence-transformers'",
