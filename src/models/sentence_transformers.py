@@ -152,6 +152,7 @@ def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
         names = [name for name, value in settings.items() if name.startswith(_FLAG) and value]
         given = [name.removeprefix(_FLAG) for name in names]
     modes = [given] if isinstance(given, str) else given
+    # Anything may stand in a file, also what no dict can be asked for.
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in list(_POOLINGS):
         raise ModelLoadError(
             f"{source}: pooling must be one of {', '.join(_POOLINGS)}, got {given!r}"
