@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from src.compile import use_artifact_cache
@@ -516,14 +517,21 @@ def _model_info(
             for each in model.own_inputs
         ),
         generates=not is_encoder,
-        embedding=_recipe(path, model.spec.hidden_size, max_model_len, is_encoder),
+        embedding=_recipe(
+            path, model.spec.hidden_size, max_model_len, is_encoder, config.model.cut_vectors
+        ),
     )
 
 
-def _recipe(path: Path, size: int, context: int, is_encoder: bool) -> EmbeddingRecipe | None:
+def _recipe(
+    path: Path, size: int, context: int, is_encoder: bool, cut_vectors: bool
+) -> EmbeddingRecipe | None:
     """How texts become vectors; ``None`` if only text can be generated."""
     try:
-        return read_recipe(path, size=size, context=context, is_encoder=is_encoder)
+        recipe = read_recipe(path, size=size, context=context, is_encoder=is_encoder)
+        if cut_vectors and recipe.sizes is None:
+            recipe = msgspec.structs.replace(recipe, sizes=())
+        return recipe
     except ModelLoadError as error:
         if is_encoder:
             raise
