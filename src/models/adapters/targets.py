@@ -17,6 +17,7 @@ _WITHOUT = {
     "router": "a router",
     "latent": "the projection that latent attention absorbs",
     "vector": "no projection",
+    "classifier": "the classifier's head",
 }
 
 
