@@ -483,10 +483,7 @@ class AsyncEngine:
                 with own as held:
                     submission = await self._queue(prompt, params, options, observed, held, used)
             except SlipstreamError as error:
-                if isinstance(error, QueueFullError):
-                    wait = self._observer.queue_wait(time.monotonic())
-                    error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
-                self.metrics.on_refused(error)
+                self._refused(error)
                 raise
             # The prompt may be large and is token ids by now. It should not live as long as the
             # output takes.
@@ -496,6 +493,13 @@ class AsyncEngine:
                     yield submission
                 finally:
                     submission.abort()
+
+    def _refused(self, error: SlipstreamError) -> None:
+        """Count a request that was not queued, and say when one might be."""
+        if isinstance(error, QueueFullError):
+            wait = self._observer.queue_wait(time.monotonic())
+            error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
+        self.metrics.on_refused(error)
 
     async def _queue(
         self,
@@ -532,6 +536,7 @@ class AsyncEngine:
         truncate: int | None = None,
         add_special_tokens: bool = True,
         prompt_name: str | None = None,
+        normalize: bool | None = None,
         admission: Admission | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> list[Embedding]:
@@ -549,6 +554,8 @@ class AsyncEngine:
             Whether texts get the tokenizer's special tokens.
         prompt_name
             Name of a prompt of the checkpoint that is put before texts; ``None``: its default.
+        normalize
+            Whether vectors are scaled to length 1; ``None``: as the checkpoint's files say.
         admission
             From `admit`: they are queued even while the engine drains.
         options
@@ -565,7 +572,9 @@ class AsyncEngine:
         EngineDeadError
             The engine failed.
         """
-        run = EmbeddingRun(dimensions, truncate, add_special_tokens, prompt_name, options)
+        run = EmbeddingRun(
+            dimensions, truncate, add_special_tokens, prompt_name, normalize, options
+        )
         return await self._run(run, lambda parts: parts.embedder, texts, admission)
 
     async def classify(
@@ -695,7 +704,7 @@ class AsyncEngine:
             )
             return [encoding_of(each) for each in vectors]
         if task == "token_embed":
-            run = TokenVectorRun(None, truncate, add_special_tokens, None, options)
+            run = TokenVectorRun(None, truncate, add_special_tokens, None, None, options)
             return await self._run(run, lambda parts: parts.embedder, texts, admission)
         labels = self._label_run(task, use_activation, truncate, add_special_tokens, options)
         made = await self._run(labels, lambda parts: parts.labeller, texts, admission)
@@ -732,25 +741,26 @@ class AsyncEngine:
         admission: Admission | None,
     ) -> list[Any]:
         """The results of a run's texts; ``reader`` gives what tokenizes them."""
-        with contextlib.ExitStack() as used:
+        with contextlib.ExitStack() as stack:
             try:
                 own = self.admit() if admission is None else contextlib.nullcontext(admission)
-                with own as held:
-                    parts, _ = self._check_admits(drains=not held.revoked)
-                    parts.info.check(run.task)
-                    run.check_options()
-                    run.adapter = used.enter_context(parts.adapters.using(run.lora))
-                    await run.prepare(reader(parts), parts.scheduler, texts)
-                    # The engine may have failed meanwhile, or the admission was revoked.
-                    parts, loop = self._check_admits(drains=not held.revoked)
-                    run.queue(parts, loop)
-                    held.release()
+                # Until the last text is queued: what drains must not end between two of them.
+                held = stack.enter_context(own)
+                stack.enter_context(self._admissions.named(run.request_id, run))
+                stack.callback(run.abort)
+                parts, _ = self._check_admits(drains=not held.revoked)
+                parts.info.check(run.task)
+                run.check_options()
+                run.adapter = stack.enter_context(parts.adapters.using(run.lora))
+                await run.prepare(reader(parts), parts.scheduler, texts)
+                del texts
+                # The engine may have failed meanwhile, or the admission was revoked.
+                parts, loop = self._check_admits(drains=not held.revoked)
+                run.queue(parts, loop, held)
             except SlipstreamError as error:
-                run.abort()
-                self.metrics.on_refused(error)
+                self._refused(error)
                 raise
-            with self._admissions.named(run.request_id, run):
-                return await run.vectors()
+            return await run.vectors()
 
     def abort(self, request_id: str) -> bool:
         """Abort the requests with this id; their readers see it. ``False`` if there is none."""

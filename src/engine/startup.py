@@ -333,6 +333,7 @@ def _build_parts(
         config.model.tasks,
         context=model.spec.max_positions,
         is_encoder=_is_encoder(model),
+        cut_vectors=config.model.cut_vectors,
     )
     if tasks.scoring is not None and "score" in tasks.tasks:
         logger.info("%s", describe_scoring(tasks.scoring))

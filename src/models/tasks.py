@@ -87,6 +87,7 @@ def find_tasks(
     *,
     context: int,
     is_encoder: bool,
+    cut_vectors: bool = False,
 ) -> ModelTasks:
     """What a loaded model does.
 
@@ -100,6 +101,8 @@ def find_tasks(
         The model's context, in tokens.
     is_encoder
         Whether tokens see later ones.
+    cut_vectors
+        Whether vectors may be cut although the files do not say so.
 
     Raises
     ------
@@ -108,7 +111,7 @@ def find_tasks(
     ModelLoadError
         A file cannot be read, or asks for something that is not supported.
     """
-    finder = _Finder(path, model, tokenizer, context, is_encoder)
+    finder = _Finder(path, model, tokenizer, context, is_encoder, cut_vectors)
     found = finder.of_classifier() if model.classifier is not None else finder.of_body(wish)
     if wish == "auto":
         return found
@@ -129,6 +132,7 @@ class _Finder:
     tokenizer: Tokenizer
     context: int
     is_encoder: bool
+    cut_vectors: bool
     why_no_score: str = field(default="", init=False)
 
     def of_classifier(self) -> ModelTasks:
@@ -182,7 +186,7 @@ class _Finder:
         """How texts become vectors; None if only text can be generated."""
         size = self.model.spec.hidden_size
         try:
-            return read_recipe(
+            recipe = read_recipe(
                 self.path, size=size, context=self.context, is_encoder=self.is_encoder
             )
         except ModelLoadError as error:
@@ -190,6 +194,9 @@ class _Finder:
                 raise
             logger.warning("the model generates, and gives no vectors: %s", error)
             return None
+        if self.cut_vectors and recipe.sizes is None:
+            recipe = msgspec.structs.replace(recipe, sizes=())
+        return recipe
 
     def _by_logits(self, tokens: ScoreTokens | None) -> ScoringRecipe | None:
         """Scores by the logits of "yes" and "no"."""

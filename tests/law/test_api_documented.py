@@ -11,9 +11,11 @@ from src.http.openapi.bounds import accepted_fields, refused_fields
 from src.http.protocol import chat
 from src.http.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from src.http.protocol.chat import ChatRequest
+from src.http.protocol.cohere import CohereEmbedRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.embeddings import EmbeddingRequest
 from src.http.protocol.generation import GenerationRequest
+from src.http.protocol.inference import EmbedRequest
 from src.http.protocol.messages import CountTokensRequest, MessageRequest
 from src.http.protocol.responses import ResponseRequest
 from src.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
@@ -41,6 +43,8 @@ TABLES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
     "`/tokenize`": (TokenizeRequest, None),
     "`/detokenize`": (DetokenizeRequest, None),
     "`/v1/embeddings`": (EmbeddingRequest, None),
+    "`/v2/embed`": (CohereEmbedRequest, None),
+    "`/embed`": (EmbedRequest, None),
     "`/v1/load_lora_adapter`": (LoadAdapterRequest, None),
     "`/v1/unload_lora_adapter`": (UnloadAdapterRequest, None),
 }

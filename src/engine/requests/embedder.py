@@ -41,8 +41,8 @@ class Embedder:
             if recipe.sizes is None:
                 raise InvalidRequestError(
                     f"dimensions must be {recipe.size}: this model does not say that its vectors "
-                    f"may be cut (is_matryoshka or matryoshka_dimensions in its config.json), got "
-                    f"{shown(dimensions)}",
+                    f"may be cut (is_matryoshka or matryoshka_dimensions in its config.json; "
+                    f"model.cut_vectors allows it all the same), got {shown(dimensions)}",
                     param="dimensions",
                 )
             known = ", ".join(map(str, recipe.sizes))
@@ -148,15 +148,21 @@ class Embedder:
         self._check_length(len(ids))
         return ids
 
-    def vector(self, raw: bytes, dimensions: int | None = None) -> list[float]:
-        """A vector from the numbers that a step has given, shortened before it is normalized."""
+    def vector(
+        self, raw: bytes, dimensions: int | None = None, normalizes: bool | None = None
+    ) -> bytes:
+        """A vector from the numbers that a step has given, shortened before it is normalized.
+
+        Both are float32 in this machine's byte order. ``normalizes``: whether it is scaled to
+        length 1; ``None``: as the checkpoint does.
+        """
         numbers = array("f")
         numbers.frombytes(raw)
         values = numbers.tolist()[:dimensions]
-        if self.recipe.normalizes:
+        if self.recipe.normalizes if normalizes is None else normalizes:
             length = math.sqrt(math.fsum(value * value for value in values))
             values = [value / max(length, 1e-12) for value in values]
-        return values
+        return array("f", values).tobytes()
 
     def _added_behind(self, ids: list[int]) -> list[int]:
         """The special tokens that the tokenizer has put behind a text's own."""

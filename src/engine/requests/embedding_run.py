@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
@@ -16,9 +18,10 @@ from src.core.errors import (
     QueueFullError,
     RequestAbortedError,
     RequestError,
+    SlipstreamError,
 )
 from src.core.outputs import Delta, Embedding, FinishReason
-from src.core.request import Pooling, Request
+from src.core.request import Pooling
 from src.core.sampling_params import SamplingParams
 from src.core.task import Task
 from src.engine.requests.embedder import Embedder, Text
@@ -28,7 +31,9 @@ from src.engine.requests.submission import Submission
 
 if TYPE_CHECKING:
     from src.engine.loop import EngineLoop
+    from src.engine.requests.admissions import Admission
     from src.engine.scheduling.scheduler import Scheduler
+    from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
 
 # Texts of one call that wait or run at the same time: a step has work enough, and the queue has
@@ -66,9 +71,12 @@ class EmbeddingOptions(TypedDict, total=False):
 class EmbeddingRun:
     """Prepares texts, queues all of them or none, and collects their vectors.
 
+    What a text asks for, how it becomes token ids, and what is made of the numbers that a step
+    gives, are methods that other runs override (`task_runs`).
+
     Parameters
     ----------
-    dimensions, truncate, adds_special_tokens, prompt_name
+    dimensions, truncate, adds_special_tokens, prompt_name, normalize
         See `AsyncEngine.embed`.
 
     Attributes
@@ -88,6 +96,7 @@ class EmbeddingRun:
         truncate: int | None,
         adds_special_tokens: bool,
         prompt_name: str | None,
+        normalize: bool | None,
         options: EmbeddingOptions,
     ) -> None:
         self.request_id = options.get("request_id") or uuid.uuid4().hex
@@ -96,15 +105,20 @@ class EmbeddingRun:
         self._truncate = truncate
         self._adds = adds_special_tokens
         self._prompt_name = prompt_name
+        self._normalizes = normalize
         self._options = options
         self.adapter: Adapter | None = None
         self._embedder: Embedder | None = None
-        self._token_ids: list[list[int]] = []
-        # Those that were queued; the first ``_ended`` of them have their vectors.
-        self._submissions: list[Submission] = []
-        self._ended = 0
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
+        self._admission: Admission | None = None
+        self._aborted = False
+        self._num_texts = 0
+        # Token ids of the texts that are not queued yet, int32: a list takes eight times as much.
+        self._left: deque[array[int]] = deque()
+        self._reservation: Reservation | None = None
+        # Those that are queued and have no vectors yet, in the order of the texts.
+        self._open: deque[Submission] = deque()
 
     @property
     def lora(self) -> str | None:
@@ -143,27 +157,30 @@ class EmbeddingRun:
         embedder.check_options(SamplingParams(max_tokens=1), checked)
         if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
             raise InvalidRequestError(
-                f"{self.field} must be a list of texts, got {type(texts).__name__}",
-                param=self.field,
+                f"{self.field} must be a list, got {type(texts).__name__}", param=self.field
             )
         if not texts:
             raise InvalidRequestError(f"{self.field} must not be an empty list", param=self.field)
         # A full queue refuses before anything is tokenized.
         scheduler.check_queue(1, 1, tenant)
+        self._num_texts = len(texts)
+        self._reservation = scheduler.reservation(tenant)
         for index, text in enumerate(texts):
             try:
                 ids = await self._tokens(embedder, text, tenant)
             except RequestError as error:
-                raise self._named(error, index if len(texts) > 1 else None) from None
-            self._token_ids.append(ids)
+                raise self._named(error, index) from None
+            self._reservation.add(len(ids))
+            self._left.append(array("i", ids))
             # Others get the event loop between two texts.
             await asyncio.sleep(0)
+            self._check_wanted()
 
     def _check(self, embedder: Embedder) -> None:
         """Refuse options that hold for all texts."""
         embedder.check(self._dimensions, self._truncate, self._prompt_name)
 
-    async def _tokens(self, embedder: Embedder, text: Text, tenant: str) -> list[int]:
+    async def _tokens(self, embedder: Embedder, text: Any, tenant: str) -> list[int]:
         """The token ids of a text."""
         return await embedder.tokens(
             text,
@@ -173,39 +190,67 @@ class EmbeddingRun:
             tenant=tenant,
         )
 
-    def queue(self, parts: EngineParts, loop: EngineLoop) -> None:
-        """Queue the first texts; the others follow as these end.
+    def queue(self, parts: EngineParts, loop: EngineLoop, admission: Admission) -> None:
+        """Queue the first texts; the others follow as these end, and then release ``admission``.
 
         Raises
         ------
         QueueFullError
-            There is no room for one.
+            There is no room for one. Once there was room for one, the others wait for theirs.
+        RequestAbortedError
+            `abort` was called.
         """
-        self._parts, self._loop = parts, loop
-        self._queue_more(least=1)
+        self._parts, self._loop, self._admission = parts, loop, admission
+        self._queue_more(begins=True)
 
-    def _queue_more(self, least: int = 0) -> None:
-        """Queue further texts, as many as may be under way; ``least`` of them or an error."""
+    def _queue_more(self, *, begins: bool = False) -> None:
+        """Queue further texts, as many as may be under way; to begin with, one or an error."""
+        self._check_wanted()
+        assert self._reservation is not None
+        assert self._admission is not None
+        while self._left and len(self._open) < self._window():
+            ids = self._left[0].tolist()
+            submission = self._submission(ids)
+            self._reservation.take_off(len(ids))
+            try:
+                # Without this a full queue would end a request that is half done.
+                submission.start(succeeds=not begins and not self._open)
+            except SlipstreamError as error:
+                self._reservation.restore(len(ids))
+                if isinstance(error, QueueFullError) and self._open:
+                    # Those that are queued make room.
+                    return
+                raise
+            self._left.popleft()
+            self._open.append(submission)
+        if not self._left:
+            self._admission.release()
+
+    def _submission(self, ids: list[int]) -> Submission:
         assert self._embedder is not None
         assert self._parts is not None
         assert self._loop is not None
-        parts, loop = self._parts, self._loop
-        first = len(self._submissions)
-        for ids in self._token_ids[first : self._ended + self._window()]:
-            request = self._request(parts, len(self._submissions), ids)
-            submission = Submission(loop, parts.tokenizer, self.request_id, [request])
-            try:
-                submission.start()
-            except QueueFullError:
-                if len(self._submissions) < first + least:
-                    raise
-                # Those that are queued make room.
-                return
-            self._submissions.append(submission)
+        request = self._parts.builder.pooled(
+            ids,
+            self._pooling(),
+            arrival=self._arrival,
+            priority=self._options.get("priority", 0),
+            timeout=self._options.get("timeout"),
+            cache_salt=self._options.get("cache_salt", ""),
+            tenant=self._options.get("tenant", ""),
+            task=self._asks(),
+            adapter=self.adapter,
+            token_types=self._types(self._num_texts - len(self._left)),
+        )
+        return Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
 
     def _window(self) -> int:
         """How many texts wait or run at the same time."""
         return _WINDOW
+
+    def _asks(self) -> Task:
+        """The task of the requests."""
+        return self.task
 
     def _pooling(self) -> Pooling:
         """Which hidden states make a result."""
@@ -216,43 +261,24 @@ class EmbeddingRun:
         """The kinds of a text's tokens, see `RequestBuilder.pooled`."""
         return b""
 
-    def _request(self, parts: EngineParts, index: int, ids: list[int]) -> Request:
-        return parts.builder.pooled(
-            ids,
-            self._pooling(),
-            arrival=self._arrival,
-            priority=self._options.get("priority", 0),
-            timeout=self._options.get("timeout"),
-            cache_salt=self._options.get("cache_salt", ""),
-            tenant=self._options.get("tenant", ""),
-            task=self.task,
-            adapter=self.adapter,
-            token_types=self._types(index),
-        )
-
     async def vectors(self) -> list[Any]:
         """Wait for the results of all texts; an error of one text ends the others."""
-        try:
-            made: list[Any] = []
-            while len(made) < len(self._token_ids):
-                made.append(await self._vector(len(made)))
-                self._ended = len(made)
-                all_ended = self._ended == len(self._submissions)
-                self._queue_more(least=int(all_ended and self._ended < len(self._token_ids)))
-            return made
-        finally:
-            self.abort()
+        made: list[Any] = []
+        while self._open:
+            made.append(await self._vector(len(made)))
+            self._open.popleft()
+            self._queue_more()
+        return made
 
     async def _vector(self, index: int) -> Any:
-        assert self._embedder is not None
-        submission = self._submissions[index]
+        submission = self._open[0]
         await submission.wait_end()
         last: Delta | None = None
         try:
             async for delta in submission:
                 last = delta
         except GenerationError as error:
-            raise self._named(error, index if len(self._token_ids) > 1 else None) from None
+            raise self._named(error, index) from None
         if last is None or last.vector is None:
             if last is not None and last.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceededError("the request's deadline passed before its vectors")
@@ -264,21 +290,34 @@ class EmbeddingRun:
         assert self._embedder is not None
         return Embedding(
             request_id=self.request_id,
-            vector=self._embedder.vector(numbers, self._dimensions),
+            numbers=self._embedder.vector(numbers, self._dimensions, self._normalizes),
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
 
     def abort(self) -> None:
         """Abort the texts that have no vector yet. Does nothing after the end."""
-        for submission in self._submissions:
+        self._aborted = True
+        self._left.clear()
+        if self._reservation is not None:
+            self._reservation.close()
+        for submission in self._open:
             submission.abort()
 
-    def _named(self, error: RequestError, index: int | None) -> RequestError:
+    def _check_wanted(self) -> None:
+        if self._aborted:
+            raise RequestAbortedError(f"request {self.request_id} was aborted")
+
+    def _named(self, error: RequestError, index: int) -> RequestError:
         """The error of a text, which says which of several it is."""
-        if index is not None:
-            error.message = f"{self.field}[{index}]: {error.message}"
-            error.args = (error.message,)
-        if error.param in (None, "prompt"):
-            error.param = self.field
-        return error
+        return named_error(error, self.field, index if self._num_texts > 1 else None)
+
+
+def named_error(error: RequestError, field: str, index: int | None) -> RequestError:
+    """An error that says which text of a field is at fault; ``None``: there is only one."""
+    if index is not None:
+        error.message = f"{field}[{index}]: {error.message}"
+        error.args = (error.message,)
+    if error.param in (None, "prompt"):
+        error.param = field
+    return error

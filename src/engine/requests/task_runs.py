@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-import msgspec
 import numpy as np
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Classification, Delta, Embedding, Encoding, Score
-from src.core.request import Request
 from src.core.scoring import LabelRecipe, ResultActivation
 from src.core.task import Task
 from src.engine.requests.embedder import Embedder, Text
-from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun
+from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun, named_error
 from src.engine.requests.pairs import PairBuilder, check_doc_tokens
 from src.engine.requests.prompts import Prompt
-
-if TYPE_CHECKING:
-    from src.engine.startup import EngineParts
 
 _SMALLEST: Final = 1e-12  # a vector's length, so that zeros stay zeros
 
@@ -58,7 +53,7 @@ class LabelRun(EmbeddingRun):
         adds_special_tokens: bool,
         options: EmbeddingOptions,
     ) -> None:
-        super().__init__(None, truncate, adds_special_tokens, None, options)
+        super().__init__(None, truncate, adds_special_tokens, None, None, options)
         self._labels = recipe.labels
         self._activation: ResultActivation = recipe.activation if uses_activation else "none"
 
@@ -151,7 +146,7 @@ class PairRun(EmbeddingRun):
         adds_special_tokens: bool,
         options: EmbeddingOptions,
     ) -> None:
-        super().__init__(None, truncate, adds_special_tokens, None, options)
+        super().__init__(None, truncate, adds_special_tokens, None, None, options)
         self._pairs = pairs
         self._activation: ResultActivation = pairs.recipe.activation if uses_activation else "none"
         self._max_tokens_per_doc = max_tokens_per_doc
@@ -224,7 +219,7 @@ class CosineRun(EmbeddingRun):
         adds_special_tokens: bool,
         options: EmbeddingOptions,
     ) -> None:
-        super().__init__(None, truncate, adds_special_tokens, None, options)
+        super().__init__(None, truncate, adds_special_tokens, None, None, options)
         if isinstance(pairs, str | bytes | Mapping) or not isinstance(pairs, Sequence):
             raise InvalidRequestError(
                 f"pairs must be a list of pairs, got {type(pairs).__name__}", param="pairs"
@@ -239,7 +234,7 @@ class CosineRun(EmbeddingRun):
             try:
                 found = checked_pair(pair)
             except InvalidRequestError as error:
-                raise self._named(error, index) from None
+                raise named_error(error, self.field, index) from None
             both = []
             for place, text in enumerate(found):
                 key = (place if max_tokens_per_doc else 0, type(text), str(text))
@@ -266,19 +261,19 @@ class CosineRun(EmbeddingRun):
             text, adds_special_tokens=self._adds, truncate=keeps, tenant=tenant
         )
 
-    def _request(self, parts: EngineParts, index: int, ids: list[int]) -> Request:
+    def _asks(self) -> Task:
         # Vectors, whatever is made of them.
-        return msgspec.structs.replace(super()._request(parts, index, ids), task="embed")
+        return "embed"
 
-    def _named(self, error: RequestError, index: int | None) -> RequestError:
-        return super()._named(error, None if index is None else self._pair_of(index))
-
-    def _pair_of(self, number: int) -> int:
-        return self._first_pair[number] if number < len(self._first_pair) else number
+    def _named(self, error: RequestError, index: int) -> RequestError:
+        pair = self._first_pair[index]
+        return named_error(error, self.field, pair if len(self._places) > 1 else None)
 
     def scores(self, embeddings: Sequence[Embedding]) -> list[Score]:
         """For each pair, the cosine of its vectors."""
-        vectors = [np.asarray(each.vector, np.float64) for each in embeddings]
+        vectors = [
+            np.frombuffer(each.numbers, np.float32).astype(np.float64) for each in embeddings
+        ]
         lengths = [max(float(np.linalg.norm(each)), _SMALLEST) for each in vectors]
         return [
             Score(
@@ -323,15 +318,10 @@ def activated(numbers: bytes, size: int, activation: ResultActivation) -> bytes:
 
 def encoding_of(made: Embedding | Classification) -> Encoding:
     """The same as an array."""
-    numbers = (
-        made.numbers
-        if isinstance(made, Classification)
-        else np.asarray(made.vector, np.float32).tobytes()
-    )
     return Encoding(
         request_id=made.request_id,
-        numbers=numbers,
-        shape=(len(numbers) // 4,),
+        numbers=made.numbers,
+        shape=(len(made.numbers) // 4,),
         prompt_tokens=made.prompt_tokens,
         cached_tokens=made.cached_tokens,
     )

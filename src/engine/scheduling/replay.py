@@ -277,7 +277,8 @@ class _Replay:
         if isinstance(line, CommitLine):
             scheduler.commit(self._result(line))
         elif isinstance(line, AddLine):
-            scheduler.add(_request(line))
+            # There was room, or it took the place of another: that is not in the log.
+            scheduler.add(_request(line), succeeds=True)
         elif isinstance(line, ResetLine):
             scheduler.reset_prefix_cache()
         elif isinstance(line, FinishLine):

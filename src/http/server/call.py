@@ -141,6 +141,26 @@ class Call:
                 # A server whose reader keeps up never suspends in `send`.
                 await asyncio.sleep(0)
 
+    async def answer_in_pieces(self, pieces: Iterable[bytes], kind: bytes = JSON_TYPE) -> None:
+        """Send a whole answer whose pieces are made while its reader takes them.
+
+        So most of it is never held. Its length is told only if it is short. Making a piece must
+        not fail: its beginning may have been sent.
+        """
+        parcels = _parcels(pieces)
+        parcel, following = next(parcels), next(parcels, None)
+        headers = [(b"content-type", kind)]
+        if following is None:
+            headers.append((b"content-length", str(len(parcel)).encode()))
+        await self._start(200, headers)
+        while following is not None:
+            await self._send_body(parcel, more=True)
+            # A server whose reader keeps up never suspends in `send`.
+            await asyncio.sleep(0)
+            parcel, following = following, next(parcels, None)
+        self.finished = True
+        await self._send_body(parcel, more=False)
+
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer but its end, so that the connection stays open for a while."""
         await self._start(status, headers)

@@ -71,15 +71,59 @@ MUTATIONS = (
         _HTTP,
         (
             "a failed text is not named",
-            "EmbeddingRun._vector",
-            "A if len(self._token_ids) > 1 else None",
-            "None",
+            "EmbeddingRun._named",
+            "if self._num_texts > 1: A",
+            "",
         ),
         (
             "a salt is passed over",
-            "EmbeddingRun._queue_more",
+            "EmbeddingRun._submission",
             'self._options.get("cache_salt", "")',
             '""',
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        ("tests/engine/test_embedding_calls.py",),
+        (
+            "a full queue ends a call that has begun",
+            "EmbeddingRun._queue_more",
+            "not A and (not self._open)",
+            "False",
+        ),
+        (
+            "a call that has begun is drained between two of its texts",
+            "EmbeddingRun._queue_more",
+            "if not self._left: A",
+            "self._admission.release()",
+        ),
+        (
+            "texts that are not queued count in no queue",
+            "EmbeddingRun.prepare",
+            "self._reservation.add(len(A))",
+            "",
+        ),
+        (
+            "texts of a call that ended count as waiting",
+            "EmbeddingRun.abort",
+            "if self._reservation is not None: A",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/server/held_answers.py",
+        ("tests/http/server/test_held_answers.py",),
+        (
+            "answers that wait are held however much they are",
+            "HeldAnswers.holding",
+            "A and A + B > C",
+            "False",
+        ),
+        (
+            "one key's answers take the room of others",
+            "HeldAnswers.holding",
+            "A + B > C - D - B",
+            "False",
         ),
     ),
     *mutations_of(
@@ -120,13 +164,13 @@ MUTATIONS = (
             "Embedder.vector",
             (
                 "A = B.tolist()[:C]\n"
-                "if self.recipe.normalizes:\n"
+                "if self.recipe.normalizes if N is None else N:\n"
                 "    D = math.sqrt(math.fsum(E * E for E in A))\n"
                 "    F"
             ),
             (
                 "A = B.tolist()\n"
-                "if self.recipe.normalizes:\n"
+                "if self.recipe.normalizes if N is None else N:\n"
                 "    D = math.sqrt(math.fsum(E * E for E in A))\n"
                 "    F\n"
                 "A = A[:C]"
@@ -149,10 +193,10 @@ MUTATIONS = (
             "len(A) > B + 1",
         ),
         (
-            "vectors behind the first turn are numbered anew",
-            "_body",
-            "enumerate(A[B:B + _PER_TURN], B)",
-            "enumerate(A[B:B + _PER_TURN])",
+            "all vectors have one number",
+            "_pieces",
+            "b'{\"object\":\"embedding\",\"index\":%d,\"embedding\":' % A",
+            "b'{\"object\":\"embedding\",\"index\":%d,\"embedding\":' % 0",
         ),
     ),
     *rewrites_of(
