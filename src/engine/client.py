@@ -71,7 +71,7 @@ from src.engine.requests.task_runs import (
     encoding_of,
 )
 from src.engine.telemetry.inspector import Inspector
-from src.engine.telemetry.observed import Observed
+from src.engine.telemetry.observed import Observed, ObservedRun
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.start_observer import StartObserver
 from src.engine.telemetry.stats_line import stats_of
@@ -741,7 +741,8 @@ class AsyncEngine:
         admission: Admission | None,
     ) -> list[Any]:
         """The results of a run's texts; ``reader`` gives what tokenizes them."""
-        with contextlib.ExitStack() as stack:
+        observed = ObservedRun(self.telemetry, run.task, run.request_id)
+        with observed, contextlib.ExitStack() as stack:
             try:
                 own = self.admit() if admission is None else contextlib.nullcontext(admission)
                 # Until the last text is queued: what drains must not end between two of them.
@@ -751,6 +752,7 @@ class AsyncEngine:
                 parts, _ = self._check_admits(drains=not held.revoked)
                 parts.info.check(run.task)
                 run.check_options()
+                run.trace = observed.trace
                 run.adapter = stack.enter_context(parts.adapters.using(run.lora))
                 await run.prepare(reader(parts), parts.scheduler, texts)
                 del texts
@@ -760,7 +762,9 @@ class AsyncEngine:
             except SlipstreamError as error:
                 self._refused(error)
                 raise
-            return await run.vectors()
+            made = await run.vectors()
+            observed.answered(len(made), sum(each.prompt_tokens for each in made))
+            return made
 
     def abort(self, request_id: str) -> bool:
         """Abort the requests with this id; their readers see it. ``False`` if there is none."""

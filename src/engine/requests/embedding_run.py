@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from src.engine.scheduling.scheduler import Scheduler
     from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
+    from src.observability.tracing import RequestTrace
 
 # Texts of one call that wait or run at the same time: a step has work enough, and the queue has
 # room for others. Queueing them takes a few milliseconds.
@@ -83,6 +84,8 @@ class EmbeddingRun:
     ----------
     adapter
         What the texts are computed with; set it before they are queued.
+    trace
+        The trace that they belong to; the same.
     """
 
     task: ClassVar[Task] = "embed"
@@ -108,6 +111,7 @@ class EmbeddingRun:
         self._normalizes = normalize
         self._options = options
         self.adapter: Adapter | None = None
+        self.trace: RequestTrace | None = None
         self._embedder: Embedder | None = None
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
@@ -242,7 +246,11 @@ class EmbeddingRun:
             adapter=self.adapter,
             token_types=self._types(self._num_texts - len(self._left)),
         )
-        return Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
+        submission = Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
+        if self.trace is not None:
+            for choice in submission.choices:
+                choice.follow(self.trace)
+        return submission
 
     def _window(self) -> int:
         """How many texts wait or run at the same time."""

@@ -334,7 +334,7 @@ class RequestBuilder:
             raise InvalidRequestError(
                 f"the tokenizer tells {max(types) + 1} kinds of tokens apart, the model {own.below}"
             )
-        return {TOKEN_TYPES: StepValues((len(types),), array("q", types).tobytes())}
+        return {TOKEN_TYPES: StepValues((len(types),), array("q", list(types)).tobytes())}
 
     def _step_values(
         self, given: Mapping[str, Any], prompt_len: int, max_tokens: int, salt: str
