@@ -144,7 +144,7 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
     @property
-    def probs(self) -> memoryview:
+    def probs(self) -> memoryview[float]:
         """The numbers as floats, one for each label."""
         return memoryview(self.numbers).cast("f")
 
@@ -200,7 +200,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
     @property
-    def values(self) -> memoryview:
+    def values(self) -> memoryview[float]:
         """The array; ``numpy.asarray`` and ``torch.frombuffer`` take it without a copy."""
         return memoryview(self.numbers).cast("B").cast("f", self.shape)
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from src.core.config import Config
 from src.core.errors import (
@@ -696,7 +696,7 @@ class AsyncEngine:
             )
         if task == "embed":
             vectors = await self.embed(
-                texts,
+                cast(Sequence[Text], texts),
                 truncate=truncate,
                 add_special_tokens=add_special_tokens,
                 admission=admission,

@@ -88,7 +88,8 @@ async def test_labels_of_texts_are_those_of_transformers(tmp_path: Path, name: s
     check(alone[0].values, reference_logits(reference, prompts[0]).softmax(-1))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# transformers has no class for tokens of Gemma 3.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma3"])
 async def test_labels_of_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     directory = make_classifier(tmp_path, name, TOKEN)
     reference = load_classifier_reference(directory, TOKEN)
@@ -122,13 +123,15 @@ async def test_a_decoder_classifies_in_chunks_cached_and_preempted(
     )
     async with AsyncEngine.open(config) as engine:
         first = await engine.classify(prompts, use_activation=False)
-        again = await engine.classify(prompts, use_activation=False)
+        again = await engine.classify(prompts[::-1], use_activation=False)
+        assert engine.stats.preemptions
         assert_idle(engine)
-    for prompt, one, other in zip(prompts, first, again, strict=True):
+    for prompt, one, other in zip(prompts, first, again[::-1], strict=True):
         want = reference_logits(reference, prompt)
         check(one.probs, want)
         check(other.probs, want)
-    assert any(result.cached_tokens for result in again)
+    # Those that were the last are the first now.
+    assert again[0].cached_tokens
 
 
 @pytest.mark.parametrize("pooled", ["token_embed", "token_classify"])
@@ -185,7 +188,8 @@ def sentences(count: int, longest: int, seed: int = 0) -> list[str]:
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "roberta", "xlm-roberta"])
 async def test_scores_of_pairs_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    directory = make_classifier(tmp_path, name, labels=1)
+    # Positions of RoBERTa pass over padding, whose id no token has.
+    directory = make_classifier(tmp_path, name, labels=1, pad_token_id=0)
     reference = load_classifier_reference(directory)
     query, documents = "a small brown engine", sentences(20, 12)
     pairs = [(query, document) for document in documents]
@@ -198,12 +202,12 @@ async def test_scores_of_pairs_are_those_of_transformers(tmp_path: Path, name: s
     for number, pair in enumerate(pairs):
         ids, types = pair_of(directory, pair)
         assert any(types)
-        want = reference_logits(reference, ids, types if name == "bert" else None)
+        want = reference_logits(reference, ids, types if name != "distilbert" else None)
         check([raw[number].score], want)
         check([made[number].score], want.sigmoid())
         assert raw[number].prompt_tokens == len(ids)
         other, kinds = pair_of(directory, pair[::-1])
-        want = reference_logits(reference, other, kinds if name == "bert" else None)
+        want = reference_logits(reference, other, kinds if name != "distilbert" else None)
         check([swapped[number].score], want)
 
 

@@ -27,21 +27,17 @@ def of_tokens(fields: Fields, config: ModelConfig) -> ClassifierConfig:
     )
 
 
-# What transformers' names of a family's classes begin with -> the class that continues text.
-_STEMS = {
-    "Gemma2": "Gemma2ForCausalLM",
-    "Gemma3Text": "Gemma3ForCausalLM",
-    "Llama": "LlamaForCausalLM",
-    "Mistral": "MistralForCausalLM",
-    "Qwen2": "Qwen2ForCausalLM",
-    "Qwen3": "Qwen3ForCausalLM",
-}
-
-DECODERS = tuple(
-    Head(f"{stem}{ending}", body, describe)
-    for stem, body in _STEMS.items()
-    for ending, describe in (
-        ("ForSequenceClassification", of_sequence),
-        ("ForTokenClassification", of_tokens),
-    )
+DECODERS = (
+    Head("Gemma2ForSequenceClassification", "Gemma2ForCausalLM", of_sequence),
+    Head("Gemma2ForTokenClassification", "Gemma2ForCausalLM", of_tokens),
+    # transformers has none for its tokens.
+    Head("Gemma3TextForSequenceClassification", "Gemma3ForCausalLM", of_sequence),
+    Head("LlamaForSequenceClassification", "LlamaForCausalLM", of_sequence),
+    Head("LlamaForTokenClassification", "LlamaForCausalLM", of_tokens),
+    Head("MistralForSequenceClassification", "MistralForCausalLM", of_sequence),
+    Head("MistralForTokenClassification", "MistralForCausalLM", of_tokens),
+    Head("Qwen2ForSequenceClassification", "Qwen2ForCausalLM", of_sequence),
+    Head("Qwen2ForTokenClassification", "Qwen2ForCausalLM", of_tokens),
+    Head("Qwen3ForSequenceClassification", "Qwen3ForCausalLM", of_sequence),
+    Head("Qwen3ForTokenClassification", "Qwen3ForCausalLM", of_tokens),
 )
