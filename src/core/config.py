@@ -16,6 +16,7 @@ from src.core.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from src.core.task import Task
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -66,6 +67,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     path: str = "configs/demo"
     revision: str | None = None
     served_model_name: tuple[str, ...] = ()
+    # What requests may ask for; auto: what the checkpoint's files say.
+    tasks: Literal["auto"] | Annotated[tuple[Task, ...], Meta(min_length=1)] = "auto"
     # What computes it; auto: a native family where there is one, else transformers.
     implementation: Literal["auto", "native", "transformers"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

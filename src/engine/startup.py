@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from src.compile import use_artifact_cache
@@ -20,7 +19,7 @@ from src.compile.graphs.cuda import CudaCapture
 from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
 from src.core.embedding import EmbeddingRecipe
-from src.core.errors import ConfigError, ModelLoadError
+from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
 from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
@@ -41,6 +40,7 @@ from src.engine.plugins import use_plugins
 from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.embedder import Embedder
+from src.engine.requests.pairs import PairBuilder
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.sampling.processors import Processors
@@ -59,7 +59,7 @@ from src.models import (
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.models.loading.options import LoadHooks, LoadOptions
-from src.models.sentence_transformers import read_recipe
+from src.models.tasks import ModelTasks, describe_scoring, find_tasks
 from src.ops.build.cache_root import cache_root
 from src.ops.build.kernels import (
     ensure_built,
@@ -89,6 +89,9 @@ class EngineParts:
     info: ModelInfo
     builder: RequestBuilder
     embedder: Embedder | None
+    # Tokenizes the texts whose labels or scores the model gives.
+    labeller: Embedder | None
+    pairs: PairBuilder | None
     grammars: GrammarCompiler
     scheduler: Scheduler
     worker: Worker
@@ -323,8 +326,20 @@ def _build_parts(
     if config.observability.plan_log is not None:
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
+    tasks = find_tasks(
+        path,
+        model,
+        tokenizer,
+        config.model.tasks,
+        context=model.spec.max_positions,
+        is_encoder=_is_encoder(model),
+        cut_vectors=config.model.cut_vectors,
+    )
+    if tasks.scoring is not None and "score" in tasks.tasks:
+        logger.info("%s", describe_scoring(tasks.scoring))
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, attention, processors, ends)
+    worker, memory = _build_runner(config, model, attention, processors, tasks, ends)
+    tasks = tasks.within(memory.max_model_len)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
@@ -333,7 +348,7 @@ def _build_parts(
         worker.code.warm_up(warm_up_tokens(model, config.scheduler.max_num_batched_tokens))
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.idle.begin()
-    info = _model_info(config, path, model, device, memory.max_model_len)
+    info = _model_info(config, model, device, memory.max_model_len, tasks)
     limits = SchedulerLimits.of(
         config,
         device_type=device.type,
@@ -360,6 +375,8 @@ def _build_parts(
         info=info,
         builder=builder,
         embedder=None if info.embedding is None else Embedder(info.embedding, tokenizer, builder),
+        labeller=_labeller(info, tokenizer, builder),
+        pairs=None if info.scoring is None else PairBuilder(info.scoring, tokenizer, builder),
         grammars=grammars,
         scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
         worker=worker,
@@ -379,6 +396,7 @@ def _build_runner(
     model: ServedModel,
     attention: Backend | None,
     processors: Processors,
+    tasks: ModelTasks,
     ends: contextlib.ExitStack,
 ) -> tuple[Worker, MemoryPlan]:
     """The worker, and how its memory is shared out."""
@@ -411,6 +429,7 @@ def _build_runner(
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
         speculation=speculation,
+        score_tokens=None if tasks.scoring is None else tasks.scoring.tokens,
     )
     ends.callback(worker.close)
     return worker, memory
@@ -490,15 +509,28 @@ def _content_key(config: Config, model: ServedModel) -> str:
     )
 
 
+def _labeller(info: ModelInfo, tokenizer: Tokenizer, builder: RequestBuilder) -> Embedder | None:
+    """What tokenizes the texts whose labels or scores the model gives."""
+    recipe = info.labels or info.scoring
+    if recipe is None:
+        return None
+    plain = EmbeddingRecipe(pooling=recipe.pooling, size=1, max_tokens=recipe.max_tokens)
+    return Embedder(plain, tokenizer, builder)
+
+
 def _is_encoder(model: ServedModel) -> bool:
     """Whether tokens see later ones, so that texts are computed as a whole."""
     return any(layer.lasts == "step" for layer in model.kv_cache_spec())
 
 
 def _model_info(
-    config: Config, path: Path, model: ServedModel, device: torch.device, max_model_len: int
+    config: Config,
+    model: ServedModel,
+    device: torch.device,
+    max_model_len: int,
+    tasks: ModelTasks,
 ) -> ModelInfo:
-    names, is_encoder = served_names(config.model), _is_encoder(model)
+    names = served_names(config.model)
     return ModelInfo(
         name=names[0],
         served_names=names,
@@ -516,27 +548,11 @@ def _model_info(
             )
             for each in model.own_inputs
         ),
-        generates=not is_encoder,
-        embedding=_recipe(
-            path, model.spec.hidden_size, max_model_len, is_encoder, config.model.cut_vectors
-        ),
+        tasks=tasks.tasks,
+        embedding=tasks.embedding,
+        labels=tasks.labels,
+        scoring=tasks.scoring,
     )
-
-
-def _recipe(
-    path: Path, size: int, context: int, is_encoder: bool, cut_vectors: bool
-) -> EmbeddingRecipe | None:
-    """How texts become vectors; ``None`` if only text can be generated."""
-    try:
-        recipe = read_recipe(path, size=size, context=context, is_encoder=is_encoder)
-        if cut_vectors and recipe.sizes is None:
-            recipe = msgspec.structs.replace(recipe, sizes=())
-        return recipe
-    except ModelLoadError as error:
-        if is_encoder:
-            raise
-        logger.warning("the model generates, and gives no vectors: %s", error)
-        return None
 
 
 def _default_sampling(model: ServedModel) -> dict[str, Any]:

@@ -76,6 +76,7 @@ FROZEN = [
     "model.revision",
     "model.seed",
     "model.served_model_name",
+    "model.tasks",
     "observability.legacy_metrics",
     "observability.log_format",
     "observability.log_level",

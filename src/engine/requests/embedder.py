@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from src.core.embedding import EmbeddingRecipe
 from src.core.errors import InvalidRequestError, PromptTooLongError
@@ -119,6 +120,31 @@ class Embedder:
         if keeps is not None and len(ids) > keeps:
             behind = self._added_behind(ids) if adds_special_tokens else []
             ids = ids[: max(0, keeps - len(behind))] + behind[-keeps:]
+        self._check_length(len(ids))
+        return ids
+
+    async def tokens_of_prompt(
+        self,
+        prompt: Any,
+        *,
+        adds_special_tokens: bool = True,
+        truncate: int | None = None,
+        tenant: str = "",
+    ) -> list[int]:
+        """The same of a text, of token ids, or of chat messages, which are rendered as they are.
+
+        Messages are not cut.
+        """
+        is_chat = isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping)
+        if not is_chat:
+            return await self.tokens(
+                prompt,
+                adds_special_tokens=adds_special_tokens,
+                truncate=truncate,
+                tenant=tenant,
+            )
+        chat = ChatOptions(add_generation_prompt=False)
+        ids = await self._builder.tokenize(prompt, chat, tenant)
         self._check_length(len(ids))
         return ids
 

@@ -8,8 +8,9 @@ import uuid
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
+from src.core.adapter import Adapter
 from src.core.errors import (
     DeadlineExceededError,
     GenerationError,
@@ -20,7 +21,9 @@ from src.core.errors import (
     SlipstreamError,
 )
 from src.core.outputs import Delta, Embedding, FinishReason
+from src.core.request import Pooling
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
 from src.engine.requests.embedder import Embedder, Text
 from src.engine.requests.prompts import RequestOptions
 from src.engine.requests.prompts import check_options as check_option_types
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from src.engine.scheduling.scheduler import Scheduler
     from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
+    from src.observability.tracing import RequestTrace
 
 # Texts of one call that wait or run at the same time: a step has work enough, and the queue has
 # room for others. Queueing them takes a few milliseconds.
@@ -53,6 +57,8 @@ class EmbeddingOptions(TypedDict, total=False):
         Prefix-cache entries are shared only between requests with the same salt.
     tenant
         Whose request it is.
+    lora
+        Name of the adapter that they are computed with; ``None`` is the model alone.
     """
 
     request_id: str | None
@@ -60,16 +66,32 @@ class EmbeddingOptions(TypedDict, total=False):
     timeout: float | None
     cache_salt: str
     tenant: str
+    lora: str | None
 
 
 class EmbeddingRun:
     """Prepares texts, queues all of them or none, and collects their vectors.
 
+    What a text asks for, how it becomes token ids, and what is made of the numbers that a step
+    gives, are methods that other runs override (`task_runs`).
+
     Parameters
     ----------
     dimensions, truncate, adds_special_tokens, prompt_name, normalize
         See `AsyncEngine.embed`.
+
+    Attributes
+    ----------
+    adapter
+        What the texts are computed with; set it before they are queued.
+    trace
+        The trace that they belong to; the same.
     """
+
+    task: ClassVar[Task] = "embed"
+    """What each text asks for."""
+    field: ClassVar[str] = "input"
+    """What errors call the texts."""
 
     def __init__(
         self,
@@ -88,6 +110,8 @@ class EmbeddingRun:
         self._prompt_name = prompt_name
         self._normalizes = normalize
         self._options = options
+        self.adapter: Adapter | None = None
+        self.trace: RequestTrace | None = None
         self._embedder: Embedder | None = None
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
@@ -100,10 +124,13 @@ class EmbeddingRun:
         # Those that are queued and have no vectors yet, in the order of the texts.
         self._open: deque[Submission] = deque()
 
-    async def prepare(
-        self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
-    ) -> None:
-        """Check everything, and tokenize the texts; an error names the text by its index.
+    @property
+    def lora(self) -> str | None:
+        """Name of the adapter that is asked for."""
+        return self._options.get("lora")
+
+    def check_options(self) -> None:
+        """Refuse options of wrong names or types.
 
         Raises
         ------
@@ -112,14 +139,19 @@ class EmbeddingRun:
         """
         if unknown := self._options.keys() - EmbeddingOptions.__annotations__.keys():
             names = ", ".join(EmbeddingOptions.__annotations__)
-            raise TypeError(f"embed has no option {min(unknown)!r}; there are {names}")
+            raise TypeError(f"{self.task} has no option {min(unknown)!r}; there are {names}")
         check_option_types(None, cast(RequestOptions, self._options))
+
+    async def prepare(
+        self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
+    ) -> None:
+        """Check everything else, and tokenize the texts; an error names the text by its index."""
         if embedder is None:
             raise InvalidRequestError(
                 "this model does not embed: what it can do is generate", param="model"
             )
         self._embedder = embedder
-        embedder.check(self._dimensions, self._truncate, self._prompt_name)
+        self._check(embedder)
         checked: RequestOptions = {
             "priority": self._options.get("priority", 0),
             "timeout": self._options.get("timeout"),
@@ -129,23 +161,17 @@ class EmbeddingRun:
         embedder.check_options(SamplingParams(max_tokens=1), checked)
         if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
             raise InvalidRequestError(
-                f"input must be a list of texts, got {type(texts).__name__}", param="input"
+                f"{self.field} must be a list, got {type(texts).__name__}", param=self.field
             )
         if not texts:
-            raise InvalidRequestError("input must not be an empty list", param="input")
+            raise InvalidRequestError(f"{self.field} must not be an empty list", param=self.field)
         # A full queue refuses before anything is tokenized.
         scheduler.check_queue(1, 1, tenant)
         self._num_texts = len(texts)
         self._reservation = scheduler.reservation(tenant)
         for index, text in enumerate(texts):
             try:
-                ids = await embedder.tokens(
-                    text,
-                    adds_special_tokens=self._adds,
-                    truncate=self._truncate,
-                    prompt_name=self._prompt_name,
-                    tenant=tenant,
-                )
+                ids = await self._tokens(embedder, text, tenant)
             except RequestError as error:
                 raise self._named(error, index) from None
             self._reservation.add(len(ids))
@@ -153,6 +179,20 @@ class EmbeddingRun:
             # Others get the event loop between two texts.
             await asyncio.sleep(0)
             self._check_wanted()
+
+    def _check(self, embedder: Embedder) -> None:
+        """Refuse options that hold for all texts."""
+        embedder.check(self._dimensions, self._truncate, self._prompt_name)
+
+    async def _tokens(self, embedder: Embedder, text: Any, tenant: str) -> list[int]:
+        """The token ids of a text."""
+        return await embedder.tokens(
+            text,
+            adds_special_tokens=self._adds,
+            truncate=self._truncate,
+            prompt_name=self._prompt_name,
+            tenant=tenant,
+        )
 
     def queue(self, parts: EngineParts, loop: EngineLoop, admission: Admission) -> None:
         """Queue the first texts; the others follow as these end, and then release ``admission``.
@@ -172,7 +212,7 @@ class EmbeddingRun:
         self._check_wanted()
         assert self._reservation is not None
         assert self._admission is not None
-        while self._left and len(self._open) < _WINDOW:
+        while self._left and len(self._open) < self._window():
             ids = self._left[0].tolist()
             submission = self._submission(ids)
             self._reservation.take_off(len(ids))
@@ -196,26 +236,49 @@ class EmbeddingRun:
         assert self._loop is not None
         request = self._parts.builder.pooled(
             ids,
-            self._embedder.recipe.pooling,
+            self._pooling(),
             arrival=self._arrival,
             priority=self._options.get("priority", 0),
             timeout=self._options.get("timeout"),
             cache_salt=self._options.get("cache_salt", ""),
             tenant=self._options.get("tenant", ""),
+            task=self._asks(),
+            adapter=self.adapter,
+            token_types=self._types(self._num_texts - len(self._left)),
         )
-        return Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
+        submission = Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
+        if self.trace is not None:
+            for choice in submission.choices:
+                choice.follow(self.trace)
+        return submission
 
-    async def vectors(self) -> list[Embedding]:
-        """Wait for all vectors; an error of one text ends the others."""
-        made: list[Embedding] = []
+    def _window(self) -> int:
+        """How many texts wait or run at the same time."""
+        return _WINDOW
+
+    def _asks(self) -> Task:
+        """The task of the requests."""
+        return self.task
+
+    def _pooling(self) -> Pooling:
+        """Which hidden states make a result."""
+        assert self._embedder is not None
+        return self._embedder.recipe.pooling
+
+    def _types(self, index: int) -> bytes:
+        """The kinds of a text's tokens, see `RequestBuilder.pooled`."""
+        return b""
+
+    async def vectors(self) -> list[Any]:
+        """Wait for the results of all texts; an error of one text ends the others."""
+        made: list[Any] = []
         while self._open:
             made.append(await self._vector(len(made)))
             self._open.popleft()
             self._queue_more()
         return made
 
-    async def _vector(self, index: int) -> Embedding:
-        assert self._embedder is not None
+    async def _vector(self, index: int) -> Any:
         submission = self._open[0]
         await submission.wait_end()
         last: Delta | None = None
@@ -228,9 +291,14 @@ class EmbeddingRun:
             if last is not None and last.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceededError("the request's deadline passed before its vectors")
             raise RequestAbortedError(f"request {self.request_id} was aborted")
+        return self._made(last.vector, last)
+
+    def _made(self, numbers: bytes, last: Delta) -> Any:
+        """The result of a text, from the numbers that a step has given."""
+        assert self._embedder is not None
         return Embedding(
             request_id=self.request_id,
-            numbers=self._embedder.vector(last.vector, self._dimensions, self._normalizes),
+            numbers=self._embedder.vector(numbers, self._dimensions, self._normalizes),
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
@@ -250,9 +318,14 @@ class EmbeddingRun:
 
     def _named(self, error: RequestError, index: int) -> RequestError:
         """The error of a text, which says which of several it is."""
-        if self._num_texts > 1:
-            error.message = f"input[{index}]: {error.message}"
-            error.args = (error.message,)
-        if error.param in (None, "prompt"):
-            error.param = "input"
-        return error
+        return named_error(error, self.field, index if self._num_texts > 1 else None)
+
+
+def named_error(error: RequestError, field: str, index: int | None) -> RequestError:
+    """An error that says which text of a field is at fault; ``None``: there is only one."""
+    if index is not None:
+        error.message = f"{field}[{index}]: {error.message}"
+        error.args = (error.message,)
+    if error.param in (None, "prompt"):
+        error.param = field
+    return error

@@ -239,6 +239,7 @@ class _Writer:
             request.tenant,
             request.pooling,
             request.grammar is not None,
+            request.task,
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:

@@ -27,9 +27,7 @@ class CohereEmbedRequest(UnsupportedByCohere, kw_only=True):
     texts: list[str] | None = None
     # Which prompt of the checkpoint is put before texts.
     input_type: str | None = None
-    embedding_types: (
-        Annotated[list[EmbeddingType], Meta(min_length=1, max_length=4)] | None
-    ) = None
+    embedding_types: Annotated[list[EmbeddingType], Meta(min_length=1, max_length=4)] | None = None
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
     truncate: Literal["NONE", "END"] | None = None
     # Keep only so many tokens of each text.

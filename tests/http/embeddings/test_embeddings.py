@@ -249,8 +249,9 @@ async def test_a_model_that_generates_embeds_too(client: httpx.AsyncClient) -> N
     body = await embedded(client, model="tiny", input=["Once upon a time", "One day"])
     assert [len(vector) for vector in vectors(body)] == [SIZE] * 2
     cards = (await client.get("/v1/models")).json()["data"]
-    assert cards[0]["tasks"] == ["generate", "embed"]
+    assert cards[0]["tasks"] == ["generate", "embed", "token_embed"]
 
 
 async def test_models_say_their_tasks(embedding_client: httpx.AsyncClient) -> None:
-    assert (await embedding_client.get("/v1/models")).json()["data"][0]["tasks"] == ["embed"]
+    (card,) = (await embedding_client.get("/v1/models")).json()["data"]
+    assert card["tasks"] == ["embed", "score", "token_embed"]

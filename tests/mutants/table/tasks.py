@@ -5,7 +5,98 @@ from tests.mutants.mutation import mutations_of, rewrites_of
 _ENGINE = ("tests/engine/test_embeddings.py",)
 _HTTP = ("tests/http/embeddings/test_embeddings.py",)
 
+_LABELS = ("tests/engine/test_classifiers.py",)
+_RANKS = ("tests/engine/test_rerankers.py",)
+
 MUTATIONS = (
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        _LABELS,
+        (
+            "labels are the hidden state itself",
+            "RowPooling.through_head",
+            "not any(A)",
+            "True",
+        ),
+        (
+            "a row's tokens begin with those of the request before it",
+            "Vectors._numbers",
+            "[] if A.start == 0 else B",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        _RANKS,
+        (
+            "the logit of no is not taken off",
+            "score_of",
+            "if A.false_id is not None: B",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        _LABELS,
+        (
+            "both texts of a pair are of the first kind",
+            "PairRun._types",
+            "self._kinds[A]",
+            'b""',
+        ),
+        (
+            "probabilities are the head's own numbers",
+            "LabelRun.__init__",
+            'A.activation if B else "none"',
+            '"none"',
+        ),
+        (
+            "equal texts are computed again",
+            "CosineRun.__init__",
+            "A.setdefault(B, C)",
+            "C",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/pairs.py",
+        _LABELS,
+        (
+            "the second text is cut alone",
+            "_longest_first",
+            "2 * A <= B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/heads/head.py",
+        _LABELS,
+        (
+            "the kind of problem is passed over",
+            "activation_of",
+            "_PROBLEMS.get(A, B)",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/registry.py",
+        _LABELS,
+        (
+            "a classifier's own code is passed over",
+            "architecture_of",
+            'if A in _HEADS: B = "scores"',
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/tasks.py",
+        _RANKS,
+        (
+            "the template of the checkpoint is passed over",
+            "_Finder._templated",
+            "self.tokenizer.has_chat_template and any(A)",
+            "False",
+        ),
+    ),
     *rewrites_of(
         "src/engine/execution/pooling.py",
         _ENGINE,
@@ -30,8 +121,8 @@ MUTATIONS = (
         (
             "tokens of all rows are those of the first",
             "RowPooling.pool",
-            "if A is not None: B\nC = D",
-            "if A is not None: B",
+            "if A is not None and A.pooling is not None: B\nC = D",
+            "if A is not None and A.pooling is not None: B",
         ),
     ),
     *rewrites_of(
@@ -72,8 +163,8 @@ MUTATIONS = (
         (
             "a failed text is not named",
             "EmbeddingRun._named",
-            "if self._num_texts > 1: A",
-            "",
+            "A if self._num_texts > 1 else None",
+            "None",
         ),
         (
             "a salt is passed over",
@@ -195,8 +286,8 @@ MUTATIONS = (
         (
             "all vectors have one number",
             "_pieces",
-            "b'{\"object\":\"embedding\",\"index\":%d,\"embedding\":' % A",
-            "b'{\"object\":\"embedding\",\"index\":%d,\"embedding\":' % 0",
+            'b\'{"object":"embedding","index":%d,"embedding":\' % A',
+            'b\'{"object":"embedding","index":%d,"embedding":\' % 0',
         ),
     ),
     *rewrites_of(
