@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 
 import msgspec
 
@@ -116,7 +117,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def vector(self) -> list[float]:
         """Its numbers as a list, which is made anew each time."""
-        return memoryview(self.numbers).cast("f").tolist()
+        return array("f", self.numbers).tolist()
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):

@@ -667,6 +667,7 @@ class AsyncEngine:
         *,
         task: Task,
         use_activation: bool = True,
+        max_values: int | None = None,
         truncate: int | None = None,
         add_special_tokens: bool = True,
         admission: Admission | None = None,
@@ -679,6 +680,8 @@ class AsyncEngine:
         task
             ``embed``: a vector [numbers]. ``classify``: [labels]. ``token_embed``: a vector of each
             token, [tokens, numbers]. ``token_classify``: [tokens, labels].
+        max_values
+            Numbers that the results of all tokens may have together; more are refused.
         use_activation, truncate, add_special_tokens, admission, options
             See `classify`.
 
@@ -705,8 +708,10 @@ class AsyncEngine:
             return [encoding_of(each) for each in vectors]
         if task == "token_embed":
             run = TokenVectorRun(None, truncate, add_special_tokens, None, None, options)
+            run.max_values = max_values
             return await self._run(run, lambda parts: parts.embedder, texts, admission)
         labels = self._label_run(task, use_activation, truncate, add_special_tokens, options)
+        labels.max_values = max_values
         made = await self._run(labels, lambda parts: parts.labeller, texts, admission)
         return made if task == "token_classify" else [encoding_of(each) for each in made]
 
@@ -758,7 +763,7 @@ class AsyncEngine:
                 del texts
                 # The engine may have failed meanwhile, or the admission was revoked.
                 parts, loop = self._check_admits(drains=not held.revoked)
-                run.queue(parts, loop, held)
+                run.queue(parts, loop, held.release)
             except SlipstreamError as error:
                 self._refused(error)
                 raise

@@ -50,6 +50,19 @@ from src.http.protocol.messages import (
     TokenCount,
 )
 from src.http.protocol.models import ModelCard, ModelList
+from src.http.protocol.ranks import (
+    ClassifyBody,
+    ClassifyRequest,
+    PoolingBody,
+    PoolingRequest,
+    Prediction,
+    PredictRequest,
+    Rank,
+    RerankBody,
+    RerankRequest,
+    ScoreBody,
+    ScoreRequest,
+)
 from src.http.protocol.responses import (
     DeletedResponse,
     InputTokens,
@@ -65,6 +78,10 @@ from src.http.protocol.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from src.http.ranks.classes import classify, predict
+from src.http.ranks.pooling import pool
+from src.http.ranks.reranks import rerank, rerank_for_cohere
+from src.http.ranks.scores import score
 from src.http.responses.handlers import (
     cancel_response,
     count_input_tokens,
@@ -166,6 +183,31 @@ ENDPOINTS: Final = (
     Operation("/embed", "POST", embed,
         tag="Embeddings", request=EmbedRequest, answers={200: list[list[float]]},
         refusals=_GENERATE,
+    ),
+    *(
+        Operation(path, "POST", score,
+            tag="Ranks", request=ScoreRequest, answers={200: ScoreBody}, refusals=_GENERATE,
+        )
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Operation(path, "POST", handler,
+            tag="Ranks", request=RerankRequest, answers={200: RerankBody | list[Rank]},
+            refusals=_GENERATE,
+        )
+        for path, handler in (
+            ("/rerank", rerank), ("/v1/rerank", rerank), ("/v2/rerank", rerank_for_cohere)
+        )
+    ),
+    Operation("/classify", "POST", classify,
+        tag="Ranks", request=ClassifyRequest, answers={200: ClassifyBody}, refusals=_GENERATE,
+    ),
+    Operation("/predict", "POST", predict,
+        tag="Ranks", request=PredictRequest,
+        answers={200: list[Prediction] | list[list[Prediction]]}, refusals=_GENERATE,
+    ),
+    Operation("/pooling", "POST", pool,
+        tag="Ranks", request=PoolingRequest, answers={200: PoolingBody}, refusals=_GENERATE,
     ),
     _stored("/v1/responses/{response_id}", "GET", show_response,
         ResponseBody,

@@ -182,7 +182,13 @@ def test_the_request_carries_what_was_asked_for(
         return web.Response(status=503)
 
     fields = {"top_k": 3, "temperature": 0.5}
-    answer_to(handler, kind="chat" if is_chat else "completions", ignore_eos=True, fields=fields, headers={"x-more": "yes"})
+    answer_to(
+        handler,
+        kind="chat" if is_chat else "completions",
+        ignore_eos=True,
+        fields=fields,
+        headers={"x-more": "yes"},
+    )
     headers = seen.pop("headers")
     assert headers["Authorization"] == "Bearer secret"
     assert headers["x-request-id"] == "bench-7"

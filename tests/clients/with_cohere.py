@@ -36,7 +36,7 @@ def test_embed() -> None:
 
 def test_rerank() -> None:
     answer = client.rerank(model=MODEL, query="A happy dog.", documents=TEXTS, top_n=2)
-    assert [result.index for result in answer.results][0] == 0
+    assert answer.results[0].index == 0
     assert len(answer.results) == 2
     assert answer.results[0].relevance_score >= answer.results[1].relevance_score
 

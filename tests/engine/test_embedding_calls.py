@@ -77,7 +77,7 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> 
 async def test_texts_of_one_tenant_leave_room_for_those_of_others(decoder: Path) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=3400)
     async with AsyncEngine.open(config) as engine:
-        with pytest.raises(InvalidRequestError, match="more than 1700 tokens .* for one key"):
+        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one key"):
             await engine.embed([*TEXTS, *TEXTS], tenant="one")
         many = asyncio.create_task(engine.embed(TEXTS, tenant="one"))
         await begun(engine)

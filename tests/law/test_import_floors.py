@@ -199,6 +199,7 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
         "client",
         "llm",
         "requests.admissions",
+        "requests.embedding_run",
         "requests.prompts",
         "requests.submission",
         "scheduling.replay",

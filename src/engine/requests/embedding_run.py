@@ -7,7 +7,7 @@ import time
 import uuid
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
 from src.core.adapter import Adapter
@@ -31,7 +31,6 @@ from src.engine.requests.submission import Submission
 
 if TYPE_CHECKING:
     from src.engine.loop import EngineLoop
-    from src.engine.requests.admissions import Admission
     from src.engine.scheduling.scheduler import Scheduler
     from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
@@ -86,6 +85,8 @@ class EmbeddingRun:
         What the texts are computed with; set it before they are queued.
     trace
         The trace that they belong to; the same.
+    max_values
+        Numbers that all results may have together; ``None``: any.
     """
 
     task: ClassVar[Task] = "embed"
@@ -112,10 +113,13 @@ class EmbeddingRun:
         self._options = options
         self.adapter: Adapter | None = None
         self.trace: RequestTrace | None = None
+        self.max_values: int | None = None
+        self._num_values = 0
         self._embedder: Embedder | None = None
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
-        self._admission: Admission | None = None
+        # Told when all texts are queued.
+        self._on_queued: Callable[[], None] | None = None
         self._aborted = False
         self._num_texts = 0
         # Token ids of the texts that are not queued yet, int32: a list takes eight times as much.
@@ -174,6 +178,7 @@ class EmbeddingRun:
                 ids = await self._tokens(embedder, text, tenant)
             except RequestError as error:
                 raise self._named(error, index) from None
+            self._add_values(self._values(len(ids)))
             self._reservation.add(len(ids))
             self._left.append(array("i", ids))
             # Others get the event loop between two texts.
@@ -194,8 +199,10 @@ class EmbeddingRun:
             tenant=tenant,
         )
 
-    def queue(self, parts: EngineParts, loop: EngineLoop, admission: Admission) -> None:
-        """Queue the first texts; the others follow as these end, and then release ``admission``.
+    def queue(
+        self, parts: EngineParts, loop: EngineLoop, on_queued: Callable[[], None]
+    ) -> None:
+        """Queue the first texts; the others follow as these end, and then ``on_queued`` is called.
 
         Raises
         ------
@@ -204,14 +211,14 @@ class EmbeddingRun:
         RequestAbortedError
             `abort` was called.
         """
-        self._parts, self._loop, self._admission = parts, loop, admission
+        self._parts, self._loop, self._on_queued = parts, loop, on_queued
         self._queue_more(begins=True)
 
     def _queue_more(self, *, begins: bool = False) -> None:
         """Queue further texts, as many as may be under way; to begin with, one or an error."""
         self._check_wanted()
         assert self._reservation is not None
-        assert self._admission is not None
+        assert self._on_queued is not None
         while self._left and len(self._open) < self._window():
             ids = self._left[0].tolist()
             submission = self._submission(ids)
@@ -228,7 +235,7 @@ class EmbeddingRun:
             self._left.popleft()
             self._open.append(submission)
         if not self._left:
-            self._admission.release()
+            self._on_queued()
 
     def _submission(self, ids: list[int]) -> Submission:
         assert self._embedder is not None
@@ -251,6 +258,19 @@ class EmbeddingRun:
             for choice in submission.choices:
                 choice.follow(self.trace)
         return submission
+
+    def _values(self, num_tokens: int) -> int:
+        """Numbers of the result of a text, as far as they depend on its tokens."""
+        return 0
+
+    def _add_values(self, count: int) -> None:
+        self._num_values += count
+        if self.max_values is not None and self._num_values > self.max_values:
+            raise InvalidRequestError(
+                f"the results have more than {self.max_values} numbers together: ask for fewer "
+                "texts at once, or shorter ones",
+                param=self.field,
+            )
 
     def _window(self) -> int:
         """How many texts wait or run at the same time."""

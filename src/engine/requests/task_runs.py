@@ -86,6 +86,9 @@ class TokenLabelRun(LabelRun):
     def _window(self) -> int:
         return _window_of(super()._window(), self._longest, len(self._labels))
 
+    def _values(self, num_tokens: int) -> int:
+        return num_tokens * len(self._labels)
+
     def _made(self, numbers: bytes, last: Delta) -> Any:
         size = len(self._labels)
         return _encoding(self.request_id, activated(numbers, size, self._activation), size, last)
@@ -105,6 +108,10 @@ class TokenVectorRun(EmbeddingRun):
     def _window(self) -> int:
         assert self._embedder is not None
         return _window_of(super()._window(), self._longest, self._embedder.recipe.size)
+
+    def _values(self, num_tokens: int) -> int:
+        assert self._embedder is not None
+        return num_tokens * self._embedder.recipe.size
 
     def _pooling(self) -> Any:
         return "all"
@@ -257,9 +264,14 @@ class CosineRun(EmbeddingRun):
         keeps = self._truncate
         if limit is not None and number in self._documents:
             keeps = limit if keeps in (None, -1) else min(limit, keeps)
-        return await embedder.tokens(
-            text, adds_special_tokens=self._adds, truncate=keeps, tenant=tenant
-        )
+        try:
+            return await embedder.tokens(
+                text, adds_special_tokens=self._adds, truncate=keeps, tenant=tenant
+            )
+        except RequestError as error:
+            if error.param in ("input", "prompt"):
+                error.param = "document" if number in self._documents else "query"
+            raise
 
     def _asks(self) -> Task:
         # Vectors, whatever is made of them.

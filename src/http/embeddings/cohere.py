@@ -13,7 +13,6 @@ from src.core.outputs import Embedding
 from src.engine.client import AsyncEngine
 from src.http.embeddings.inputs import given_texts, pooled_options, renamed
 from src.http.embeddings.vectors import (
-    embedding_name,
     held_vectors,
     json_base64,
     json_numbers,
@@ -29,6 +28,7 @@ from src.http.protocol.cohere import (
 )
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(CohereEmbedRequest)
 _encode: Final = msgspec.json.Encoder().encode
@@ -52,7 +52,7 @@ async def embed_for_cohere(call: Call) -> None:
     request = _decode(call)
     check_neutral(request, NEUTRAL_IN_COHERE)
     engine = await call.admitted_engine()
-    embedding_name(engine, request.model)
+    name = served_name(engine, request.model)
     most = call.server.config.http.max_embedding_inputs
     texts = given_texts(request.texts, most, "texts")
     forms: Sequence[EmbeddingType] = request.embedding_types or ("float",)
@@ -68,7 +68,12 @@ async def embed_for_cohere(call: Call) -> None:
         truncate=_kept(engine, request),
         prompt_name=_prompt_name(engine, request.input_type),
         admission=call.admission,
-        **pooled_options(call, priority=request.priority, timeout=request.timeout),
+        **pooled_options(
+            call,
+            lora=adapter_name(engine, name),
+            priority=request.priority,
+            timeout=request.timeout,
+        ),
     )
     # They are in the answer too.
     said, num_texts = _encode(texts), len(texts)

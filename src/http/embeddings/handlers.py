@@ -11,7 +11,6 @@ from typing import Final
 from src.core.outputs import Embedding
 from src.http.embeddings.inputs import given_inputs, pooled_options
 from src.http.embeddings.vectors import (
-    embedding_name,
     held_vectors,
     json_base64,
     json_items,
@@ -27,6 +26,7 @@ from src.http.protocol.embeddings import (
 )
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(EmbeddingRequest)
 
@@ -36,7 +36,7 @@ async def create_embeddings(call: Call) -> None:
     request = _decode(call)
     check_neutral(request, NEUTRAL_IN_EMBEDDINGS)
     engine = await call.admitted_engine()
-    name = embedding_name(engine, request.model)
+    name = served_name(engine, request.model)
     texts = await given_inputs(call, engine, request)
     num_texts, in_base64 = len(texts), request.encoding_format == "base64"
     made = engine.embed(
@@ -48,6 +48,7 @@ async def create_embeddings(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,

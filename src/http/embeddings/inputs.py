@@ -97,6 +97,7 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 def pooled_options(
     call: Call,
     *,
+    lora: str | None = None,
     priority: int | None = None,
     timeout: float | None = None,
     cache_salt: str | None = None,
@@ -114,4 +115,5 @@ def pooled_options(
         "timeout": call.timeout(timeout, call.server.config.http.request_timeout),
         "cache_salt": cache_salt or "",
         "tenant": call.tenant,
+        "lora": lora,
     }

@@ -14,10 +14,8 @@ import msgspec
 
 from src.core.errors import InvalidRequestError
 from src.engine.client import AsyncEngine
-from src.http.generation.sampling import unsupported
 from src.http.server.call import PIECE, Call
 from src.http.server.held_answers import HeldAnswers
-from src.http.server.state import adapter_name, served_name
 
 _encode: Final = msgspec.json.Encoder().encode
 # Numbers that are encoded at once: well under a millisecond, and whole groups of base64.
@@ -26,22 +24,6 @@ _BLOCK: Final = 3 * 2048
 _NUMBER: Final = 4
 _ENCODED: Final = 22  # as JSON
 _AROUND: Final = 256
-
-
-def embedding_name(engine: AsyncEngine, asked: str | None) -> str:
-    """The name under which an answer is given, see `served_name`.
-
-    Raises
-    ------
-    ModelNotFoundError
-        No model of this name is served here.
-    InvalidRequestError
-        It is an adapter's.
-    """
-    name = served_name(engine, asked)
-    if adapter_name(engine, name) is not None:
-        raise unsupported("model", ": adapters do not embed")
-    return name
 
 
 def vector_size(engine: AsyncEngine, dimensions: int | None = None) -> int:

@@ -11,7 +11,6 @@ import msgspec
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Classification
 from src.http.embeddings.inputs import given_inputs, pooled_options, renamed
-from src.http.embeddings.vectors import embedding_name
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.embeddings import EmbeddingUsage
 from src.http.protocol.ranks import (
@@ -24,6 +23,7 @@ from src.http.protocol.ranks import (
 )
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
 
 _decode_classify: Final = RequestDecoder(ClassifyRequest)
 _decode_predict: Final = RequestDecoder(PredictRequest)
@@ -35,7 +35,7 @@ async def classify(call: Call) -> None:
     request = _decode_classify(call)
     check_neutral(request, NEUTRAL_IN_RANKS)
     engine = await call.admitted_engine()
-    name = embedding_name(engine, request.model)
+    name = served_name(engine, request.model)
     texts = await given_inputs(call, engine, request)
     made = engine.classify(
         texts,
@@ -45,6 +45,7 @@ async def classify(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,
@@ -57,7 +58,7 @@ async def classify(call: Call) -> None:
         ClassifyItem(
             index=index,
             label=each.label,
-            probs=each.probs.tolist(),
+            probs=list(each.probs),
             num_classes=len(each.labels),
         )
         for index, each in enumerate(found)

@@ -13,7 +13,6 @@ from src.core.outputs import Embedding, Encoding
 from src.core.task import Task
 from src.http.embeddings.inputs import given_inputs, pooled_options
 from src.http.embeddings.vectors import (
-    embedding_name,
     held_bytes,
     held_vectors,
     json_base64,
@@ -26,6 +25,7 @@ from src.http.protocol.embeddings import EmbeddingUsage
 from src.http.protocol.ranks import NEUTRAL_IN_RANKS, PoolingBody, PoolingRequest
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(PoolingRequest)
 
@@ -39,14 +39,18 @@ async def pool(call: Call) -> None:
     request = _decode(call)
     check_neutral(request, NEUTRAL_IN_RANKS)
     engine = await call.admitted_engine()
-    name = embedding_name(engine, request.model)
+    name = served_name(engine, request.model)
     does = engine.model_info.tasks
-    task: Task = request.task or next((task for task in _TASKS if task in does), "embed")
+    task: Task = request.task or next((each for each in _TASKS if each in does), "embed")
     _check(request, task)
     texts = await given_inputs(call, engine, request)
     in_base64, most = request.encoding_format == "base64", call.server.config.http
     options = pooled_options(
-        call, priority=request.priority, timeout=request.timeout, cache_salt=request.cache_salt
+        call,
+        lora=adapter_name(engine, name),
+        priority=request.priority,
+        timeout=request.timeout,
+        cache_salt=request.cache_salt,
     )
     truncate, adds = request.truncate_prompt_tokens, request.add_special_tokens is not False
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ import msgspec
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Score
 from src.http.embeddings.inputs import pooled_options
-from src.http.embeddings.vectors import embedding_name, held_bytes, json_items
+from src.http.embeddings.vectors import held_bytes, json_items
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.cohere import BilledUnits, CohereMeta
 from src.http.protocol.embeddings import EmbeddingUsage
@@ -30,6 +30,7 @@ from src.http.protocol.ranks import (
 from src.http.ranks.scores import check_texts, with_sides
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(RerankRequest)
 _encode: Final = msgspec.json.Encoder().encode
@@ -56,7 +57,7 @@ async def _rerank(call: Call, *, shows_documents: bool) -> None:
     request = _decode(call)
     check_neutral(request, NEUTRAL_IN_RANKS)
     engine = await call.admitted_engine()
-    name = embedding_name(engine, request.model)
+    name = served_name(engine, request.model)
     field = _check_protocol(request)
     most = call.server.config.http.max_embedding_inputs
     texts = _texts(request, field, most)
@@ -78,6 +79,7 @@ async def _rerank(call: Call, *, shows_documents: bool) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,
@@ -151,9 +153,7 @@ def _results(
 
     def item(index: int) -> Iterator[bytes]:
         document = None if texts is None else RerankDocument(texts[index])
-        result = RerankResult(
-            index=index, relevance_score=scores[index].score, document=document
-        )
+        result = RerankResult(index=index, relevance_score=scores[index].score, document=document)
         yield _encode(result)
 
     return json_items(body, b"results", map(item, best))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +11,6 @@ import msgspec
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.http.embeddings.inputs import pooled_options, renamed
-from src.http.embeddings.vectors import embedding_name
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.embeddings import EmbeddingUsage
 from src.http.protocol.ranks import (
@@ -22,10 +22,13 @@ from src.http.protocol.ranks import (
 )
 from src.http.server.call import Call
 from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(ScoreRequest)
 _encode: Final = msgspec.json.Encoder().encode
 
+# What the engine calls a text that has a vector of its own.
+_INPUT: Final = re.compile(r"\binput\b")
 # The names under which clients send both sides.
 _SIDES: Final = (
     ("text_1", "text_2"),
@@ -40,7 +43,7 @@ async def score(call: Call) -> None:
     request = _decode(call)
     check_neutral(request, NEUTRAL_IN_RANKS)
     engine = await call.admitted_engine()
-    name = embedding_name(engine, request.model)
+    name = served_name(engine, request.model)
     first, second = _names(request)
     pairs = _pairs(request, first, second, call.server.config.http.max_embedding_inputs)
     made = engine.score(
@@ -50,6 +53,7 @@ async def score(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,
@@ -89,8 +93,8 @@ def with_sides(error: RequestError, first: str, second: str) -> RequestError:
     """The same error, with the two texts of a pair as the request names them."""
     name = first if error.param == "query" else second
     error.message = error.message.replace("pairs[", f"{name}[", 1)
-    names = {"query": first, "document": second, "pairs": second, "input": second}
-    return renamed(error, names)
+    error.message = _INPUT.sub(name, error.message)
+    return renamed(error, {"query": first, "document": second, "pairs": second})
 
 
 def _names(request: ScoreRequest) -> tuple[str, str]:
@@ -118,9 +122,7 @@ def _names(request: ScoreRequest) -> tuple[str, str]:
     )
 
 
-def _pairs(
-    request: ScoreRequest, first: str, second: str, most: int
-) -> list[tuple[str, str]]:
+def _pairs(request: ScoreRequest, first: str, second: str, most: int) -> list[tuple[str, str]]:
     """The pairs: one text with each of many, or as many with as many.
 
     Raises

@@ -86,9 +86,7 @@ async def test_the_best_documents_come_first(
     body = await post(client, path, query=QUERY, documents=DOCUMENTS, top_n=9)
     assert [result["index"] for result in body["results"]] == order
     for shown in (True, False):
-        body = await post(
-            client, path, query=QUERY, documents=DOCUMENTS, return_documents=shown
-        )
+        body = await post(client, path, query=QUERY, documents=DOCUMENTS, return_documents=shown)
         assert [("document" in result) for result in body["results"]] == [shown] * 4
     # Of equals the first one.
     body = await post(client, path, query=QUERY, documents=["fox", "dog", "fox", "fox"])

@@ -19,7 +19,7 @@ def test_all_answers_together_hold_no_more_than_the_bound() -> None:
     with stack:
         hold(answers, stack, 60)
         hold(answers, stack, 40)
-        with pytest.raises(QueueFullError, match="of 100 bytes wait.* with 1 more") as raised:
+        with pytest.raises(QueueFullError, match=r"of 100 bytes wait.* with 1 more") as raised:
             hold(answers, stack, 1)
         assert raised.value.code == "answers_full"
         assert answers.size == 100

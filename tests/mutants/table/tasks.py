@@ -186,7 +186,7 @@ MUTATIONS = (
             "a call that has begun is drained between two of its texts",
             "EmbeddingRun._queue_more",
             "if not self._left: A",
-            "self._admission.release()",
+            "self._on_queued()",
         ),
         (
             "texts that are not queued count in no queue",
@@ -275,14 +275,18 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/http/embeddings/handlers.py",
+        "src/http/embeddings/inputs.py",
         _HTTP,
         (
             "one text more than the limit is taken",
-            "_texts",
+            "given_texts",
             "len(A) > B",
             "len(A) > B + 1",
         ),
+    ),
+    *rewrites_of(
+        "src/http/embeddings/handlers.py",
+        _HTTP,
         (
             "all vectors have one number",
             "_pieces",
