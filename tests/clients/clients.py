@@ -22,6 +22,17 @@ SDKS = Environment(
 INSTRUCTOR = Environment("instructor", ("instructor", "pytest"))
 # It imports mcp wherever tools or responses are used, without requiring it.
 LITELLM = Environment("litellm", ("litellm", "mcp", "pytest"))
+COHERE = Environment("cohere", ("cohere", "pytest"))
+LLAMA_INDEX = Environment(
+    "llama-index",
+    (
+        "llama-index-core",
+        "llama-index-embeddings-openai-like",
+        "llama-index-embeddings-text-embeddings-inference",
+        "llama-index-postprocessor-tei-rerank",
+        "pytest",
+    ),
+)
 # It reads the tokenizer with transformers, which does that without torch.
 LM_EVAL = Environment("lm-eval", ("lm-eval[api]", "transformers"))
 # It requires torch, of which the processor's build will do: pip finds a local one.
@@ -59,6 +70,8 @@ CLIENTS = (
     Client("pydantic-ai", SDKS, "with_pydantic_ai.py", "pydantic-ai-slim"),
     Client("openai-agents", SDKS, "with_openai_agents.py", "openai-agents"),
     Client("litellm", LITELLM, "with_litellm.py", "litellm"),
+    Client("cohere", COHERE, "with_cohere.py", "cohere"),
+    Client("llama-index", LLAMA_INDEX, "with_llama_index.py", "llama-index-core"),
     Client("lm-eval", LM_EVAL, "with_lm_eval.py", "lm-eval", outside=True, seconds=600),
     Client("guidellm", GUIDELLM, "with_guidellm.py", "guidellm", outside=True),
     Client("aiperf", AIPERF, "with_aiperf.py", "aiperf", outside=True),

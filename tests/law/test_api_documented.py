@@ -17,6 +17,13 @@ from src.http.protocol.embeddings import EmbeddingRequest
 from src.http.protocol.generation import GenerationRequest
 from src.http.protocol.inference import EmbedRequest
 from src.http.protocol.messages import CountTokensRequest, MessageRequest
+from src.http.protocol.ranks import (
+    ClassifyRequest,
+    PoolingRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from src.http.protocol.responses import ResponseRequest
 from src.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from src.http.server.body import MAX_DEPTH
@@ -45,6 +52,11 @@ TABLES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
     "`/v1/embeddings`": (EmbeddingRequest, None),
     "`/v2/embed`": (CohereEmbedRequest, None),
     "`/embed`": (EmbedRequest, None),
+    "`/score`, `/v1/score`": (ScoreRequest, None),
+    "`/rerank`, `/v1/rerank`, `/v2/rerank`": (RerankRequest, None),
+    "`/classify`": (ClassifyRequest, None),
+    "`/predict`": (PredictRequest, None),
+    "`/pooling`": (PoolingRequest, None),
     "`/v1/load_lora_adapter`": (LoadAdapterRequest, None),
     "`/v1/unload_lora_adapter`": (UnloadAdapterRequest, None),
 }

@@ -80,6 +80,7 @@ HTTP_ROOMS = (
     "responses",
     "messages",
     "embeddings",
+    "ranks",
     "tokens",
     "admin",
     "playground",

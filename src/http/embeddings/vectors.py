@@ -7,6 +7,7 @@ import contextlib
 import sys
 from array import array
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from src.core.errors import InvalidRequestError
 from src.engine.client import AsyncEngine
 from src.http.generation.sampling import unsupported
-from src.http.server.call import Call
+from src.http.server.call import PIECE, Call
 from src.http.server.held_answers import HeldAnswers
 from src.http.server.state import adapter_name, served_name
 
@@ -23,6 +24,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _BLOCK: Final = 3 * 2048
 # Bytes of a number, and roughly of what is around a vector.
 _NUMBER: Final = 4
+_ENCODED: Final = 22  # as JSON
 _AROUND: Final = 256
 
 
@@ -70,9 +72,16 @@ def held_vectors(
             f"may have at most {most} (http.max_embedding_values): ask for fewer texts at once",
             param=field,
         )
-    held = num_vectors * (_NUMBER * size + _AROUND) + others
-    with call.server.keep(HeldAnswers).holding(held, call.tenant, http.max_held_vector_bytes):
+    # What has just been encoded, too.
+    encoded = min(_ENCODED * num_vectors * size, 2 * PIECE)
+    with held_bytes(call, num_vectors * (_NUMBER * size + _AROUND) + encoded + others):
         yield
+
+
+def held_bytes(call: Call, size: int) -> AbstractContextManager[None]:
+    """Count ``size`` bytes of an answer until it is sent, see `HeldAnswers.holding`."""
+    most = call.server.config.http.max_held_vector_bytes
+    return call.server.keep(HeldAnswers).holding(size, call.tenant, most)
 
 
 def json_numbers(numbers: bytes) -> Iterator[bytes]:

@@ -32,6 +32,7 @@ from src.http.protocol.messages import (
     AcceptedByMessages,
     UnsupportedByMessages,
 )
+from src.http.protocol.ranks import NEUTRAL_IN_RANKS, AcceptedByRanks, UnsupportedByRanks
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
     AcceptedByResponses,
@@ -92,6 +93,7 @@ _FAMILIES: Final = (
     (UnsupportedByResponses, NEUTRAL_IN_RESPONSES, AcceptedByResponses),
     (UnsupportedByMessages, NEUTRAL_IN_MESSAGES, AcceptedByMessages),
     (UnsupportedByEmbeddings, NEUTRAL_IN_EMBEDDINGS, AcceptedByEmbeddings),
+    (UnsupportedByRanks, NEUTRAL_IN_RANKS, AcceptedByRanks),
     # Nothing is accepted without an effect.
     (UnsupportedByCohere, NEUTRAL_IN_COHERE, UnsupportedByCohere),
     (UnsupportedByInference, NEUTRAL_IN_INFERENCE, UnsupportedByInference),

@@ -55,8 +55,8 @@ STREAM_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 TIMEOUT_HEADER: Final = b"x-request-timeout"
-# Bytes of a whole answer that a reader takes within `http.write_timeout`, or is given up.
-_PIECE: Final = 256 * 1024
+PIECE: Final = 256 * 1024
+"""Bytes of a whole answer that a reader takes within `http.write_timeout`, or is given up."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -148,16 +148,17 @@ class Call:
         not fail: its beginning may have been sent.
         """
         parcels = _parcels(pieces)
-        parcel, following = next(parcels), next(parcels, None)
+        parcel = next(parcels)
         headers = [(b"content-type", kind)]
-        if following is None:
+        # All parcels are whole but the last one.
+        if len(parcel) < PIECE:
             headers.append((b"content-length", str(len(parcel)).encode()))
         await self._start(200, headers)
-        while following is not None:
+        while len(parcel) >= PIECE:
             await self._send_body(parcel, more=True)
             # A server whose reader keeps up never suspends in `send`.
             await asyncio.sleep(0)
-            parcel, following = following, next(parcels, None)
+            parcel = next(parcels, b"")
         self.finished = True
         await self._send_body(parcel, more=False)
 
@@ -245,10 +246,11 @@ def _parcels(pieces: Iterable[bytes]) -> Iterator[bytes]:
     size = 0
     for piece in pieces:
         rest = memoryview(piece)
-        while size + len(rest) > _PIECE:
-            cut = _PIECE - size
-            yield b"".join((*waiting, rest[:cut]))
+        while size + len(rest) > PIECE:
+            cut = PIECE - size
+            parcel = b"".join((*waiting, rest[:cut]))
             waiting, size, rest = [], 0, rest[cut:]
+            yield parcel
         waiting.append(rest)
         size += len(rest)
     yield b"".join(waiting)
