@@ -326,17 +326,7 @@ def _build_parts(
     if config.observability.plan_log is not None:
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
-    tasks = find_tasks(
-        path,
-        model,
-        tokenizer,
-        config.model.tasks,
-        context=model.spec.max_positions,
-        is_encoder=_is_encoder(model),
-        cut_vectors=config.model.cut_vectors,
-    )
-    if tasks.scoring is not None and "score" in tasks.tasks:
-        logger.info("%s", describe_scoring(tasks.scoring))
+    tasks = _tasks(config, path, model, tokenizer)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
     worker, memory = _build_runner(config, model, attention, processors, tasks, ends)
     tasks = tasks.within(memory.max_model_len)
@@ -507,6 +497,22 @@ def _content_key(config: Config, model: ServedModel) -> str:
     return repr(
         (*weights, *rounding, section.quantize_activations, model.implementation, model.cache_dtype)
     )
+
+
+def _tasks(config: Config, path: Path, model: ServedModel, tokenizer: Tokenizer) -> ModelTasks:
+    """What the model does; the log says how two texts get a score."""
+    tasks = find_tasks(
+        path,
+        model,
+        tokenizer,
+        config.model.tasks,
+        context=model.spec.max_positions,
+        is_encoder=_is_encoder(model),
+        cut_vectors=config.model.cut_vectors,
+    )
+    if tasks.scoring is not None and "score" in tasks.tasks:
+        logger.info("%s", describe_scoring(tasks.scoring))
+    return tasks
 
 
 def _labeller(info: ModelInfo, tokenizer: Tokenizer, builder: RequestBuilder) -> Embedder | None:

@@ -37,7 +37,7 @@ from tests.support.classifiers import (
     reference_logits,
 )
 from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
-from tests.support.engines import assert_idle, random_prompts, small_config
+from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +111,7 @@ async def test_labels_of_tokens_are_those_of_transformers(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize(("budget", "depth"), [(7, 1), (7, 2), (60, 2)])
-async def test_a_decoder_classifies_in_chunks_cached_and_preempted(
+async def test_a_decoder_classifies_in_chunks_and_cached(
     decoder: Path, budget: int, depth: int
 ) -> None:
     reference, prompts = load_classifier_reference(decoder), random_prompts(30, longest=60, seed=3)
@@ -124,7 +124,6 @@ async def test_a_decoder_classifies_in_chunks_cached_and_preempted(
     async with AsyncEngine.open(config) as engine:
         first = await engine.classify(prompts, use_activation=False)
         again = await engine.classify(prompts[::-1], use_activation=False)
-        assert engine.stats.preemptions
         assert_idle(engine)
     for prompt, one, other in zip(prompts, first, again[::-1], strict=True):
         want = reference_logits(reference, prompt)
@@ -139,7 +138,6 @@ async def test_a_decoder_classifies_in_chunks_cached_and_preempted(
 async def test_every_token_has_its_own_result_in_chunks(
     tmp_path: Path, pooled: Any, depth: int
 ) -> None:
-    """Rows take turns, and some are preempted: memory holds few of them."""
     is_label = pooled == "token_classify"
     directory = make_classifier(tmp_path, "llama", TOKEN) if is_label else tmp_path
     if not is_label:
@@ -495,16 +493,23 @@ async def test_a_reward_is_of_the_whole_chat(tmp_path: Path) -> None:
 
 
 async def test_text_streams_beside_vectors_of_tokens(tmp_path: Path) -> None:
+    """Rows of both are preempted, since memory holds few of them."""
     directory = make_checkpoint(tmp_path, "qwen3", tokenizer=True)
-    params = SamplingParams(temperature=0, max_tokens=12)
-    async with AsyncEngine.open(small_config(directory)) as engine:
+    reference, params = load_reference(directory), SamplingParams(temperature=0, max_tokens=40)
+    prompts, asked = random_prompts(30, longest=40, seed=2), random_prompts(12, longest=9, seed=3)
+    config = small_config(directory, cache__num_blocks=40, scheduler__max_num_batched_tokens=9)
+    async with AsyncEngine.open(config) as engine:
         assert engine.model_info.tasks == ("generate", "embed", "token_embed")
-        texts = asyncio.gather(*(engine.generate([5, 6, n], params) for n in range(3, 12)))
-        made = await engine.encode([[5] * 9] * 20, task="token_embed")
-        embedded = await engine.encode([[5] * 9], task="embed")
-        await texts
-    check(np.asarray(made[3].values)[-1], _row(embedded[0]))
-
-
-def _row(encoding: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(encoding.values).copy()).double()
+        texts = asyncio.gather(*(engine.generate(prompt, params) for prompt in asked))
+        made = await engine.encode(prompts, task="token_embed")
+        embedded = await engine.encode(prompts[:1], task="embed")
+        results = await texts
+        assert engine.stats.preemptions
+        assert_idle(engine)
+    check(np.asarray(made[0].values)[-1], torch.from_numpy(np.array(embedded[0].values)).double())
+    for prompt, encoding in zip(prompts, made, strict=True):
+        with torch.inference_mode():
+            want = reference.model(torch.tensor([prompt])).last_hidden_state[0].double()
+        check(encoding.values, want)
+    for prompt, result in zip(asked, results, strict=True):
+        assert result.token_ids == greedy(reference, prompt, 40)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Classification, Delta, Embedding, Encoding, Score
 from src.core.scoring import LabelRecipe, ResultActivation
@@ -120,6 +118,8 @@ class TokenVectorRun(EmbeddingRun):
         assert self._embedder is not None
         recipe = self._embedder.recipe
         if recipe.normalizes:
+            import numpy as np
+
             vectors = np.frombuffer(numbers, np.float32).reshape(-1, recipe.size).astype(float)
             lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SMALLEST)
             numbers = (vectors / lengths).astype(np.float32).tobytes()
@@ -283,6 +283,8 @@ class CosineRun(EmbeddingRun):
 
     def scores(self, embeddings: Sequence[Embedding]) -> list[Score]:
         """For each pair, the cosine of its vectors."""
+        import numpy as np
+
         vectors = [
             np.frombuffer(each.numbers, np.float32).astype(np.float64) for each in embeddings
         ]
@@ -316,6 +318,8 @@ def activated(numbers: bytes, size: int, activation: ResultActivation) -> bytes:
     """Results [n, size] from the head's numbers; both float32 in this machine's byte order."""
     if activation == "none":
         return numbers
+    import numpy as np
+
     values = np.frombuffer(numbers, np.float32).reshape(-1, size).astype(np.float64)
     if activation == "tanh":
         values = np.tanh(values)
