@@ -93,7 +93,7 @@ class Vectors:
         if piece is None:
             return own
         # A row that was preempted, or that another request has got, begins again.
-        before = [] if piece.start == 0 else self.known.pop(row)
+        before = [] if piece.start == 0 else self.known.pop(row, [])
         before.append(own)
         if piece.ends:
             return b"".join(before)
