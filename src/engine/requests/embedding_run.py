@@ -199,9 +199,7 @@ class EmbeddingRun:
             tenant=tenant,
         )
 
-    def queue(
-        self, parts: EngineParts, loop: EngineLoop, on_queued: Callable[[], None]
-    ) -> None:
+    def queue(self, parts: EngineParts, loop: EngineLoop, on_queued: Callable[[], None]) -> None:
         """Queue the first texts; the others follow as these end, and then ``on_queued`` is called.
 
         Raises

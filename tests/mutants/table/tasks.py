@@ -21,7 +21,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/execution/pooling.py",
-        (f"{_LABELS}::test_text_streams_beside_vectors_of_tokens",),
+        ("tests/engine/execution/test_pooling.py",),
         (
             "a row's tokens begin with those of the request before it",
             "Vectors._numbers",
