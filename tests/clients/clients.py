@@ -50,7 +50,8 @@ class Client:
 
     ``script`` is a file beside this one. A Python file runs under pytest in the environment itself,
     or in the project's where ``outside`` is set, with the environment's programs on PATH; a
-    JavaScript file runs under Node's test runner. ``seconds`` is the most it may take.
+    JavaScript file runs under Node's test runner. ``reads_vectors``: it needs the encoder's server
+    too. ``seconds`` is the most it may take.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Client:
     script: str
     package: str
     outside: bool = False
+    reads_vectors: bool = False
     seconds: float = 300.0
 
 
@@ -69,9 +71,15 @@ CLIENTS = (
     Client("instructor", INSTRUCTOR, "with_instructor.py", "instructor"),
     Client("pydantic-ai", SDKS, "with_pydantic_ai.py", "pydantic-ai-slim"),
     Client("openai-agents", SDKS, "with_openai_agents.py", "openai-agents"),
-    Client("litellm", LITELLM, "with_litellm.py", "litellm"),
-    Client("cohere", COHERE, "with_cohere.py", "cohere"),
-    Client("llama-index", LLAMA_INDEX, "with_llama_index.py", "llama-index-core"),
+    Client("litellm", LITELLM, "with_litellm.py", "litellm", reads_vectors=True),
+    Client("cohere", COHERE, "with_cohere.py", "cohere", reads_vectors=True),
+    Client(
+        "llama-index",
+        LLAMA_INDEX,
+        "with_llama_index.py",
+        "llama-index-core",
+        reads_vectors=True,
+    ),
     Client("lm-eval", LM_EVAL, "with_lm_eval.py", "lm-eval", outside=True, seconds=600),
     Client("guidellm", GUIDELLM, "with_guidellm.py", "guidellm", outside=True),
     Client("aiperf", AIPERF, "with_aiperf.py", "aiperf", outside=True),

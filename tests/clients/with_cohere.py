@@ -8,15 +8,15 @@ import cohere
 import pytest
 from cohere.errors import BadRequestError
 
-from tests.clients.common import KEY, MODEL, URL
+from tests.clients.common import ENCODER, ENCODER_URL, KEY
 
 TEXTS = ["A happy dog.", "A sad cat.", "The weather in Paris."]
-client = cohere.ClientV2(api_key=KEY, base_url=URL)
+client = cohere.ClientV2(api_key=KEY, base_url=ENCODER_URL)
 
 
 def test_embed() -> None:
     answer = client.embed(
-        model=MODEL,
+        model=ENCODER,
         texts=TEXTS,
         input_type="search_document",
         embedding_types=["float", "ubinary"],
@@ -35,7 +35,7 @@ def test_embed() -> None:
 
 
 def test_rerank() -> None:
-    answer = client.rerank(model=MODEL, query="A happy dog.", documents=TEXTS, top_n=2)
+    answer = client.rerank(model=ENCODER, query="A happy dog.", documents=TEXTS, top_n=2)
     assert answer.results[0].index == 0
     assert len(answer.results) == 2
     assert answer.results[0].relevance_score >= answer.results[1].relevance_score
@@ -43,9 +43,9 @@ def test_rerank() -> None:
 
 def test_async() -> None:
     async def main() -> list[int]:
-        client = cohere.AsyncClientV2(api_key=KEY, base_url=URL)
+        client = cohere.AsyncClientV2(api_key=KEY, base_url=ENCODER_URL)
         answers = await asyncio.gather(
-            *(client.rerank(model=MODEL, query=text, documents=TEXTS) for text in TEXTS)
+            *(client.rerank(model=ENCODER, query=text, documents=TEXTS) for text in TEXTS)
         )
         return [answer.results[0].index for answer in answers]
 
@@ -54,6 +54,6 @@ def test_async() -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(BadRequestError):
-        client.embed(model=MODEL, texts=[""], input_type="search_query")
+        client.embed(model=ENCODER, texts=[""], input_type="search_query")
     with pytest.raises(BadRequestError):
-        client.rerank(model=MODEL, query="", documents=TEXTS)
+        client.rerank(model=ENCODER, query="", documents=TEXTS)

@@ -13,6 +13,8 @@ from tests.clients.common import (
     ADD,
     ADD_NUMBERS,
     BASE_URL,
+    ENCODER,
+    ENCODER_URL,
     FACT,
     FACT_ANSWER,
     KEY,
@@ -21,7 +23,6 @@ from tests.clients.common import (
     STORY,
     SUM,
     SUM_ANSWER,
-    URL,
     user,
 )
 
@@ -135,13 +136,11 @@ def test_embeddings(provider: str) -> None:
     assert answer.usage.prompt_tokens > 0
 
 
-@pytest.mark.parametrize(
-    ("provider", "base"), [("hosted_vllm", BASE_URL), ("cohere", URL), ("jina_ai", BASE_URL)]
-)
-def test_rerank(provider: str, base: str) -> None:
+@pytest.mark.parametrize("provider", ["hosted_vllm", "cohere", "jina_ai"])
+def test_rerank(provider: str) -> None:
     answer = litellm.rerank(
-        model=f"{provider}/{MODEL}",
-        api_base=base,
+        model=f"{provider}/{ENCODER}",
+        api_base=ENCODER_URL,
         api_key=KEY,
         query="A sad cat.",
         documents=TEXTS,

@@ -39,10 +39,19 @@ class EmbeddingKind(msgspec.Struct):
     pooling: Literal["cls", "mean", "last_token"]
 
 
-class ModelKind(msgspec.Struct, omit_defaults=True):
-    """What a model is, by its name here."""
+class LabelKind(msgspec.Struct):
+    """What a head says: labels by their numbers as text, and their numbers."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+class ModelKind(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a model is, by its name here; none of them for one that only generates."""
 
     embedding: EmbeddingKind | None = None
+    classifier: LabelKind | None = None
+    reranker: LabelKind | None = None
 
 
 class InfoBody(msgspec.Struct, kw_only=True):

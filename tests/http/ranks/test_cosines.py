@@ -98,11 +98,13 @@ async def test_documents_are_cut_before_they_are_scored(
 ) -> None:
     client = embedding_client
     for fields in ({"max_tokens_per_doc": 9}, {"truncate_prompt_tokens": 9}):
-        body = await post(client, "/rerank", query=QUERY, documents=[LONG], **fields)
-        whole = await post(client, "/v1/embeddings", input=[QUERY, LONG], truncate_prompt_tokens=9)
-        one, other = [item["embedding"] for item in whole["data"]]
+        ranks = await post(client, "/rerank", query=QUERY, documents=[LONG], **fields)
+        cut = {} if "max_tokens_per_doc" in fields else fields
+        first = await post(client, "/v1/embeddings", input=QUERY, **cut)
+        second = await post(client, "/v1/embeddings", input=LONG, truncate_prompt_tokens=9)
+        one, other = (body["data"][0]["embedding"] for body in (first, second))
         want = sum(x * y for x, y in zip(one, other, strict=True))
-        assert body["results"][0]["relevance_score"] == pytest.approx(want, abs=1e-5)
+        assert ranks["results"][0]["relevance_score"] == pytest.approx(want, abs=1e-5)
 
 
 async def test_inference_gets_its_own_answer(embedding_client: httpx.AsyncClient) -> None:
@@ -192,10 +194,14 @@ async def test_bad_documents_are_400_and_name_their_field(
         assert (error["param"], message in error["message"]) == (param, True), error
 
 
-async def test_a_model_that_generates_scores_too(client: httpx.AsyncClient) -> None:
-    want = await cosines(client, "Once", "Once upon a time", "One day")
-    body = await post(client, "/score", text_1="Once", text_2=["Once upon a time", "One day"])
-    assert scores(body) == [pytest.approx(one, abs=1e-5) for one in want]
+async def test_a_model_that_only_generates_refuses_to_score(client: httpx.AsyncClient) -> None:
+    for path, fields in (
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        error = await refused(client, path, **fields)
+        assert error["param"] == "model"
+        assert "what it can do is generate" in error["message"]
 
 
 async def test_what_a_model_does_not_do_is_400_and_names_what_it_does(
