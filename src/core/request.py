@@ -71,6 +71,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         The compiled ``params.structured_output``; only the device half reads it.
     thinking
         What bounds the thinking of ``params.thinking``; only the device half looks into it.
+    prediction
+        Token ids that its output is expected to have, which drafts are taken from; ``None``: the
+        client has said nothing.
     pooling
         It asks for a vector, of its prompt's hidden states, and ends in the step of its last token.
         Parameters of sampling have no effect, and ``max_tokens`` is 1. ``None``: it asks for text.
@@ -95,6 +98,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     step_inputs: Mapping[str, StepValues] = {}
     grammar: Any = None
     thinking: Any = None
+    prediction: list[int] | None = None
     pooling: Pooling | None = None
     grammar_times: tuple[float, float] | None = None
 

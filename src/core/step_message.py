@@ -9,12 +9,17 @@ They are confidential: installs contain the tokens of prompts, and parameters ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
+from src.core.adapter import NO_ADAPTER
 from src.core.plan import StepPlan
 from src.core.request import Pooling, Request, StepValues
 from src.core.sampling_params import SamplingParams
+
+Scope: TypeAlias = tuple[str, str, int]
+"""Whose requests may see traces of each other: tenant, salt, and key of the adapter."""
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +50,10 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Values of the model's own step inputs for its first tokens, by name.
     pooling
         How its vector is made of hidden states; ``None``: it gets tokens.
+    prediction
+        Token ids that its output is expected to have; empty: nothing is known of it.
+    scope
+        Whose drafts may come from its output, and whose outputs its drafts may come from.
     """
 
     key: int
@@ -57,6 +66,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     thinking: int | None = None
     step_inputs: Mapping[str, StepValues] = {}
     pooling: Pooling | None = None
+    prediction: list[int] = []
+    scope: Scope = ("", "", NO_ADAPTER)
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
@@ -72,6 +83,12 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             thinking=None if request.thinking is None else request.key,
             step_inputs=request.step_inputs,
             pooling=request.pooling,
+            prediction=request.prediction or [],
+            scope=(
+                request.tenant,
+                request.cache_salt,
+                NO_ADAPTER if request.adapter is None else request.adapter.key,
+            ),
         )
 
 
