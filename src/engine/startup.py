@@ -358,7 +358,15 @@ def _build_parts(
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
-    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, processors)
+    builder = RequestBuilder(
+        tokenizer,
+        info,
+        end_ids,
+        grammars,
+        config.limits,
+        processors,
+        uses_predictions=worker.draft_counts is not None,
+    )
     ends.callback(builder.close)
     return EngineParts(
         tokenizer=tokenizer,
