@@ -204,7 +204,7 @@ ENDPOINTS: Final = (
     ),
     Operation("/predict", "POST", predict,
         tag="Ranks", request=PredictRequest,
-        answers={200: list[Prediction] | list[list[Prediction]]}, refusals=_GENERATE,
+        answers={200: list[Prediction | list[Prediction]]}, refusals=_GENERATE,
     ),
     Operation("/pooling", "POST", pool,
         tag="Ranks", request=PoolingRequest, answers={200: PoolingBody}, refusals=_GENERATE,

@@ -192,7 +192,7 @@ class PoolingItem(msgspec.Struct, kw_only=True):
 
     index: int
     object: str = "pooling"
-    data: list[float] | list[list[float]] | str
+    data: list[float | list[float]] | str
 
 
 class PoolingBody(msgspec.Struct, kw_only=True):

@@ -40,8 +40,12 @@ async def pool(call: Call) -> None:
     check_neutral(request, NEUTRAL_IN_RANKS)
     engine = await call.admitted_engine()
     name = served_name(engine, request.model)
-    does = engine.model_info.tasks
-    task: Task = request.task or next((each for each in _TASKS if each in does), "embed")
+    does = frozenset(engine.model_info.tasks)
+    task: Task = "embed"
+    if request.task is not None:
+        task = request.task
+    elif not does.isdisjoint(_TASKS):
+        task = next(each for each in _TASKS if each in does)
     _check(request, task)
     texts = await given_inputs(call, engine, request)
     in_base64, most = request.encoding_format == "base64", call.server.config.http
