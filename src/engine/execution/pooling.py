@@ -65,10 +65,7 @@ class Vectors:
         """Begin the copy to host memory, without waiting for it."""
         if not self.values or self.values[0].device.type == "cpu":
             return self
-        # One copy, however many rows there are.
-        flat = torch.cat([each.reshape(-1) for each in self.values]).to("cpu", non_blocking=True)
-        parts = flat.split([each.numel() for each in self.values])
-        values = [part.view(each.shape) for part, each in zip(parts, self.values, strict=True)]
+        values = in_one_copy(self.values, lambda flat: flat.to("cpu", non_blocking=True))
         return replace(self, values=values)
 
     def added_to(self, result: StepResult) -> StepResult:
@@ -93,7 +90,7 @@ class Vectors:
         if piece is None:
             return own
         # A row that was preempted, or that another request has got, begins again.
-        before = [] if piece.start == 0 else self.known.pop(row)
+        before = [] if piece.start == 0 else self.known.pop(row, [])
         before.append(own)
         if piece.ends:
             return b"".join(before)
@@ -234,6 +231,13 @@ class RowPooling:
             shape = (len(self._of_rows), 2, self._hidden_size)
             self._kept = torch.zeros(shape, dtype=torch.float32, device=self._device)
         return self._kept
+
+
+def in_one_copy(values: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Tensors of any shapes in the memory to which ``copy`` brings their numbers, in one call."""
+    flat = copy(torch.cat([each.reshape(-1) for each in values]))
+    parts = flat.split([each.numel() for each in values])
+    return [part.view(each.shape) for part, each in zip(parts, values, strict=True)]
 
 
 def score_of(logits: Tensor, tokens: ScoreTokens | None) -> Tensor:

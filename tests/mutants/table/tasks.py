@@ -5,19 +5,23 @@ from tests.mutants.mutation import mutations_of, rewrites_of
 _ENGINE = ("tests/engine/test_embeddings.py",)
 _HTTP = ("tests/http/embeddings/test_embeddings.py",)
 
-_LABELS = ("tests/engine/test_classifiers.py",)
-_RANKS = ("tests/engine/test_rerankers.py",)
+_LABELS = "tests/engine/test_classifiers.py"
+_RANKS = "tests/engine/test_rerankers.py"
 
 MUTATIONS = (
     *rewrites_of(
         "src/engine/execution/pooling.py",
-        _LABELS,
+        (f"{_LABELS}::test_labels_of_texts_are_those_of_transformers",),
         (
             "labels are the hidden state itself",
             "RowPooling.through_head",
             "not any(A)",
             "True",
         ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
         (
             "a row's tokens begin with those of the request before it",
             "Vectors._numbers",
@@ -27,7 +31,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/execution/pooling.py",
-        _RANKS,
+        (f"{_RANKS}::test_a_published_reranker_scores_by_yes_and_no",),
         (
             "the logit of no is not taken off",
             "score_of",
@@ -37,19 +41,27 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/requests/task_runs.py",
-        _LABELS,
+        (f"{_LABELS}::test_scores_of_pairs_are_those_of_transformers",),
         (
             "both texts of a pair are of the first kind",
             "PairRun._types",
             "self._kinds[A]",
             'b""',
         ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_LABELS}::test_labels_of_texts_are_those_of_transformers",),
         (
             "probabilities are the head's own numbers",
             "LabelRun.__init__",
             'A.activation if B else "none"',
             '"none"',
         ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_LABELS}::test_a_model_that_embeds_scores_by_the_cosine",),
         (
             "equal texts are computed again",
             "CosineRun.__init__",
@@ -59,7 +71,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/requests/pairs.py",
-        _LABELS,
+        (f"{_LABELS}::test_a_pair_that_is_too_long_is_cut_as_transformers_does",),
         (
             "the second text is cut alone",
             "_longest_first",
@@ -69,7 +81,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/models/heads/head.py",
-        _LABELS,
+        (f"{_LABELS}::test_the_activation_that_files_name_is_used",),
         (
             "the kind of problem is passed over",
             "activation_of",
@@ -79,7 +91,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/models/registry.py",
-        _LABELS,
+        (f"{_LABELS}::test_what_a_checkpoint_asks_for_that_is_not_known_is_refused",),
         (
             "a classifier's own code is passed over",
             "architecture_of",
@@ -89,7 +101,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/models/tasks.py",
-        _RANKS,
+        (f"{_RANKS}::test_the_chat_template_of_a_checkpoint_is_used",),
         (
             "the template of the checkpoint is passed over",
             "_Finder._templated",
