@@ -218,7 +218,7 @@ MUTATIONS = (
         (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
-            "A > B",
+            "longer > A",
             "False",
         ),
         (
