@@ -20,7 +20,6 @@ from src.cli.doctor.finding import Finding, run_check
 from src.cli.main import main
 from src.core.config import GIB
 from src.core.settings import CHECKOUT, load_config
-from src.engine.sizing import device_table
 from src.ops.build import cpp_compiler, installation
 from src.ops.build import kernels as build
 from src.ops.build.installation import TorchBuild
@@ -66,7 +65,7 @@ def test_an_installation_on_which_all_tests_run_works(
     # Kernels that multiply quantized weights in several ways say which they have chosen.
     assert found.keys() - {"quantized"} == {
         *("python", "packages", "torch", "compiler", "kernels", "gpu"),
-        *("speculation", "memory", "cpus", "caches", "models", "port"),
+        *("drafts", "memory", "cpus", "caches", "models", "port"),
     }
     states = {one["state"] for each in found.values() for one in each}
     assert states <= {"good", "slow"}
@@ -352,14 +351,16 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -> None:
     overrides = [("device.type", "cpu"), (f"speculation.{key}", value)]
-    [found] = kernels.speculation(load_config(None, overrides=overrides))
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
     assert found.state == state
     assert words in found.text
 
 
 def test_on_a_gpu_nobody_drafts_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_table, "kind_of", lambda _: "cuda")
-    [found] = kernels.speculation(load_config(None, overrides=[("speculation.method", "auto")]))
+    gpus = (("NVIDIA H200", 150 << 30),)
+    build_of = TorchBuild(installation.torch_build().version, "13.0", gpus)
+    monkeypatch.setattr(installation, "torch_build", lambda: build_of)
+    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "auto")]))
     assert "nothing drafts: it needs device.type = cpu" in found.text
-    [found] = kernels.speculation(load_config(None, overrides=[("speculation.method", "suffix")]))
+    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "suffix")]))
     assert found.state == "broken"

@@ -128,23 +128,25 @@ def gpu() -> Iterator[Finding]:
     yield from _triton()
 
 
-def speculation(config: Config) -> Iterator[Finding]:
+def drafts(config: Config) -> Iterator[Finding]:
     """Who guesses next tokens on this device, and why nobody does."""
-    from src.engine.sizing.device_table import kind_of
     from src.engine.speculation.choice import choose_sources
+    from src.ops.build.installation import torch_build
 
-    method = config.speculation.method
+    method, kind = config.speculation.method, str(config.device.type)
+    if kind == "auto":
+        kind = "cuda" if torch_build().gpus else "cpu"
     try:
-        choice = choose_sources(config.speculation, device_type=kind_of(config.device.type))
+        choice = choose_sources(config.speculation, device_type=kind)
     except ConfigError as error:
         remedy = "--set speculation.method=auto"
-        yield Finding("speculation", "broken", str(error), remedy)
+        yield Finding("drafts", "broken", str(error), remedy)
         return
     text = str(choice) if method == "off" else f"{method}: {choice}"
     if choice.sources:
         # What the model says is known at a start, and to `plan`.
         text += "; not for models with recurrent states"
-    yield Finding("speculation", "good", text)
+    yield Finding("drafts", "good", text)
 
 
 def _triton() -> Iterator[Finding]:

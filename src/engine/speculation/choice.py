@@ -54,7 +54,8 @@ def choose_sources(
     elif has_states:
         reason = "a rejected draft would stay in the model's recurrent states"
     if not reason:
-        return Choice(tuple(SOURCES[section.method]))
+        keeps = section.shared_history_bytes > 0
+        return Choice(tuple(s for s in SOURCES[section.method] if keeps or s != "history"))
     if section.method != "auto":
         raise ConfigError(f"speculation.method = {section.method} cannot be served: {reason}")
     return Choice((), reason)

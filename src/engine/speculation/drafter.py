@@ -11,6 +11,7 @@ import numpy as np
 from src.core.config import SpeculationSection
 from src.core.step_message import DeviceRequest
 from src.engine.speculation.guess import Guess
+from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
 from src.engine.speculation.prediction import Predicted
 
@@ -48,6 +49,7 @@ class Follower(Drafter, Protocol):
 DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = MappingProxyType(
     {
         "prediction": lambda section: Predicted(),
+        "history": lambda section: SharedHistory(section.shared_history_bytes),
         "suffix": lambda section: Lookup(least=3, longest=24),
         "ngram": lambda section: Lookup(
             least=section.prompt_lookup_min, longest=section.prompt_lookup_max, source="ngram"
@@ -58,8 +60,8 @@ DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = Mapping
 # Method -> the sources that are asked, in this order.
 SOURCES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
-        "auto": ("prediction", "suffix"),
-        "suffix": ("prediction", "suffix"),
+        "auto": ("prediction", "suffix", "history"),
+        "suffix": ("prediction", "suffix", "history"),
         "ngram": ("prediction", "ngram"),
     }
 )

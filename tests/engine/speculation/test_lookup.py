@@ -14,9 +14,9 @@ from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
 from src.engine.speculation import Guess
 from src.engine.speculation import lookup as lookup_module
-from src.engine.speculation.drafter import DRAFTERS, SOURCES
+from src.engine.speculation.drafter import DRAFTERS, SOURCES, Follower
+from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
-from src.engine.speculation.prediction import Predicted
 
 
 def propose(lookup: Lookup, tokens: list[int], most: int = 4) -> Guess | None:
@@ -84,17 +84,21 @@ def test_it_is_what_a_plain_search_finds(longest: int) -> None:
 
 
 def test_the_table_has_every_method() -> None:
-    section = SpeculationSection(prompt_lookup_min=2, prompt_lookup_max=3)
+    section = SpeculationSection(
+        prompt_lookup_min=2, prompt_lookup_max=3, shared_history_bytes=20480
+    )
     tokens = np.array([1, 2, 3, 4, 5, 1, 2, 3], np.int32)
+    params = SamplingParams()
     for source, build in DRAFTERS.items():
         drafter = build(section)
-        if isinstance(drafter, Predicted):
-            drafter.install(
-                0,
-                DeviceRequest(
-                    key=1, prompt_len=6, params=SamplingParams(), prediction=[2, 3, 4, 5]
-                ),
-            )
+        if isinstance(drafter, Follower):
+            request = DeviceRequest(key=1, prompt_len=6, params=params, prediction=[2, 3, 4, 5])
+            drafter.install(0, request)
+            if isinstance(drafter, SharedHistory):
+                drafter.leave(0, request, np.array([0, 5, 1, 2, 3, 4, 5], np.int32))
+                drafter.install(0, request)
+                assert drafter.propose(0, tokens, 2) == Guess([4, 5], 4, source)
+                continue
         guess = drafter.propose(0, tokens, 2)
         assert guess == Guess([4, 5], 3, source), source
     assert {source for sources in SOURCES.values() for source in sources} == set(DRAFTERS)

@@ -213,12 +213,44 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/speculation/history.py",
+        ("tests/engine/speculation/test_history.py",),
+        (
+            "a client's drafts tell what others were told",
+            "SharedHistory.propose",
+            "self._scopes[A] == B",
+            "True",
+        ),
+        (
+            "what was overwritten is a guess",
+            "SharedHistory.propose",
+            "np.array_equal(A, B)",
+            "True",
+        ),
+        (
+            "texts run into each other",
+            "SharedHistory.leave",
+            "self._tokens[end] = _NOTHING",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/core/step_message.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "owners share what they were told",
+            "DeviceRequest.of",
+            "request.tenant",
+            '""',
+        ),
+    ),
+    *rewrites_of(
         "src/engine/speculation/widths.py",
         ("tests/engine/speculation/test_widths.py",),
         (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
-            "A > B",
+            "longer > A",
             "False",
         ),
         (
