@@ -230,7 +230,7 @@ MUTATIONS = (
         (
             "texts run into each other",
             "SharedHistory.leave",
-            "self._tokens[end] = _NOTHING",
+            "self._tokens[A] = _NOTHING",
             "",
         ),
     ),
