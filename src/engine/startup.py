@@ -58,7 +58,8 @@ from src.models import (
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.models.loading.options import LoadHooks, LoadOptions
-from src.models.sentence_transformers import read_recipe
+from src.models.sentence_transformers import read_recipe, read_vector_modules
+from src.models.vector_modules import VectorModules, load_vector_modules
 from src.ops.build.cache_root import cache_root
 from src.ops.build.kernels import (
     ensure_built,
@@ -323,7 +324,8 @@ def _build_parts(
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, attention, processors, ends)
+    modules, embeds = _vector_modules(config, path, model)
+    worker, memory = _build_runner(config, model, attention, processors, modules, ends)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
@@ -332,7 +334,7 @@ def _build_parts(
         worker.code.warm_up(warm_up_tokens(model, config.scheduler.max_num_batched_tokens))
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.idle.begin()
-    info = _model_info(config, path, model, device, memory.max_model_len)
+    info = _model_info(config, path, model, device, memory.max_model_len, embeds=embeds)
     limits = SchedulerLimits.of(
         config,
         device_type=device.type,
@@ -378,6 +380,7 @@ def _build_runner(
     model: ServedModel,
     attention: Backend | None,
     processors: Processors,
+    vector_modules: VectorModules | None,
     ends: contextlib.ExitStack,
 ) -> tuple[Worker, MemoryPlan]:
     """The worker, and how its memory is shared out."""
@@ -410,6 +413,7 @@ def _build_runner(
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
         speculation=speculation,
+        vector_modules=vector_modules,
     )
     ends.callback(worker.close)
     return worker, memory
@@ -495,7 +499,13 @@ def _is_encoder(model: ServedModel) -> bool:
 
 
 def _model_info(
-    config: Config, path: Path, model: ServedModel, device: torch.device, max_model_len: int
+    config: Config,
+    path: Path,
+    model: ServedModel,
+    device: torch.device,
+    max_model_len: int,
+    *,
+    embeds: bool,
 ) -> ModelInfo:
     names, is_encoder = served_names(config.model), _is_encoder(model)
     return ModelInfo(
@@ -516,7 +526,9 @@ def _model_info(
             for each in model.own_inputs
         ),
         generates=not is_encoder,
-        embedding=_recipe(path, model.spec.hidden_size, max_model_len, is_encoder),
+        embedding=_recipe(path, model.spec.hidden_size, max_model_len, is_encoder)
+        if embeds
+        else None,
     )
 
 
@@ -529,6 +541,21 @@ def _recipe(path: Path, size: int, context: int, is_encoder: bool) -> EmbeddingR
             raise
         logger.warning("the model generates, and gives no vectors: %s", error)
         return None
+
+
+def _vector_modules(
+    config: Config, path: Path, model: ServedModel
+) -> tuple[VectorModules | None, bool]:
+    """What is computed of pooled vectors, if anything, and whether there are vectors at all."""
+    is_dummy = config.model.load_format == "dummy"
+    try:
+        modules = read_vector_modules(path, size=model.spec.hidden_size)
+        return load_vector_modules(modules, model.spec.device, is_dummy=is_dummy), True
+    except ModelLoadError as error:
+        if _is_encoder(model):
+            raise
+        logger.warning("the model generates, and gives no vectors: %s", error)
+        return None, False
 
 
 def _default_sampling(model: ServedModel) -> dict[str, Any]:

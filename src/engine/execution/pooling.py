@@ -12,6 +12,7 @@ from torch import Tensor
 
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Pooling
+from src.models.vector_modules import VectorModules
 
 # Positions that are added one by one, beside other groups of as many.
 GROUP: Final = 32
@@ -26,7 +27,7 @@ class Vectors:
     rows
         The rows that end.
     values
-        [S, hidden_size] float32, one for each.
+        [S, N] float32, one for each.
     """
 
     rows: Sequence[int]
@@ -64,6 +65,8 @@ class RowPooling:
         Row -> how its request is pooled, or None; kept up to date by their owner.
     deterministic
         Add the tokens in an order that does not depend on the steps in which they are computed.
+    modules
+        What the checkpoint makes of pooled vectors.
     """
 
     def __init__(
@@ -73,8 +76,10 @@ class RowPooling:
         device: torch.device,
         *,
         deterministic: bool = False,
+        modules: VectorModules | None = None,
     ) -> None:
         self._of_rows = of_rows
+        self._modules = modules
         self._hidden_size = hidden_size
         self._device = device
         self._deterministic = deterministic
@@ -105,7 +110,10 @@ class RowPooling:
                     rows.append(step.row)
                     values.append(vector)
             begin = end
-        return Vectors(rows, torch.stack(values)) if rows else None
+        if not rows:
+            return None
+        pooled = torch.stack(values)
+        return Vectors(rows, pooled if self._modules is None else self._modules(pooled))
 
     def _vector(self, kind: Pooling, row: int, start: int, hidden: Tensor, is_last: bool) -> Tensor:
         """What the tokens of a row up to here come to, [hidden_size] float32."""
