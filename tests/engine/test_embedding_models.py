@@ -16,6 +16,7 @@ from tests.architectures.tiny import make_tiny_encoder
 from tests.engine.test_embeddings import ROUNDED, check, states, unit
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.encoders import (
+    BOTH_WAYS,
     load_encoder_reference,
     make_encoder,
     save_dense,
@@ -26,7 +27,7 @@ from tests.support.engines import assert_idle, random_prompts, small_config
 
 pytestmark = pytest.mark.anyio
 
-NEW = ("modernbert", "gemma3_text", "qwen2", "mistral")
+NEW = ("modernbert", *BOTH_WAYS)
 MEAN = {"pooling_mode": "mean"}
 WAYS = [
     pytest.param({}, id="eager"),

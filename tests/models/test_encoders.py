@@ -17,10 +17,16 @@ from src.models.loading.options import LoadOptions
 from src.models.registry import has_family
 from tests.models.harness import PagedSequence, dense_mix
 from tests.support.checkpoints import make_checkpoint
-from tests.support.encoders import ENCODER_CLASSES, load_encoder_reference, make_encoder
+from tests.support.encoders import (
+    BOTH_WAYS,
+    ENCODER_CLASSES,
+    load_encoder_reference,
+    make_encoder,
+)
 
 TOLERANCE = 1e-4
 LEAST_COSINE = 1 - 1e-5
+ALL = (*ENCODER_CLASSES, *BOTH_WAYS)
 
 
 def prompt_of(length: int) -> list[int]:
@@ -44,7 +50,7 @@ def check(got: torch.Tensor, want: torch.Tensor) -> None:
     assert cosines.min() > LEAST_COSINE
 
 
-@pytest.mark.parametrize("name", ENCODER_CLASSES)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("has_head", [False, True])
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, name: str, has_head: bool) -> None:
     directory = make_encoder(tmp_path, name, has_head=has_head)
@@ -56,7 +62,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, name: str, has_
         check(paged.append(prompt_of(length)), want)
 
 
-@pytest.mark.parametrize("name", ENCODER_CLASSES)
+@pytest.mark.parametrize("name", ALL)
 def test_bfloat16_is_as_near_as_rounding_lets_it(tmp_path: Path, name: str) -> None:
     directory = make_encoder(tmp_path, name)
     model = load_model(directory, LoadOptions(dtype="bfloat16"))
@@ -66,7 +72,7 @@ def test_bfloat16_is_as_near_as_rounding_lets_it(tmp_path: Path, name: str) -> N
     assert cosines.mean() > 0.999
 
 
-@pytest.mark.parametrize("name", ENCODER_CLASSES)
+@pytest.mark.parametrize("name", ALL)
 def test_the_longest_sequence_is_what_the_table_of_positions_holds(
     tmp_path: Path, name: str
 ) -> None:

@@ -16,11 +16,10 @@ ENCODER_CLASSES = {
     "xlm-roberta": "XLMRoberta",
     "distilbert": "DistilBert",
     "modernbert": "ModernBert",
-    "gemma3_text": "Gemma3Text",
-    "qwen2": "Qwen2",
-    "mistral": "Mistral",
 }
 """Model type -> what transformers' names of its classes begin with."""
+BOTH_WAYS = {"gemma3_text": "Gemma3Text", "qwen2": "Qwen2", "mistral": "Mistral"}
+"""The same of decoders whose tokens see later ones."""
 _GENERATING = MappingProxyType(
     {
         "gemma3_text": "Gemma3ForCausalLM",
@@ -28,7 +27,7 @@ _GENERATING = MappingProxyType(
         "mistral": "MistralForCausalLM",
     }
 )
-"""Decoders whose tokens see later ones, with a head that nothing reads."""
+"""Those decoders with a head that nothing reads."""
 _OWN_SETTINGS = MappingProxyType(
     {
         "modernbert": {"local_attention": 12, "num_hidden_layers": 4},
@@ -74,18 +73,20 @@ def make_encoder(
     name: str = "bert",
     *,
     has_head: bool = False,
+    class_ending: str | None = None,
     seed: int = 0,
     config_fields: Mapping[str, Any] = MappingProxyType({}),
     **overrides: Any,
 ) -> Path:
     """Save a random encoder, with a head for tokens or without; returns `directory`.
 
-    `overrides` are fields of transformers' configuration. `config_fields` change `config.json`
-    alone, behind transformers' back.
+    `class_ending` is of a class of transformers with another head. `overrides` are fields of
+    transformers' configuration. `config_fields` change `config.json` alone, behind transformers'
+    back.
     """
     import transformers
 
-    stem = ENCODER_CLASSES[name]
+    stem = {**ENCODER_CLASSES, **BOTH_WAYS}[name]
     settings = {**_SETTINGS, **_OWN_SETTINGS.get(name, {}), **overrides}
     if name == "distilbert":
         renamed = {"hidden_size": "dim", "intermediate_size": "hidden_dim"}
@@ -93,8 +94,9 @@ def make_encoder(
         settings = {renamed.get(field, field): value for field, value in settings.items()}
     config = getattr(transformers, f"{stem}Config")(**settings)
     torch.manual_seed(seed)
-    head = _GENERATING.get(name, f"{stem}ForMaskedLM")
-    model = getattr(transformers, head if has_head else f"{stem}Model")(config)
+    ending = class_ending or ("ForMaskedLM" if has_head else "Model")
+    generating = _GENERATING.get(name) if has_head and class_ending is None else None
+    model = getattr(transformers, generating or f"{stem}{ending}")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # transformers initializes norms and biases to constants, which would hide errors.
@@ -121,7 +123,10 @@ def load_encoder_reference(directory: Path) -> Any:
 
 
 def save_encoder_tokenizer(directory: Path, vocab_size: int = 320) -> None:
-    """A byte-level tokenizer that puts [CLS] (id 1) before a text and [SEP] (id 2) behind it."""
+    """A byte-level tokenizer that puts [CLS] (id 1) before a text and [SEP] (id 2) behind it.
+
+    Of a pair, the second text and the [SEP] behind it are of kind 1.
+    """
     from tokenizers import Tokenizer, processors
 
     from tests.support.checkpoints import save_tokenizer
@@ -131,6 +136,7 @@ def save_encoder_tokenizer(directory: Path, vocab_size: int = 320) -> None:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>",
+        pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
         special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
     )
     tokenizer.save(str(file))

@@ -24,6 +24,7 @@ class ModernBert(Family):
         "norm_eps": 1e-5,
         "local_attention": 128,
         "global_attn_every_n_layers": 3,
+        "classifier_activation": "gelu",
     }
 
     @classmethod
