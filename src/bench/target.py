@@ -58,12 +58,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         BenchError
             There is none.
         """
+        try:
+            return json.loads(self.text(path))
+        except ValueError as error:
+            raise BenchError(f"{self.root}{path}: {error}") from error
+
+    def text(self, path: str) -> str:
+        """The text at a path.
+
+        Raises
+        ------
+        BenchError
+            There is none.
+        """
         headers = {**key_headers(), **self.headers}
         request = urllib.request.Request(self.root + path, headers=headers)
         context = None if self.verify else ssl._create_unverified_context()
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS, context=context) as answer:
-                return json.load(answer)
+                body: bytes = answer.read()
+                return body.decode()
         except urllib.error.HTTPError as error:
             reason = error_message(error.read())
             raise BenchError(f"{self.root}{path}: HTTP {error.code}: {reason}") from error

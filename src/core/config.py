@@ -157,6 +157,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 5
+    # Memory for the last outputs, from which "suffix" guesses too; 0: none are kept.
+    shared_history_bytes: Annotated[int, Meta(ge=0, le=1 << 34)] = 0
 
 
 class CompileSection(Section, frozen=True, kw_only=True):

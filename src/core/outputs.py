@@ -47,14 +47,29 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     # What a pooled request ends with: float32, in this machine's byte order.
     vector: bytes | None = None
+    # Drafts that the step has verified for it, how many of them its output has, and their source.
+    drafted: int = 0
+    accepted: int = 0
+    source: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request, over all its completions."""
+    """Tokens of one request, over all its completions.
+
+    Attributes
+    ----------
+    cached_tokens
+        Prompt tokens whose KV came from the prefix cache.
+    accepted_prediction_tokens, rejected_prediction_tokens
+        Tokens of its prediction that were tried as drafts, and were right or wrong; ``None`` if it
+        came without a prediction.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         What bounds the thinking of ``params.thinking``; only the device half looks into it.
     task
         What it asks for.
+    prediction
+        Token ids that its output is expected to have, which drafts are taken from; ``None``: the
+        client has said nothing.
     pooling
         It asks for numbers, of its prompt's hidden states, and ends in the step of its last token.
         Parameters of sampling have no effect, and ``max_tokens`` is 1. ``None``: it asks for text.
@@ -103,6 +106,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Any = None
     thinking: Any = None
     task: Task = "generate"
+    prediction: list[int] | None = None
     pooling: Pooling | None = None
     grammar_times: tuple[float, float] | None = None
 

@@ -9,13 +9,18 @@ They are confidential: installs contain the tokens of prompts, and parameters ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
+from src.core.adapter import NO_ADAPTER
 from src.core.plan import StepPlan
 from src.core.request import Pooling, Request, StepValues
 from src.core.sampling_params import SamplingParams
 from src.core.task import Task
+
+Scope: TypeAlias = tuple[str, str, int]
+"""Whose requests may see traces of each other: tenant, salt, and key of the adapter."""
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,6 +53,10 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         What it asks for.
     pooling
         Of which hidden states its result is made; ``None``: it gets tokens.
+    prediction
+        Token ids that its output is expected to have; empty: nothing is known of it.
+    scope
+        Whose drafts may come from its output, and whose outputs its drafts may come from.
     """
 
     key: int
@@ -61,6 +70,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     step_inputs: Mapping[str, StepValues] = {}
     task: Task = "generate"
     pooling: Pooling | None = None
+    prediction: list[int] = []
+    scope: Scope = ("", "", NO_ADAPTER)
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
@@ -77,6 +88,12 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             step_inputs=request.step_inputs,
             task=request.task,
             pooling=request.pooling,
+            prediction=request.prediction or [],
+            scope=(
+                request.tenant,
+                request.cache_salt,
+                NO_ADAPTER if request.adapter is None else request.adapter.key,
+            ),
         )
 
 

@@ -339,26 +339,18 @@ def _build_parts(
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.idle.begin()
     info = _model_info(config, model, device, memory.max_model_len, tasks)
-    limits = SchedulerLimits.of(
-        config,
-        device_type=device.type,
-        block_size=memory.kv.block_size,
-        num_blocks=memory.kv.num_blocks,
-        windows=memory.kv.windows,
-        max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
-        num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
-        num_adapter_slots=config.lora.num_slots,
-        content_key=_content_key(config, model),
-        max_model_len=memory.max_model_len,
-        whole_prompts=_is_encoder(model),
-        max_drafts=config.speculation.num_speculative_tokens
-        if worker.draft_counts is not None
-        else 0,
-    )
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
-    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, processors)
+    builder = RequestBuilder(
+        tokenizer,
+        info,
+        end_ids,
+        grammars,
+        config.limits,
+        processors,
+        uses_predictions=worker.draft_counts is not None,
+    )
     ends.callback(builder.close)
     return EngineParts(
         tokenizer=tokenizer,
@@ -368,7 +360,7 @@ def _build_parts(
         labeller=_labeller(info, tokenizer, builder),
         pairs=None if info.scoring is None else PairBuilder(info.scoring, tokenizer, builder),
         grammars=grammars,
-        scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
+        scheduler=_scheduler(_limits(config, model, worker, memory), plan_log),
         worker=worker,
         adapters=load_adapters(config.lora, model, worker, info.served_names),
         kv_plan=memory.kv,
@@ -378,6 +370,30 @@ def _build_parts(
         profiler=StepProfiler(worker.call),
         compilation=compilation,
         ends=ends.pop_all(),
+    )
+
+
+def _scheduler(limits: SchedulerLimits, plan_log: PlanLog | None) -> Scheduler:
+    return Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log)
+
+
+def _limits(
+    config: Config, model: ServedModel, worker: Worker, memory: MemoryPlan
+) -> SchedulerLimits:
+    drafts = config.speculation.num_speculative_tokens if worker.draft_counts is not None else 0
+    return SchedulerLimits.of(
+        config,
+        device_type=model.spec.device.type,
+        block_size=memory.kv.block_size,
+        num_blocks=memory.kv.num_blocks,
+        windows=memory.kv.windows,
+        max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
+        num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
+        num_adapter_slots=config.lora.num_slots,
+        content_key=_content_key(config, model),
+        max_model_len=memory.max_model_len,
+        whole_prompts=_is_encoder(model),
+        max_drafts=drafts,
     )
 
 

@@ -106,6 +106,7 @@ FROZEN = [
     "speculation.num_speculative_tokens",
     "speculation.prompt_lookup_max",
     "speculation.prompt_lookup_min",
+    "speculation.shared_history_bytes",
     "structured_output.cached_grammars",
     "structured_output.compile_memory_bytes",
     "structured_output.compile_seconds",

@@ -25,6 +25,7 @@ from src.core.sampler_parameters import SAMPLER_NAMES, SAMPLER_PARAMETERS
 if TYPE_CHECKING:
     from src.bench.answers import Answer
     from src.bench.codecs import Codec
+    from src.bench.drafts import Drafts
     from src.bench.load import Run
     from src.bench.openai_client import OpenAIClient
     from src.bench.samples import Sample
@@ -257,7 +258,7 @@ async def _run(
         verify=target.verify,
     )
     async with OpenAIClient.open(endpoint) as client:
-        done = await _measured(arguments, client, samples, warm_up)
+        done, drafts = await _measured(arguments, client, target, samples, warm_up)
     for line in error_lines(done.answers):
         print(line, file=sys.stderr)
     metrics = metrics_of(arguments, done.answers, done.duration)
@@ -267,17 +268,14 @@ async def _run(
         names = [name for name in names if name not in ("ttft", "tpot", "itl")]
     rate = arguments.request_rate
     shown_rate = None if math.isinf(rate) else rate
-    print(
-        "\n".join(
-            report_lines(
-                metrics,
-                names=names,
-                max_concurrency=arguments.max_concurrency,
-                request_rate=shown_rate,
-            )
-        )
+    *lines, end = report_lines(
+        metrics,
+        names=names,
+        max_concurrency=arguments.max_concurrency,
+        request_rate=shown_rate,
     )
-    fields = result_fields(metrics, done.answers, names)
+    print("\n".join([*lines, *drafts.lines(), end]))
+    fields = result_fields(metrics, done.answers, names) | drafts.fields()
     save_result(arguments, model, codec.name, _traffic(arguments) | fields)
     return 0 if metrics.completed else EXIT_ALL_FAILED
 
@@ -285,9 +283,12 @@ async def _run(
 async def _measured(
     arguments: argparse.Namespace,
     client: OpenAIClient,
+    target: Target,
     samples: list[Sample],
     warm_up: list[Sample],
-) -> Run:
+) -> tuple[Run, Drafts]:
+    """The run, and what the server has drafted in it."""
+    from src.bench.drafts import read_drafts
     from src.bench.load import run_load
     from src.bench.progress import Progress
 
@@ -301,8 +302,9 @@ async def _measured(
             request_id_prefix=f"{prefix}warm-",
         )
         _say_of_warm_up(done.answers)
+    before = await asyncio.to_thread(read_drafts, target)
     with Progress(len(samples), shown=not arguments.disable_tqdm) as progress:
-        return await run_load(
+        done = await run_load(
             client.ask,
             samples,
             times_of(arguments, samples),
@@ -310,6 +312,8 @@ async def _measured(
             request_id_prefix=prefix,
             on_answer=progress,
         )
+    after = await asyncio.to_thread(read_drafts, target)
+    return done, after.since(before)
 
 
 def _say_of_warm_up(answers: list[Answer]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from src.core.plan import RowInstall, StepPlan
 from src.core.step_message import DeviceRequest, StepMessage
@@ -33,6 +33,8 @@ class RowOwners:
         Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
     pooled
         Row -> its request, if that is pooled, or ``None``.
+    on_leave
+        Called with the row and the request that has ended, while its tokens are in the row.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RowOwners:
         self._adapters = adapters
         self.unscored: list[DeviceRequest | None] = [None] * rows.padding_row
         self.pooled: list[DeviceRequest | None] = [None] * rows.padding_row
+        self.on_leave: Callable[[int, DeviceRequest], None] | None = None
         # Key -> request that was admitted and has not ended.
         self._known: dict[int, DeviceRequest] = {}
         # Row -> key of the request that was last installed in it. Key -> all rows that the request
@@ -67,6 +70,11 @@ class RowOwners:
         for request in message.admitted:
             self._known[request.key] = request
         self.forget(message.ended)
+
+    def request_of(self, row: int) -> DeviceRequest | None:
+        """The request that was last installed in a row, if it has not ended."""
+        key = self._owners[row]
+        return None if key is None else self._known.get(key)
 
     def apply(self, plan: StepPlan) -> list[tuple[int, str]]:
         """Write a plan into the rows.
@@ -89,10 +97,12 @@ class RowOwners:
     def forget(self, ended: Sequence[int]) -> None:
         """Forget ended requests, and vacate their rows. No later step names these owners."""
         for key in ended:
-            self._known.pop(key, None)
+            request = self._known.pop(key, None)
             self._grammars.forget(key)
             for row in self._rows_of.pop(key, ()):
                 if self._owners[row] == key:
+                    if self.on_leave is not None and request is not None:
+                        self.on_leave(row, request)
                     self._owners[row] = None
                     self.unscored[row] = None
                     self.pooled[row] = None

@@ -141,6 +141,7 @@ class Worker:
         tokens = host_view(rows.tokens)
         if speculation is not None and tokens is not None:
             self._speculation = speculation(tokens, self._grammars.leaves_free, POISON)
+            self._row_owners.on_leave = self._speculation.leave
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
@@ -314,16 +315,20 @@ class Worker:
         if states is not None:
             states.begin(plan)
         speculation, verification, exact = self._speculation, None, plan
-        if speculation is not None and (verification := speculation.begin(plan)) is not None:
-            exact = verification.plan
+        # What asking and comparing take is part of the price of drafts.
         output, started = StepOutput(None, None), time.monotonic()
+        if speculation is not None:
+            for install in plan.installs:
+                speculation.install(install.row, self._row_owners.request_of(install.row))
+            if (verification := speculation.begin(plan)) is not None:
+                exact = verification.plan
         if exact.rows:
             output = span.copy_out(self._computer.compute(exact, span.computes))
         if speculation is not None:
-            speculation.observe(exact, time.monotonic() - started)
             if verification is not None:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
+            speculation.observe(exact, time.monotonic() - started)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)
@@ -415,6 +420,7 @@ class Worker:
             mine = token_ids[at : at + kept]
             scored = [entry for entry in logprobs[at : at + kept] if entry is not None]
             at += exact.num_sampled
+            guess = verification.drafts[index]
             rows.append(
                 RowResult(
                     step.row,
@@ -424,6 +430,8 @@ class Worker:
                     prompt_logprobs,
                     exact.drafts,
                     0 if speculation is None else speculation.rests(step.row),
+                    accepted=0 if guess is None else kept - 1,
+                    source="" if guess is None else guess.source,
                 )
             )
             if min(mine, default=0) < 0 or not (

@@ -86,6 +86,9 @@ class RequestOptions(TypedDict, total=False):
         Name of the adapter that it is computed with; ``None`` is the model alone.
     chat
         How messages become a prompt.
+    prediction
+        The text, or the token ids, that the output is expected to have for the most part. Where the
+        engine speculates, it computes tokens that agree with it several at a time.
     step_inputs
         Values of step inputs that the model's family declares, by name: an array [n, ...] of the
         first n tokens of the prompt.
@@ -101,6 +104,7 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     lora: str | None
     chat: ChatOptions | None
+    prediction: str | Sequence[int] | None
     step_inputs: Mapping[str, Any] | None
     trace: RequestTrace | None
 
@@ -113,6 +117,7 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "tenant": str,
     "lora": str,
     "chat": ChatOptions,
+    "prediction": Sequence,
     "step_inputs": Mapping,
     "trace": RequestTrace,
 }
@@ -131,8 +136,11 @@ class RequestBuilder:
         grammars: GrammarCompiler,
         limits: LimitsSection,
         processors: Mapping[str, Declared] | None = None,
+        *,
+        uses_predictions: bool = False,
     ) -> None:
         self._limits = limits
+        self._uses_predictions = uses_predictions
         self._processors = processors or {}
         self._grammars = grammars
         self._tokenizer = tokenizer
@@ -202,6 +210,32 @@ class RequestBuilder:
             raise InvalidRequestError("prompt must have at least one token", param="prompt")
         return ids
 
+    async def prediction(
+        self, given: str | Sequence[int] | None, prompt_len: int, tenant: str
+    ) -> list[int] | None:
+        """Token ids of a prediction, as many as an output has room for; ``None`` without one.
+
+        Empty if nothing would be drafted from them.
+
+        Raises
+        ------
+        InvalidRequestError
+            It has token ids that the model does not have.
+        """
+        if given is None:
+            return None
+        room = self._room(prompt_len)
+        if not isinstance(given, str):
+            ids = self.checked_ids(given[:room], "prediction") if given else []
+            return ids if self._uses_predictions else []
+        if not self._uses_predictions:
+            return []
+        text = given[: self.max_text_chars]
+        if len(text) <= _INLINE_CHARS:
+            return self._ids_of(text, False, "prediction")[:room]
+        ids = await self._work.run(tenant, len(text), self._ids_of, text, False, "prediction")
+        return ids[:room]
+
     async def requests(
         self,
         prompt_token_ids: list[int],
@@ -214,6 +248,7 @@ class RequestBuilder:
         tenant: str = "",
         adapter: Adapter | None = None,
         step_inputs: Mapping[str, Any] | None = None,
+        prediction: list[int] | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
 
@@ -276,6 +311,7 @@ class RequestBuilder:
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
                 step_inputs=values,
+                prediction=prediction,
                 tenant=tenant,
                 adapter=adapter,
                 grammar=grammar,
@@ -474,7 +510,7 @@ class RequestBuilder:
             return list(prompt)
         for token_id in prompt:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise _wrong_prompt(token_id)
+                raise _wrong_prompt(token_id, param)
             if not 0 <= token_id <= most:
                 raise InvalidRequestError(
                     f"{param} token ids must be from 0 to {most}, got {shown(token_id)}",
@@ -579,10 +615,9 @@ def _check_rest(priority: int, timeout: float | None, cache_salt: str) -> None:
         raise InvalidRequestError("cache_salt must be valid Unicode", param="cache_salt")
 
 
-def _wrong_prompt(given: object) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"prompt must be text, token ids or messages, got {type(given).__name__}", param="prompt"
-    )
+def _wrong_prompt(given: object, param: str = "prompt") -> InvalidRequestError:
+    kinds = "text, token ids or messages" if param == "prompt" else "text or token ids"
+    return InvalidRequestError(f"{param} must be {kinds}, got {type(given).__name__}", param=param)
 
 
 def _wrapped(seed: int) -> int:

@@ -42,7 +42,12 @@ class Submission:
         self.prompt_token_ids = requests[0].prompt_token_ids
         self._loop = loop
         self._own_loop = OwnLoop(asyncio._get_running_loop())
-        self._stream = RequestStream(request_id, len(self.prompt_token_ids), len(requests))
+        self._stream = RequestStream(
+            request_id,
+            len(self.prompt_token_ids),
+            len(requests),
+            predicts=requests[0].prediction is not None,
+        )
         self._choices: list[Choice] = []
         prompt: Sequence[int] | AfterPrompt = self.prompt_token_ids
         for index, request in enumerate(requests):

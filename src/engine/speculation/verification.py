@@ -11,16 +11,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
-from src.engine.speculation.drafter import Drafter
-from src.engine.speculation.widths import Guess, Widths
+from src.core.step_message import DeviceRequest
+from src.engine.speculation.drafter import Drafter, Follower
+from src.engine.speculation.guess import Guess
+from src.engine.speculation.widths import Widths
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A guess that is likelier is taken without asking others.
+_LIKELY_ENOUGH: Final = 0.7
 
 
 @dataclass
@@ -33,19 +42,16 @@ class Verification:
         What is computed: exact starts, and per row as many drafts as there are. Rows that have
         nothing left to compute are left out.
     drafts
-        Per row of ``plan``, the tokens that were guessed.
+        Per row of ``plan``, the tokens that are verified; ``None``: it has none.
     kept
         Per row of ``plan``, how many of its sampled tokens count; known once they are compared.
     index
         Per row of the scheduler's plan, its index in ``plan``; -1: left out.
-    matches
-        Per row of ``plan``, the length of the match that its drafts are from.
     """
 
     plan: StepPlan
-    drafts: list[list[int]]
+    drafts: list[Guess | None]
     index: list[int]
-    matches: list[int]
     kept: Sequence[int] = ()
 
 
@@ -55,7 +61,8 @@ class Speculation:
     Parameters
     ----------
     drafters
-        Asked in turn, until one has an idea. One that raises is not asked again.
+        Asked in turn, until one has an idea that is likely; of all others the likeliest is taken.
+        One that raises is not asked again.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
     drafts_for
@@ -82,11 +89,30 @@ class Speculation:
         self.counts = DraftCounts()
         self._widths = widths or Widths()
         self._drafters = list(drafters)
+        self._followers = [each for each in self._drafters if isinstance(each, Follower)]
         self._tokens = tokens
         self._drafts_for = drafts_for
         self._poison = poison
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
+
+    def install(self, row: int, request: DeviceRequest | None) -> None:
+        """The row has been given to this request; ``None``: to one that could not be installed."""
+        self._lengths.pop(row, None)
+        self._widths.vacate(row)
+        if request is not None:
+            for follower in tuple(self._followers):
+                self._attempt(follower, follower.install, row, request)
+
+    def leave(self, row: int, request: DeviceRequest) -> None:
+        """The row's request has ended."""
+        if not self._followers:
+            return
+        tokens = self._tokens[row]
+        ends = np.flatnonzero(tokens == self._poison)
+        known = tokens[: int(ends[0]) if len(ends) else len(tokens)]
+        for follower in tuple(self._followers):
+            self._attempt(follower, follower.leave, row, request, known)
 
     def begin(self, plan: StepPlan) -> Verification | None:
         """Draft for the rows that may have drafts; the plan has been applied to its rows.
@@ -94,22 +120,20 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
-        for install in plan.installs:
-            self._lengths.pop(install.row, None)
-            self._widths.vacate(install.row)
         if not any(step.drafts or step.slack for step in plan.rows):
             return None
         certain = plan.num_tokens - plan.num_drafts
-        drafts_at_all = not self._widths.none_pays(certain)
+        none_pays = self._widths.none_pays(certain)
+        asks = not none_pays and self._widths.is_measured(certain)
         rows: list[RowStep] = []
-        drafts: list[list[int]] = []
+        drafts: list[Guess | None] = []
         index: list[int] = []
         guesses: dict[int, Guess] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
                 rows.append(step)
-                drafts.append([])
+                drafts.append(None)
                 continue
             known = step.start + 1
             if step.slack:
@@ -118,24 +142,24 @@ class Speculation:
             if known >= step.limit:
                 index.append(-1)
                 continue
-            if not drafts_at_all:
+            if none_pays:
                 self._widths.nothing_pays(step.row)
-            elif (guess := self._propose(step, known)) is not None:
+            elif asks and (guess := self._propose(step, known)) is not None:
                 guesses[len(rows)] = guess
             index.append(len(rows))
             rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
-            drafts.append([])
-        matches = [0] * len(rows)
+            drafts.append(None)
         if guesses:
             sampling = sum(step.samples for step in rows)
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
-                    rows[place] = self._with_drafts(rows[place], guess.token_ids[:width])
-                    drafts[place], matches[place] = guess.token_ids[:width], guess.match
+                    guess = guess._replace(token_ids=guess.token_ids[:width])
+                    rows[place] = self._with_drafts(rows[place], guess.token_ids)
+                    drafts[place] = guess
                 else:
                     self._widths.found_nothing(rows[place].row)
-        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index, matches)
+        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
 
     def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
         """The step of a row, with drafts behind its last token, where they are written too."""
@@ -152,19 +176,33 @@ class Speculation:
             self._widths.nothing_pays(step.row)
             return None
         tokens = self._tokens[step.row, :known]
+        best, highest = None, 0.0
         for drafter in tuple(self._drafters):
-            try:
-                guess = drafter.propose(step.row, tokens, most)
-            # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
-            except Exception:
-                self._drafters.remove(drafter)
-                name = type(drafter).__name__
-                logger.exception("the drafter %s failed, and is not asked any more", name)
+            guess = self._attempt(drafter, drafter.propose, step.row, tokens, most)
+            if guess is None or not guess.token_ids:
                 continue
-            if guess is not None and guess.token_ids:
-                return Guess(guess.token_ids[:most], guess.match)
-        self._widths.found_nothing(step.row)
-        return None
+            likelihood = self._widths.likelihood(guess)
+            if likelihood > highest:
+                best, highest = guess._replace(token_ids=guess.token_ids[:most]), likelihood
+            if likelihood >= _LIKELY_ENOUGH:
+                break
+        if best is None:
+            self._widths.found_nothing(step.row)
+        return best
+
+    def _attempt(
+        self, drafter: Drafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What a drafter's method returns; ``None`` if it fails, and then it is asked no more."""
+        try:
+            return call(*args, **kwargs)
+        # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
+        except Exception:
+            self._drafters.remove(drafter)
+            self._followers = [each for each in self._followers if each is not drafter]
+            name = type(drafter).__name__
+            logger.exception("the drafter %s failed, and is not asked any more", name)
+            return None
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""
@@ -172,7 +210,7 @@ class Speculation:
         if plan.rows and all(
             step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows
         ):
-            self._widths.took(plan.num_tokens, seconds)
+            self._widths.took(plan.num_tokens, plan.num_drafts, seconds)
 
     def rests(self, row: int) -> int:
         """For how many steps from the next one on a row will have no drafts."""
@@ -188,16 +226,15 @@ class Speculation:
         """
         kept: list[int] = []
         at = 0
-        for step, drafts, match in zip(
-            verification.plan.rows, verification.drafts, verification.matches, strict=True
-        ):
+        for step, guess in zip(verification.plan.rows, verification.drafts, strict=True):
             sampled = token_ids[at : at + step.num_sampled]
             at += len(sampled)
+            drafts = () if guess is None else guess.token_ids
             count = _count_kept(sampled, drafts) if step.samples else 0
             kept.append(count)
-            if drafts:
-                self._widths.verified(step.row, match, len(drafts), count - 1)
-                self.counts.add(len(drafts), count - 1)
+            if guess is not None:
+                self._widths.verified(step.row, guess, count - 1)
+                self.counts.add(len(drafts), count - 1, guess.source)
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end
