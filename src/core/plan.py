@@ -156,7 +156,8 @@ class RowResult(msgspec.Struct, frozen=True):
     rests
         Steps for which the device expects no drafts of the row. Those steps may be planned exactly.
     vector
-        Of a row that is pooled, when its prompt ends: float32, in this machine's byte order.
+        Of a row that is pooled, when its prompt ends: its vector, its scores, or those of each of
+        its tokens, one after the other; float32, in this machine's byte order.
     """
 
     row: int

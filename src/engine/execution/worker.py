@@ -22,6 +22,7 @@ import torch
 from src.core.draft_counts import DraftCounts
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
+from src.core.scoring import ScoreTokens
 from src.core.step_message import StepMessage
 from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
@@ -77,6 +78,8 @@ class Worker:
     speculation
         Makes what guesses the rows' next tokens, of their token buffer, of whether a row may have
         drafts, and of what stands where there is no token; for the host only.
+    score_tokens
+        See `StepComputer`.
 
     Attributes
     ----------
@@ -98,6 +101,7 @@ class Worker:
         num_threads: int,
         attention: Backend | None = None,
         speculation: Callable[[np.ndarray, Callable[[int], bool], int], Speculation] | None = None,
+        score_tokens: ScoreTokens | None = None,
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
@@ -115,13 +119,20 @@ class Worker:
         self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size, self._adapters)
         unscored = self._row_owners.unscored
         pooling = RowPooling(
-            self._row_owners.pooling,
+            self._row_owners.pooled,
             model.spec.hidden_size,
             rows.device,
             deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
         )
         self._computer = StepComputer(
-            self._forward_pass, code, rows, sampler, self._grammars, unscored, pooling
+            self._forward_pass,
+            code,
+            rows,
+            sampler,
+            self._grammars,
+            unscored,
+            pooling,
+            score_tokens,
         )
         self._speculation: Speculation | None = None
         tokens = host_view(rows.tokens)

@@ -7,6 +7,7 @@ import itertools
 import math
 import secrets
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -19,14 +20,16 @@ from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
 from src.core.logits_processors import Declared, check_processors
-from src.core.request import Pooling, Request, StepValues
+from src.core.request import TOKEN_TYPES, Pooling, Request, StepValues
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
+from src.core.task import Task
 from src.engine.requests.step_inputs import salted, step_values
 from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
+from src.text.tokenizer import PairEncoding
 
 if TYPE_CHECKING:
     from src.core.structured_output import StructuredOutput
@@ -328,8 +331,14 @@ class RequestBuilder:
         timeout: float | None = None,
         cache_salt: str = "",
         tenant: str = "",
+        task: Task = "embed",
+        adapter: Adapter | None = None,
+        token_types: bytes = b"",
     ) -> Request:
-        """A request for a vector. The arguments must have been checked."""
+        """A request for a vector, or for scores. The arguments must have been checked.
+
+        ``token_types``: the kinds of its tokens, for models that read them.
+        """
         return Request(
             key=next(self._keys),
             prompt_token_ids=token_ids,
@@ -340,8 +349,28 @@ class RequestBuilder:
             deadline=None if timeout is None else arrival + timeout,
             cache_salt=cache_salt,
             tenant=tenant,
+            task=task,
             pooling=pooling,
+            adapter=adapter,
+            step_inputs=self._types(token_types),
         )
+
+    def _types(self, types: bytes) -> dict[str, StepValues]:
+        """Kinds of tokens as a step input, if the model reads them.
+
+        Raises
+        ------
+        InvalidRequestError
+            The tokenizer gives kinds that the model does not have.
+        """
+        own = next((each for each in self._info.step_inputs if each.name == TOKEN_TYPES), None)
+        if own is None or not any(types):
+            return {}
+        if own.below is not None and max(types) >= own.below:
+            raise InvalidRequestError(
+                f"the tokenizer tells {max(types) + 1} kinds of tokens apart, the model {own.below}"
+            )
+        return {TOKEN_TYPES: StepValues((len(types),), array("q", list(types)).tobytes())}
 
     def _step_values(
         self, given: Mapping[str, Any], prompt_len: int, max_tokens: int, salt: str
@@ -380,6 +409,33 @@ class RequestBuilder:
         grammar = await self._grammars.compile(constraint, tenant)
         return grammar, (asked, time.monotonic())
 
+    async def encode_pair(
+        self, first: str, second: str, add_special_tokens: bool, tenant: str = ""
+    ) -> PairEncoding:
+        """Two texts as the tokenizer joins them.
+
+        Raises
+        ------
+        InvalidRequestError
+            They have tokens that the model does not have.
+        PromptTooLongError
+            One is far longer than the context.
+        """
+        size = len(first) + len(second)
+        if size <= _INLINE_CHARS:
+            return self._encode_pair(first, second, add_special_tokens)
+        return await self._work.run(
+            tenant, size, self._encode_pair, first, second, add_special_tokens
+        )
+
+    def _encode_pair(self, first: str, second: str, add_special_tokens: bool) -> PairEncoding:
+        longest = max(len(first), len(second))
+        if longest > self.max_text_chars:
+            raise PromptTooLongError.of_text(longest, self._info.max_model_len, param="prompt")
+        found = self._tokenizer.encode_pair(first, second, add_special_tokens)
+        self._check_ids(found.ids, "prompt")
+        return found
+
     async def _encode(self, text: str, tenant: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= _INLINE_CHARS:
             return self._ids_of(text, add_special_tokens, "prompt")
@@ -395,6 +451,10 @@ class RequestBuilder:
     def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Encode a text and refuse ids that the model does not have. All texts go through here."""
         ids = self._tokenizer.encode(text, add_special_tokens)
+        self._check_ids(ids, param)
+        return ids
+
+    def _check_ids(self, ids: list[int], param: str) -> None:
         size = self._info.vocab_size
         if max(ids, default=0) >= size:
             strange = next(token_id for token_id in ids if token_id >= size)
@@ -404,7 +464,6 @@ class RequestBuilder:
                 f"{shown(token)!r} is {strange}, the model's token ids are from 0 to {size - 1}",
                 param=param,
             )
-        return ids
 
     async def _render(self, prompt: Sequence[Any], chat: ChatOptions, tenant: str) -> str:
         if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:

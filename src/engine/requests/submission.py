@@ -66,8 +66,10 @@ class Submission:
         """Tokens so far, over all completions."""
         return self._stream.usage
 
-    def start(self, ended: FinishReason | None = None) -> None:
+    def start(self, ended: FinishReason | None = None, *, succeeds: bool = False) -> None:
         """Queue all completions or none. If they have ``ended`` already, only tell their reader.
+
+        ``succeeds``: they take the place of one that has ended, see `Scheduler.add_all`.
 
         Raises
         ------
@@ -75,7 +77,7 @@ class Submission:
             The scheduler refuses them.
         """
         if ended is None:
-            self._loop.submit(self._choices)
+            self._loop.submit(self._choices, succeeds=succeeds)
         else:
             self._loop.turn_away(self._choices, ended)
 

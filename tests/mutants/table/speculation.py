@@ -230,8 +230,8 @@ MUTATIONS = (
         (
             "texts run into each other",
             "SharedHistory.leave",
-            "self._tokens[end] = _NOTHING",
-            "",
+            "self._tokens[A] = _NOTHING; self._scopes[B] = C",
+            "self._scopes[B] = C",
         ),
     ),
     *rewrites_of(
@@ -250,8 +250,8 @@ MUTATIONS = (
         (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
-            "longer > A",
-            "False",
+            "if A > B: break",
+            "if False: break",
         ),
         (
             "a row that fails is asked in every step",
