@@ -127,6 +127,7 @@ async def test_a_call_that_has_begun_waits_for_room_in_a_full_queue(
         assert replay(read_lines(lines)).difference is None
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_a_call_that_has_begun_is_finished_while_the_engine_drains(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
