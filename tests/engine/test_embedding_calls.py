@@ -17,6 +17,7 @@ from src.core.errors import (
 )
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
+from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.scheduling.replay import read_lines, replay
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
@@ -126,8 +127,19 @@ async def test_a_call_that_has_begun_waits_for_room_in_a_full_queue(
         assert replay(read_lines(lines)).difference is None
 
 
-async def test_a_call_that_has_begun_is_finished_while_the_engine_drains(decoder: Path) -> None:
+@pytest.mark.usefixtures("slow_steps")
+async def test_a_call_that_has_begun_is_finished_while_the_engine_drains(
+    decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vector = EmbeddingRun._vector
+
+    async def later(self: EmbeddingRun, index: int) -> Any:
+        made = await vector(self, index)
+        await asyncio.sleep(0.005)
+        return made
+
     # One text of a call is under way at a time, so that nothing runs between two of them.
+    monkeypatch.setattr(EmbeddingRun, "_vector", later)
     async with AsyncEngine.open(small_config(decoder, scheduler__max_waiting_requests=1)) as engine:
         many = asyncio.create_task(engine.embed(TEXTS[:40]))
         await begun(engine)
