@@ -328,7 +328,8 @@ class Worker:
             if verification is not None:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
-            speculation.observe(exact, time.monotonic() - started)
+            taken = time.monotonic() - started
+            speculation.observe(exact, taken, verified=verification is not None)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)
