@@ -130,8 +130,8 @@ MUTATIONS = (
         (
             "a step that computed nothing is a very fast one",
             "Speculation.observe",
-            "if tokens: A",
-            "A",
+            "if A: self._widths.took(B, C, D)",
+            "self._widths.took(B, C, D)",
         ),
         (
             "a drafter that fails is asked again and again",
