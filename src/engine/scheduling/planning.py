@@ -117,7 +117,7 @@ class StepPlanner:
                 continue
             # The first token may be the last: then there is nothing to draft.
             drafts = min(self.limits.drafts, state.limit - (step.start + 2))
-            if drafts > 0 and state.request.grammar is None:
+            if drafts > 0:
                 wanted.append((drafts, index))
         return wanted
 

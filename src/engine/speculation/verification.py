@@ -9,16 +9,18 @@ of several tokens as it computes prompts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
+from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation.drafter import Drafter
-from src.engine.speculation.widths import Guess, Widths
+from src.engine.speculation.widths import FORCED, Guess, Widths
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,27 @@ class Verification:
     matches: list[int]
     kept: Sequence[int] = ()
 
+    def taken(self, token_ids: Sequence[int]) -> list[Sequence[int]]:
+        """Per row of ``plan`` that samples, those of the sampled tokens that count."""
+        taken, at = [], 0
+        for step, kept in zip(self.plan.rows, self.kept, strict=True):
+            if step.samples:
+                taken.append(token_ids[at : at + kept])
+                at += step.num_sampled
+        return taken
+
+
+class Restrictions(Protocol):
+    """What bounds the choice of rows beside their parameters: grammars, and budgets of thinking."""
+
+    def leaves_free(self, row: int, position: int) -> bool:
+        """Whether nothing restricts the row's tokens up to this position."""
+        ...
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Of each of these rows, the guesses that are possible, and what must come."""
+        ...
+
 
 class Speculation:
     """Drafts for rows, and their verification. Only the device thread uses it.
@@ -58,8 +81,8 @@ class Speculation:
         Asked in turn, until one has an idea. One that raises is not asked again.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
-    drafts_for
-        Whether a row may have drafts now.
+    restrictions
+        Asked for the drafts of rows that something restricts.
     poison
         What stands in the buffer where there is no token.
     widths
@@ -75,7 +98,7 @@ class Speculation:
         self,
         drafters: Sequence[Drafter],
         tokens: np.ndarray,
-        drafts_for: Callable[[int], bool],
+        restrictions: Restrictions,
         poison: int,
         widths: Widths | None = None,
     ) -> None:
@@ -83,7 +106,7 @@ class Speculation:
         self._widths = widths or Widths()
         self._drafters = list(drafters)
         self._tokens = tokens
-        self._drafts_for = drafts_for
+        self._restrictions = restrictions
         self._poison = poison
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
@@ -105,6 +128,7 @@ class Speculation:
         drafts: list[list[int]] = []
         index: list[int] = []
         guesses: dict[int, Guess] = {}
+        restricted: dict[int, tuple[Wanted, Guess]] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
@@ -118,13 +142,23 @@ class Speculation:
             if known >= step.limit:
                 index.append(-1)
                 continue
+            most = min(step.drafts, step.limit - known - 1)
             if not drafts_at_all:
                 self._widths.nothing_pays(step.row)
-            elif (guess := self._propose(step, known)) is not None:
-                guesses[len(rows)] = guess
+            elif most > 0 and self._widths.asks(step.row):
+                guess = self._propose(step.row, known, most)
+                if not self._restrictions.leaves_free(step.row, known + most):
+                    wanted = Wanted(step.row, guess.token_ids, most)
+                    restricted[len(rows)] = wanted, guess
+                elif guess.token_ids:
+                    guesses[len(rows)] = guess
+                else:
+                    self._widths.found_nothing(step.row)
             index.append(len(rows))
             rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
             drafts.append([])
+        if restricted:
+            guesses |= self._possible(restricted)
         matches = [0] * len(rows)
         if guesses:
             sampling = sum(step.samples for step in rows)
@@ -143,18 +177,24 @@ class Speculation:
         self._tokens[step.row, known : known + count] = token_ids
         return RowStep(step.row, step.generation, step.start, 1 + count, True, count)
 
-    def _propose(self, step: RowStep, known: int) -> Guess | None:
-        most = min(step.drafts, step.limit - known - 1)
-        if most < 1 or not self._widths.asks(step.row):
-            return None
-        if not self._drafts_for(step.row):
-            # So that no step is planned for its drafts for a while.
-            self._widths.nothing_pays(step.row)
-            return None
-        tokens = self._tokens[step.row, :known]
+    def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess]]) -> dict[int, Guess]:
+        """What is possible of the guesses of restricted rows, and what they are forced to."""
+        found = self._restrictions.draft([wanted for wanted, _ in restricted.values()])
+        guesses = {}
+        for (place, (wanted, guess)), token_ids in zip(restricted.items(), found, strict=True):
+            if token_ids:
+                is_guessed = list(guess.token_ids[:1]) == token_ids[:1]
+                guesses[place] = Guess(token_ids, guess.match if is_guessed else FORCED)
+            else:
+                self._widths.found_nothing(wanted.row, restricted=True)
+        return guesses
+
+    def _propose(self, row: int, known: int, most: int) -> Guess:
+        """What the first drafter guesses that has an idea; perhaps nothing."""
+        tokens = self._tokens[row, :known]
         for drafter in tuple(self._drafters):
             try:
-                guess = drafter.propose(step.row, tokens, most)
+                guess = drafter.propose(row, tokens, most)
             # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
             except Exception:
                 self._drafters.remove(drafter)
@@ -163,8 +203,7 @@ class Speculation:
                 continue
             if guess is not None and guess.token_ids:
                 return Guess(guess.token_ids[:most], guess.match)
-        self._widths.found_nothing(step.row)
-        return None
+        return Guess([], 0)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""

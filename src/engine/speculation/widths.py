@@ -22,14 +22,18 @@ _MIN_STEPS: Final = 4
 # Until the price of a draft is known a guess is tried if it is likely to hold.
 _UNPRICED: Final = 0.5
 # Lengths of a match from which on guesses are counted apart.
-_MATCHES: Final = (2, 3, 4, 6, 9, 16)
+FORCED: Final = 1 << 16
+"""Length of the match of what is forced: longer than any of a text."""
+_MATCHES: Final = (2, 3, 4, 6, 9, 16, FORCED)
 # How many of them are assumed to hold before any was seen, and how much that weighs.
-_PRIORS: Final = (0.25, 0.45, 0.6, 0.7, 0.8, 0.85, 0.9)
+_PRIORS: Final = (0.25, 0.45, 0.6, 0.7, 0.8, 0.85, 0.9, 0.85)
 _PRIOR_WEIGHT: Final = 4.0
 _MOST_OBSERVED: Final = 64.0
 # The longest pauses of a row, in steps, after wrong guesses and after no guess.
 _LONGEST_PAUSE: Final = 64
 _LONGEST_SEARCH: Final = 8
+# The same of rows with a grammar: what it forces comes and goes with every few tokens.
+_LONGEST_RESTRICTED: Final = 2
 # The pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
 
@@ -139,9 +143,9 @@ class Widths:
             float("inf") if price <= 0 else self._cost.at(num_tokens) * (_NEIGHBOURLY - 1) / price
         )
 
-    def found_nothing(self, row: int) -> None:
-        """No drafter had an idea for the row, or none that pays."""
-        self._wait(row, _LONGEST_SEARCH)
+    def found_nothing(self, row: int, *, restricted: bool = False) -> None:
+        """No drafter had an idea for the row, or none that pays; or none that is possible."""
+        self._wait(row, _LONGEST_RESTRICTED if restricted else _LONGEST_SEARCH)
 
     def verified(self, row: int, match: int, verified: int, accepted: int) -> None:
         """So many guesses of a row were verified, and so many were right."""
@@ -154,7 +158,7 @@ class Widths:
         if accepted:
             self._pauses.pop(row, None)
         else:
-            self._wait(row, _LONGEST_PAUSE)
+            self._wait(row, _LONGEST_SEARCH if match == FORCED else _LONGEST_PAUSE)
 
     def _wait(self, row: int, longest: int) -> None:
         pause = self._pauses.setdefault(row, _Pause())

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from src.core.plan import RowStep, StepPlan
+from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation import Guess, Speculation, Widths
+from src.engine.speculation.widths import FORCED
 
 POISON = -1
+
+
+class Restricting:
+    """Restricts no row, or all of them to what it is given."""
+
+    def __init__(self, possible: list[int] | None = None) -> None:
+        self.possible = possible
+        self.wanted: list[Wanted] = []
+
+    def leaves_free(self, row: int, position: int) -> bool:
+        return self.possible is None
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        self.wanted += wanted
+        return [self.possible or []] * len(wanted)
+
+
+FREE = Restricting()
 
 
 class Counting:
@@ -19,9 +41,9 @@ class Counting:
         return Guess(list(range(last + 1, last + 9)), 3)
 
 
-def speculation(tokens: np.ndarray, *, free: bool = True) -> Speculation:
+def speculation(tokens: np.ndarray, restrictions: Restricting = FREE) -> Speculation:
     widths = Widths(always=True)
-    return Speculation((Counting(),), tokens, lambda row: free, POISON, widths)
+    return Speculation((Counting(),), tokens, restrictions, POISON, widths)
 
 
 def buffer(length: int, room: int = 12) -> np.ndarray:
@@ -56,11 +78,34 @@ def test_a_row_never_gets_longer_than_it_may(limit: int, drafts: int) -> None:
     assert (tokens[0, 4 + drafts :] == POISON).all()
 
 
-def test_a_row_that_something_restricts_has_no_drafts() -> None:
-    tokens = buffer(4)
-    made = speculation(tokens, free=False).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+@pytest.mark.parametrize(
+    ("possible", "match"), [([14], 3), ([14, 99], 3), ([98, 99], FORCED), ([], 0)]
+)
+def test_a_row_that_something_restricts_has_the_drafts_that_are_possible(
+    possible: list[int], match: int
+) -> None:
+    tokens, restrictions = buffer(4), Restricting(possible)
+    made = speculation(tokens, restrictions).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert made is not None
-    assert made.plan.rows == [RowStep(0, 1, 3, 1, True)]
+    assert restrictions.wanted == [Wanted(0, [14, 15, 16], 3)]
+    count = len(possible)
+    assert made.plan.rows == [RowStep(0, 1, 3, 1 + count, True, count)]
+    assert (made.drafts, made.matches) == ([possible], [match])
+    assert tokens[0, 4:].tolist() == [*possible, *[POISON] * (8 - count)]
+
+
+def test_of_rows_without_drafts_too_a_verification_says_what_they_take() -> None:
+    tokens = np.concatenate((buffer(4), buffer(4)))
+    made = speculation(tokens).begin(
+        plan(
+            RowStep(0, 1, 3, 4, True, 3, 0, 12),
+            RowStep(1, 1, 2, 1, False),
+            RowStep(1, 1, 3, 1, True),
+        )
+    )
+    assert made is not None
+    made.kept = [3, 0, 1]
+    assert made.taken([14, 15, 99, 7, 50]) == [[14, 15, 99], [50]]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +163,7 @@ def test_a_drafter_that_fails_is_left_alone_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing, tokens = Failing(), buffer(4)
-    made = Speculation((failing, Counting()), tokens, lambda _: True, POISON, Widths(always=True))
+    made = Speculation((failing, Counting()), tokens, FREE, POISON, Widths(always=True))
     step = plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))
     for _ in range(3):
         verification = made.begin(step)
@@ -132,7 +177,7 @@ def test_a_drafter_that_fails_is_left_alone_and_the_others_go_on(
 
 def test_without_a_drafter_rows_go_on_token_by_token() -> None:
     failing = Failing()
-    made = Speculation((failing,), buffer(4), lambda _: True, POISON)
+    made = Speculation((failing,), buffer(4), FREE, POISON)
     for _ in range(40):
         verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
         assert verification is not None
@@ -140,17 +185,18 @@ def test_without_a_drafter_rows_go_on_token_by_token() -> None:
     assert failing.asked == 1
 
 
-def test_a_row_that_something_restricts_rests() -> None:
-    made = Speculation((Counting(),), buffer(4), lambda _: False, POISON)
-    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
-    assert made.rests(0) > 8
+def test_a_row_whose_grammar_allows_no_guess_is_asked_again_soon() -> None:
+    made = Speculation((Counting(),), buffer(4), Restricting([]), POISON)
+    for _ in range(40):
+        assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+        assert made.rests(0) < 3
 
 
 def test_a_step_without_rows_says_nothing_of_what_steps_take() -> None:
     widths = Widths()
     taken: list[int] = []
     widths.took = lambda num_tokens, _: taken.append(num_tokens)  # type: ignore[method-assign]
-    made = Speculation((Counting(),), buffer(4), lambda _: True, POISON, widths)
+    made = Speculation((Counting(),), buffer(4), FREE, POISON, widths)
     made.observe(plan(), 1e-6)
     made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
     assert taken == [1]
