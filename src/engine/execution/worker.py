@@ -57,6 +57,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+MakeSpeculation = Callable[..., Speculation]
+
+
 class DeviceLostError(EngineDeadError):
     """The device is in a state from which only a restart helps."""
 
@@ -75,8 +78,8 @@ class Worker:
     attention
         See `ForwardPass`.
     speculation
-        Makes what guesses the rows' next tokens, of their token buffer, of what restricts them, and
-        of what stands where there is no token; for the host only.
+        Makes what guesses the rows' next tokens, of their token buffer, of what restricts them, of
+        what stands where there is no token, and of their recurrent states; for the host only.
 
     Attributes
     ----------
@@ -97,7 +100,7 @@ class Worker:
         *,
         num_threads: int,
         attention: Backend | None = None,
-        speculation: Callable[[np.ndarray, RowGrammars, int], Speculation] | None = None,
+        speculation: MakeSpeculation | None = None,
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
@@ -126,7 +129,7 @@ class Worker:
         self._speculation: Speculation | None = None
         tokens = host_view(rows.tokens)
         if speculation is not None and tokens is not None:
-            self._speculation = speculation(tokens, self._grammars, POISON)
+            self._speculation = speculation(tokens, self._grammars, POISON, states=kv_cache.states)
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
@@ -13,16 +14,32 @@ from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
 
+# The most rows of a step with drafts in a model with recurrent states. With more rows a draft costs
+# as much as a token, so few have some.
+_STATE_BACKUPS: Final = 8
+
+
+def state_backups(section: SpeculationSection, device_type: str) -> int:
+    """How many rows may have drafts in a step of a model with recurrent states."""
+    return 0 if section.method == "off" or device_type != "cpu" else _STATE_BACKUPS
+
 
 def choose_speculation(
-    section: SpeculationSection, *, device_type: str, has_states: bool
+    section: SpeculationSection,
+    *,
+    device_type: str,
+    has_states: bool,
+    has_windows: bool = False,
+    num_backups: int = 0,
 ) -> Callable[..., Speculation] | None:
     """What makes an engine's `Speculation`; ``None`` if there is none.
 
     Parameters
     ----------
-    has_states
-        Whether the model keeps recurrent states.
+    has_states, has_windows
+        Whether the model keeps recurrent states, and whether some of its layers have windows.
+    num_backups
+        Slots that keep such states while drafts are verified.
 
     Raises
     ------
@@ -40,8 +57,10 @@ def choose_speculation(
     reason = None
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
-    elif has_states:
-        reason = "a rejected draft would stay in the model's recurrent states"
+    elif has_states and has_windows:
+        reason = "the model has recurrent states, and windows that forget what these need again"
+    elif has_states and not num_backups:
+        reason = "memory holds one sequence's recurrent states, and none while drafts are verified"
     if reason is None:
         method = "suffix" if section.method == "auto" else section.method
         logger.info("speculation: %s, up to %d tokens", method, section.num_speculative_tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -23,6 +23,11 @@ from src.engine.speculation.drafter import Drafter
 from src.engine.speculation.widths import FORCED, Guess, Widths
 
 logger = logging.getLogger(__name__)
+
+# The most tokens that are computed again, since drafts behind them were wrong, for all rows of a
+# step together; and the most of a row that are certain, so that it has drafts behind them.
+_MOST_AGAIN: Final = 64
+_LONGEST_CERTAIN: Final = 9
 
 
 @dataclass
@@ -72,6 +77,20 @@ class Restrictions(Protocol):
         ...
 
 
+class RowStates(Protocol):
+    """The recurrent states of rows, which a step overwrites."""
+
+    num_backups: int
+
+    def back_up(self, rows: Sequence[int]) -> None:
+        """Keep the states of these rows, ``num_backups`` at most."""
+        ...
+
+    def restore(self, rows: Sequence[int]) -> None:
+        """Give these rows the states that were kept."""
+        ...
+
+
 class Speculation:
     """Drafts for rows, and their verification. Only the device thread uses it.
 
@@ -87,6 +106,8 @@ class Speculation:
         What stands in the buffer where there is no token.
     widths
         Chooses how many guesses are verified.
+    states
+        Recurrent states of the rows, if the model has some.
 
     Attributes
     ----------
@@ -101,8 +122,12 @@ class Speculation:
         restrictions: Restrictions,
         poison: int,
         widths: Widths | None = None,
+        states: RowStates | None = None,
     ) -> None:
         self.counts = DraftCounts()
+        self._states = states
+        # Row -> tokens before its last one that its recurrent states do not have yet.
+        self._behind: dict[int, int] = {}
         self._widths = widths or Widths()
         self._drafters = list(drafters)
         self._tokens = tokens
@@ -119,8 +144,9 @@ class Speculation:
         self._widths.begin()
         for install in plan.installs:
             self._lengths.pop(install.row, None)
+            self._behind.pop(install.row, None)
             self._widths.vacate(install.row)
-        if not any(step.drafts or step.slack for step in plan.rows):
+        if not any(step.drafts or step.slack or step.row in self._behind for step in plan.rows):
             return None
         certain = plan.num_tokens - plan.num_drafts
         drafts_at_all = not self._widths.none_pays(certain)
@@ -132,7 +158,7 @@ class Speculation:
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
-                rows.append(step)
+                rows.append(self._from_states(step))
                 drafts.append([])
                 continue
             known = step.start + 1
@@ -155,7 +181,8 @@ class Speculation:
                 else:
                     self._widths.found_nothing(step.row)
             index.append(len(rows))
-            rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
+            exact = RowStep(step.row, step.generation, known - 1, 1, True)
+            rows.append(self._from_states(exact))
             drafts.append([])
         if restricted:
             guesses |= self._possible(restricted)
@@ -163,19 +190,56 @@ class Speculation:
         if guesses:
             sampling = sum(step.samples for step in rows)
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
+            if self._states is not None:
+                widths = self._narrow([rows[place] for place in guesses], widths)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
                     rows[place] = self._with_drafts(rows[place], guess.token_ids[:width])
                     drafts[place], matches[place] = guess.token_ids[:width], guess.match
                 else:
                     self._widths.found_nothing(rows[place].row)
+        if self._states is not None:
+            self._states.back_up([step.row for step in rows if step.drafts])
         return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index, matches)
+
+    def _from_states(self, step: RowStep) -> RowStep:
+        """The step of a row from where its recurrent states stand."""
+        behind = self._behind.pop(step.row, 0)
+        if not behind:
+            return step
+        num_tokens = step.num_tokens + behind
+        return RowStep(step.row, step.generation, step.start - behind, num_tokens, step.samples)
+
+    def _narrow(self, steps: Sequence[RowStep], widths: Sequence[int]) -> list[int]:
+        """Widths with which all states can be kept, and few tokens are computed again.
+
+        Parameters
+        ----------
+        steps
+            Of the rows that have guesses, without them.
+        """
+        assert self._states is not None
+        narrowed = [0] * len(widths)
+        room, slots = _MOST_AGAIN - sum(self._behind.values()), self._states.num_backups
+        # The widest first: they were expected to bring the most.
+        for index in sorted(range(len(widths)), key=lambda index: (-widths[index], index)):
+            certain = steps[index].num_tokens
+            # One that has much to catch up with does that first.
+            if not slots or certain > _LONGEST_CERTAIN:
+                continue
+            width = min(widths[index], room - certain)
+            if width > 0:
+                narrowed[index] = width
+                room -= certain + width
+                slots -= 1
+        return narrowed
 
     def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
         """The step of a row, with drafts behind its last token, where they are written too."""
-        known, count = step.start + 1, len(token_ids)
+        known, count = step.start + step.num_tokens, len(token_ids)
         self._tokens[step.row, known : known + count] = token_ids
-        return RowStep(step.row, step.generation, step.start, 1 + count, True, count)
+        num_tokens = step.num_tokens + count
+        return RowStep(step.row, step.generation, step.start, num_tokens, True, count)
 
     def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess]]) -> dict[int, Guess]:
         """What is possible of the guesses of restricted rows, and what they are forced to."""
@@ -226,6 +290,7 @@ class Speculation:
             Of all rows that sample, in order; negative where there was no choice.
         """
         kept: list[int] = []
+        wrong: list[int] = []
         at = 0
         for step, drafts, match in zip(
             verification.plan.rows, verification.drafts, verification.matches, strict=True
@@ -237,11 +302,16 @@ class Speculation:
             if drafts:
                 self._widths.verified(step.row, match, len(drafts), count - 1)
                 self.counts.add(len(drafts), count - 1)
+            if self._states is not None and count < 1 + len(drafts) and drafts:
+                wrong.append(step.row)
+                self._behind[step.row] = step.num_tokens - len(drafts) + count - 1
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end
                 # Nobody may read what was rejected, and so would fail loudly.
                 self._tokens[step.row, end : end + len(sampled) - count] = self._poison
+        if self._states is not None and wrong:
+            self._states.restore(wrong)
         verification.kept = kept
 
 
