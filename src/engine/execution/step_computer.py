@@ -31,6 +31,7 @@ from torch import Tensor
 
 from src.compile import LoadedFunction
 from src.core.plan import RowFailure, StepPlan
+from src.core.scoring import ScoreTokens
 from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.execution.compiled_program import compiled_program
@@ -45,7 +46,7 @@ from src.engine.execution.inputs import (
     padding_inputs,
     sampled_tokens,
 )
-from src.engine.execution.pooling import RowPooling, Vectors
+from src.engine.execution.pooling import RowPooling, Vectors, score_of
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
@@ -88,6 +89,8 @@ class StepComputer:
         Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
     pooling
         Makes vectors of hidden states.
+    score_tokens
+        Whose logits make a score; ``None``: the head gives scores.
 
     Attributes
     ----------
@@ -106,6 +109,7 @@ class StepComputer:
         grammars: RowGrammars,
         unscored: Sequence[DeviceRequest | None],
         pooling: RowPooling,
+        score_tokens: ScoreTokens | None = None,
     ) -> None:
         self.code = code
         self.graphs: GraphPool | None = None
@@ -116,6 +120,7 @@ class StepComputer:
         self._grammars = grammars
         self._unscored = unscored
         self._pooling = pooling
+        self._score_tokens = score_tokens
 
     def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
         """Compute the step; the plan has been applied to its rows.
@@ -286,7 +291,7 @@ class StepComputer:
         scores = vectors = None
         if hidden is not None:
             if self._pooling.wants(plan):
-                vectors = self._pooling.pool(plan, hidden)
+                vectors = self._pooled(plan, hidden, functions)
             scores = score_prompts(
                 plan,
                 self._unscored,
@@ -295,6 +300,19 @@ class StepComputer:
                 lambda positions: self._model.logits(functions, positions),
             )
         return StepOutput(samples, scores, () if masks is None else masks.failures, vectors)
+
+    def _pooled(
+        self, plan: StepPlan, hidden: Tensor, functions: Sequence[Function]
+    ) -> Vectors | None:
+        """Vectors of the rows that are pooled, or their scores by the head."""
+        vectors = self._pooling.pool(plan, hidden)
+        if vectors is None:
+            return None
+
+        def head(states: Tensor) -> Tensor:
+            return score_of(self._model.logits(functions, states), self._score_tokens)
+
+        return self._pooling.through_head(vectors, head, hidden.dtype)
 
     def _wants_all(self, plan: StepPlan) -> bool:
         """Whether the hidden state of every token is needed, not only of those that sample."""

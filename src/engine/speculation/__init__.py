@@ -8,7 +8,8 @@ greedy case; "Coupling without Communication and Drafter-Invariant Speculative D
 """
 
 from src.engine.speculation.drafter import Drafter
+from src.engine.speculation.guess import Guess
 from src.engine.speculation.verification import Speculation, Verification
-from src.engine.speculation.widths import Guess, Widths
+from src.engine.speculation.widths import Widths
 
 __all__ = ["Drafter", "Guess", "Speculation", "Verification", "Widths"]

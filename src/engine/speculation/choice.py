@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
-from src.engine.speculation.drafter import DRAFTERS
+from src.engine.speculation.drafter import DRAFTERS, SOURCES
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
@@ -24,22 +24,32 @@ def state_backups(section: SpeculationSection, device_type: str) -> int:
     return 0 if section.method == "off" or device_type != "cpu" else _STATE_BACKUPS
 
 
-def choose_speculation(
+class Choice(NamedTuple):
+    """Who drafts, in the order in which they are asked; nobody, and the reason."""
+
+    sources: tuple[str, ...]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(self.sources) if self.sources else f"nothing drafts: {self.reason}"
+
+
+def choose_sources(
     section: SpeculationSection,
     *,
     device_type: str,
-    has_states: bool,
+    has_states: bool = False,
     has_windows: bool = False,
-    num_backups: int = 0,
-) -> Callable[..., Speculation] | None:
-    """What makes an engine's `Speculation`; ``None`` if there is none.
+    num_backups: int | None = None,
+) -> Choice:
+    """Who drafts with these settings on such a device.
 
     Parameters
     ----------
     has_states, has_windows
         Whether the model keeps recurrent states, and whether some of its layers have windows.
     num_backups
-        Slots that keep such states while drafts are verified.
+        Slots that keep such states while drafts are verified; ``None``: not known yet.
 
     Raises
     ------
@@ -53,19 +63,44 @@ def choose_speculation(
             f"speculation.prompt_lookup_min must be at most prompt_lookup_max = {most}, got {least}"
         )
     if section.method == "off":
-        return None
-    reason = None
+        return Choice((), "speculation.method = off")
+    reason = ""
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
     elif has_states and has_windows:
         reason = "the model has recurrent states, and windows that forget what these need again"
-    elif has_states and not num_backups:
+    elif has_states and num_backups == 0:
         reason = "memory holds one sequence's recurrent states, and none while drafts are verified"
-    if reason is None:
-        method = "suffix" if section.method == "auto" else section.method
-        logger.info("speculation: %s, up to %d tokens", method, section.num_speculative_tokens)
-        return partial(Speculation, (DRAFTERS[method](section),))
+    if not reason:
+        keeps = section.shared_history_bytes > 0
+        return Choice(tuple(s for s in SOURCES[section.method] if keeps or s != "history"))
     if section.method != "auto":
         raise ConfigError(f"speculation.method = {section.method} cannot be served: {reason}")
-    logger.info("speculation is off: %s", reason)
-    return None
+    return Choice((), reason)
+
+
+def choose_speculation(
+    section: SpeculationSection,
+    *,
+    device_type: str,
+    has_states: bool,
+    has_windows: bool = False,
+    num_backups: int | None = None,
+) -> Callable[..., Speculation] | None:
+    """What makes an engine's `Speculation`; ``None`` if there is none.
+
+    Arguments and errors are those of `choose_sources`.
+    """
+    choice = choose_sources(
+        section,
+        device_type=device_type,
+        has_states=has_states,
+        has_windows=has_windows,
+        num_backups=num_backups,
+    )
+    if not choice.sources:
+        if section.method != "off":
+            logger.info("speculation is off: %s", choice.reason)
+        return None
+    logger.info("speculation: %s, up to %d tokens", choice, section.num_speculative_tokens)
+    return partial(Speculation, [DRAFTERS[source](section) for source in choice.sources])

@@ -9,21 +9,28 @@ of several tokens as it computes prompts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
+from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
-from src.engine.speculation.drafter import Drafter
-from src.engine.speculation.widths import FORCED, Guess, Widths
+from src.engine.speculation.drafter import Drafter, Follower
+from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.widths import Widths
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A guess that is likelier is taken without asking others.
+_LIKELY_ENOUGH: Final = 0.7
 # The most tokens that are computed again, since drafts behind them were wrong, for all rows of a
 # step together; and the most of a row that are certain, so that it has drafts behind them.
 _MOST_AGAIN: Final = 64
@@ -40,19 +47,16 @@ class Verification:
         What is computed: exact starts, and per row as many drafts as there are. Rows that have
         nothing left to compute are left out.
     drafts
-        Per row of ``plan``, the tokens that were guessed.
+        Per row of ``plan``, the tokens that are verified; ``None``: it has none.
     kept
         Per row of ``plan``, how many of its sampled tokens count; known once they are compared.
     index
         Per row of the scheduler's plan, its index in ``plan``; -1: left out.
-    matches
-        Per row of ``plan``, the length of the match that its drafts are from.
     """
 
     plan: StepPlan
-    drafts: list[list[int]]
+    drafts: list[Guess | None]
     index: list[int]
-    matches: list[int]
     kept: Sequence[int] = ()
 
     def taken(self, token_ids: Sequence[int]) -> list[Sequence[int]]:
@@ -97,7 +101,8 @@ class Speculation:
     Parameters
     ----------
     drafters
-        Asked in turn, until one has an idea. One that raises is not asked again.
+        Asked in turn, until one has an idea that is likely; of all others the likeliest is taken.
+        One that raises is not asked again.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
     restrictions
@@ -130,11 +135,31 @@ class Speculation:
         self._behind: dict[int, int] = {}
         self._widths = widths or Widths()
         self._drafters = list(drafters)
+        self._followers = [each for each in self._drafters if isinstance(each, Follower)]
         self._tokens = tokens
         self._restrictions = restrictions
         self._poison = poison
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
+
+    def install(self, row: int, request: DeviceRequest | None) -> None:
+        """The row has been given to this request; ``None``: to one that could not be installed."""
+        self._lengths.pop(row, None)
+        self._behind.pop(row, None)
+        self._widths.vacate(row)
+        if request is not None:
+            for follower in tuple(self._followers):
+                self._attempt(follower, follower.install, row, request)
+
+    def leave(self, row: int, request: DeviceRequest) -> None:
+        """The row's request has ended."""
+        if not self._followers:
+            return
+        tokens = self._tokens[row]
+        ends = np.flatnonzero(tokens == self._poison)
+        known = tokens[: int(ends[0]) if len(ends) else len(tokens)]
+        for follower in tuple(self._followers):
+            self._attempt(follower, follower.leave, row, request, known)
 
     def begin(self, plan: StepPlan) -> Verification | None:
         """Draft for the rows that may have drafts; the plan has been applied to its rows.
@@ -142,24 +167,21 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
-        for install in plan.installs:
-            self._lengths.pop(install.row, None)
-            self._behind.pop(install.row, None)
-            self._widths.vacate(install.row)
         if not any(step.drafts or step.slack or step.row in self._behind for step in plan.rows):
             return None
         certain = plan.num_tokens - plan.num_drafts
-        drafts_at_all = not self._widths.none_pays(certain)
+        none_pays = self._widths.none_pays(certain)
+        asks = not none_pays and self._widths.is_measured(certain)
         rows: list[RowStep] = []
-        drafts: list[list[int]] = []
+        drafts: list[Guess | None] = []
         index: list[int] = []
         guesses: dict[int, Guess] = {}
-        restricted: dict[int, tuple[Wanted, Guess]] = {}
+        restricted: dict[int, tuple[Wanted, Guess | None]] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
                 rows.append(self._from_states(step))
-                drafts.append([])
+                drafts.append(None)
                 continue
             known = step.start + 1
             if step.slack:
@@ -168,25 +190,23 @@ class Speculation:
             if known >= step.limit:
                 index.append(-1)
                 continue
-            most = min(step.drafts, step.limit - known - 1)
-            if not drafts_at_all:
+            if none_pays:
                 self._widths.nothing_pays(step.row)
-            elif most > 0 and self._widths.asks(step.row):
+            elif asks and (most := self._most(step, known)) > 0:
                 guess = self._propose(step.row, known, most)
                 if not self._restrictions.leaves_free(step.row, known + most):
-                    wanted = Wanted(step.row, guess.token_ids, most)
+                    wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
                     restricted[len(rows)] = wanted, guess
-                elif guess.token_ids:
+                elif guess is not None:
                     guesses[len(rows)] = guess
                 else:
                     self._widths.found_nothing(step.row)
             index.append(len(rows))
             exact = RowStep(step.row, step.generation, known - 1, 1, True)
             rows.append(self._from_states(exact))
-            drafts.append([])
+            drafts.append(None)
         if restricted:
             guesses |= self._possible(restricted)
-        matches = [0] * len(rows)
         if guesses:
             sampling = sum(step.samples for step in rows)
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
@@ -194,13 +214,21 @@ class Speculation:
                 widths = self._narrow([rows[place] for place in guesses], widths)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
-                    rows[place] = self._with_drafts(rows[place], guess.token_ids[:width])
-                    drafts[place], matches[place] = guess.token_ids[:width], guess.match
+                    guess = guess._replace(token_ids=guess.token_ids[:width])
+                    rows[place] = self._with_drafts(rows[place], guess.token_ids)
+                    drafts[place] = guess
                 else:
                     self._widths.found_nothing(rows[place].row)
         if self._states is not None:
             self._states.back_up([step.row for step in rows if step.drafts])
-        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index, matches)
+        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
+
+    def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
+        """The step of a row, with drafts behind its last token, where they are written too."""
+        known, count = step.start + step.num_tokens, len(token_ids)
+        self._tokens[step.row, known : known + count] = token_ids
+        num_tokens = step.num_tokens + count
+        return RowStep(step.row, step.generation, step.start, num_tokens, True, count)
 
     def _from_states(self, step: RowStep) -> RowStep:
         """The step of a row from where its recurrent states stand."""
@@ -234,40 +262,52 @@ class Speculation:
                 slots -= 1
         return narrowed
 
-    def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
-        """The step of a row, with drafts behind its last token, where they are written too."""
-        known, count = step.start + step.num_tokens, len(token_ids)
-        self._tokens[step.row, known : known + count] = token_ids
-        num_tokens = step.num_tokens + count
-        return RowStep(step.row, step.generation, step.start, num_tokens, True, count)
-
-    def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess]]) -> dict[int, Guess]:
+    def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess | None]]) -> dict[int, Guess]:
         """What is possible of the guesses of restricted rows, and what they are forced to."""
         found = self._restrictions.draft([wanted for wanted, _ in restricted.values()])
         guesses = {}
         for (place, (wanted, guess)), token_ids in zip(restricted.items(), found, strict=True):
-            if token_ids:
-                is_guessed = list(guess.token_ids[:1]) == token_ids[:1]
-                guesses[place] = Guess(token_ids, guess.match if is_guessed else FORCED)
-            else:
+            if not token_ids:
                 self._widths.found_nothing(wanted.row, restricted=True)
+            elif guess is not None and guess.token_ids[0] == token_ids[0]:
+                guesses[place] = guess._replace(token_ids=token_ids)
+            else:
+                guesses[place] = Guess(token_ids, 0, FORCED)
         return guesses
 
-    def _propose(self, row: int, known: int, most: int) -> Guess:
-        """What the first drafter guesses that has an idea; perhaps nothing."""
+    def _most(self, step: RowStep, known: int) -> int:
+        """The most drafts of a row in this step."""
+        most = min(step.drafts, step.limit - known - 1)
+        return most if self._widths.asks(step.row) else 0
+
+    def _propose(self, row: int, known: int, most: int) -> Guess | None:
+        """The likeliest guess of the drafters, if one has an idea."""
         tokens = self._tokens[row, :known]
+        best, highest = None, 0.0
         for drafter in tuple(self._drafters):
-            try:
-                guess = drafter.propose(row, tokens, most)
-            # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
-            except Exception:
-                self._drafters.remove(drafter)
-                name = type(drafter).__name__
-                logger.exception("the drafter %s failed, and is not asked any more", name)
+            guess = self._attempt(drafter, drafter.propose, row, tokens, most)
+            if guess is None or not guess.token_ids:
                 continue
-            if guess is not None and guess.token_ids:
-                return Guess(guess.token_ids[:most], guess.match)
-        return Guess([], 0)
+            likelihood = self._widths.likelihood(guess)
+            if likelihood > highest:
+                best, highest = guess._replace(token_ids=guess.token_ids[:most]), likelihood
+            if likelihood >= _LIKELY_ENOUGH:
+                break
+        return best
+
+    def _attempt(
+        self, drafter: Drafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What a drafter's method returns; ``None`` if it fails, and then it is asked no more."""
+        try:
+            return call(*args, **kwargs)
+        # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
+        except Exception:
+            self._drafters.remove(drafter)
+            self._followers = [each for each in self._followers if each is not drafter]
+            name = type(drafter).__name__
+            logger.exception("the drafter %s failed, and is not asked any more", name)
+            return None
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""
@@ -275,7 +315,7 @@ class Speculation:
         if plan.rows and all(
             step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows
         ):
-            self._widths.took(plan.num_tokens, seconds)
+            self._widths.took(plan.num_tokens, plan.num_drafts, seconds)
 
     def rests(self, row: int) -> int:
         """For how many steps from the next one on a row will have no drafts."""
@@ -292,19 +332,18 @@ class Speculation:
         kept: list[int] = []
         wrong: list[int] = []
         at = 0
-        for step, drafts, match in zip(
-            verification.plan.rows, verification.drafts, verification.matches, strict=True
-        ):
+        for step, guess in zip(verification.plan.rows, verification.drafts, strict=True):
             sampled = token_ids[at : at + step.num_sampled]
             at += len(sampled)
+            drafts = () if guess is None else guess.token_ids
             count = _count_kept(sampled, drafts) if step.samples else 0
             kept.append(count)
-            if drafts:
-                self._widths.verified(step.row, match, len(drafts), count - 1)
-                self.counts.add(len(drafts), count - 1)
-            if self._states is not None and count < 1 + len(drafts) and drafts:
-                wrong.append(step.row)
-                self._behind[step.row] = step.num_tokens - len(drafts) + count - 1
+            if guess is not None:
+                self._widths.verified(step.row, guess, count - 1)
+                self.counts.add(len(drafts), count - 1, guess.source)
+                if self._states is not None and count < 1 + len(drafts):
+                    wrong.append(step.row)
+                    self._behind[step.row] = step.num_tokens - len(drafts) + count - 1
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end

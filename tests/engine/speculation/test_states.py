@@ -14,7 +14,7 @@ import torch
 from src import AsyncEngine, SamplingParams
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
-from src.core.plan import RowInstall, RowStep, StepPlan
+from src.core.plan import RowStep
 from src.engine.execution.state_memory import StateMemory, StatePlan, plan_states
 from src.engine.speculation import Speculation, Widths
 from src.engine.speculation.choice import choose_speculation
@@ -223,8 +223,8 @@ def test_a_row_that_is_far_behind_catches_up_first() -> None:
 def test_another_request_in_the_row_is_behind_nothing() -> None:
     made, tokens = drafting(1, Kept())
     take(made, tokens, RowStep(0, 1, 3, 4, True, 3, 0, 50), [99])
-    install = RowInstall(0, 2, 7, [1, 2, 3], 3, [])
-    assert made.begin(StepPlan(3, [install], [], [RowStep(0, 2, 0, 3, True)])) is None
+    made.install(0, None)
+    assert made.begin(plan(RowStep(0, 2, 0, 3, True))) is None
 
 
 def test_only_as_many_rows_draft_as_states_can_be_kept_of() -> None:
