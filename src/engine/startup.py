@@ -417,6 +417,8 @@ def _build_runner(
         config.speculation,
         device_type=device.type,
         has_states=memory.kv.states is not None,
+        has_windows=any(window is not None for window in memory.kv.windows),
+        num_backups=0 if memory.kv.states is None else memory.kv.states.num_backups,
     )
     worker = Worker(
         step_device,

@@ -8,6 +8,7 @@ Morris and Pratt ("Fast pattern matching in strings", 1977). Work is linear in t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from src.core.errors import InvalidRequestError
@@ -78,6 +79,13 @@ class ThinkingTracker:
         self.num_tokens = 0
         self.has_begun = thinking.is_open
         self.is_over = False
+
+    def copy(self) -> ThinkingTracker:
+        """Another one, as far as this one."""
+        made = copy(self)
+        made._closings = [copy(tag) for tag in self._closings]
+        made._starts = list(self._starts)
+        return made
 
     @property
     def num_matched(self) -> int:

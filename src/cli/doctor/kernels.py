@@ -145,7 +145,7 @@ def drafts(config: Config) -> Iterator[Finding]:
     text = str(choice) if method == "off" else f"{method}: {choice}"
     if choice.sources:
         # What the model says is known at a start, and to `plan`.
-        text += "; not for models with recurrent states"
+        text += "; not for models with recurrent states and windows"
     yield Finding("drafts", "good", text)
 
 

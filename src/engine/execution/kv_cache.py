@@ -117,6 +117,7 @@ def plan_kv_cache(
     max_model_len_is_fixed: bool,
     reserved_bytes: int = 0,
     free_bytes: int | None = None,
+    state_backups: int = 0,
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length in tokens.
 
@@ -133,6 +134,8 @@ def plan_kv_cache(
     free_bytes
         Bytes that may still be allocated; ``None``: on ``device`` as it is now. With a number, the
         device need not be here.
+    state_backups
+        The most rows of a step that may have drafts although they have recurrent states.
 
     Raises
     ------
@@ -144,7 +147,13 @@ def plan_kv_cache(
     bytes_per_block = layout.bytes_per_block
     free = max(0, (free_memory(device) if free_bytes is None else free_bytes) - reserved_bytes)
     budget = section.memory_bytes or _budget(section, device.type, free)
-    states = plan_states(layers, budget, max_num_seqs, snapshots=section.enable_prefix_caching)
+    states = plan_states(
+        layers,
+        budget,
+        max_num_seqs,
+        snapshots=section.enable_prefix_caching,
+        backups=state_backups,
+    )
     budget -= 0 if states is None else states.total_bytes
     num_blocks = section.num_blocks or budget // bytes_per_block
     plan = KVCachePlan(block_size, num_blocks, bytes_per_block, layout.windows, states)

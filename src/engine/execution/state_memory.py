@@ -1,8 +1,9 @@
 """Memory of recurrent states: what layers keep of a sequence as a whole.
 
 A *slot* is all that a sequence keeps, in all layers, side by side. Slots ``0 .. num_rows - 1`` are
-the running states of the rows; behind them are the snapshot slots of the prefix cache. So the copy
-of a sequence's states is one copy of neighbouring bytes, and each layer sees a strided view.
+the running states of the rows; behind them are the snapshot slots of the prefix cache, and then
+those that keep states while drafts are verified. So the copy of a sequence's states is one copy of
+neighbouring bytes, and each layer sees a strided view.
 
 States have slots of their own and not blocks of the KV pool, because they are of another size: a
 block would have to be as large as the states of a sequence, that is thousands of tokens.
@@ -40,33 +41,47 @@ class StatePlan:
     ----------
     bytes_per_slot
         Bytes that a sequence keeps in all layers.
-    num_rows, num_snapshots
-        Slots of running rows, and slots of the prefix cache.
+    num_rows, num_snapshots, num_backups
+        Slots of running rows, slots of the prefix cache, and slots of rows that verify drafts: the
+        most such rows of a step.
     """
 
     bytes_per_slot: int
     num_rows: int
     num_snapshots: int
+    num_backups: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """All of them."""
+        return self.num_rows + self.num_snapshots + self.num_backups
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.bytes_per_slot * (self.num_rows + self.num_snapshots)
+        return self.bytes_per_slot * self.num_slots
 
     def __str__(self) -> str:
+        backups = f" and {self.num_backups} rows with drafts" if self.num_backups else ""
         return (
-            f"recurrent states of {self.num_rows} rows and {self.num_snapshots} snapshots, "
-            f"{self.bytes_per_slot / MIB:.2f} MiB each"
+            f"recurrent states of {self.num_rows} rows and {self.num_snapshots} snapshots"
+            f"{backups}, {self.bytes_per_slot / MIB:.2f} MiB each"
         )
 
 
 def plan_states(
-    layers: Sequence[LayerKVSpec], budget: int, max_num_seqs: int, *, snapshots: bool
+    layers: Sequence[LayerKVSpec],
+    budget: int,
+    max_num_seqs: int,
+    *,
+    snapshots: bool,
+    backups: int = 0,
 ) -> StatePlan | None:
     """Divide up to half of ``budget`` bytes into slots; ``None`` if the model has no such states.
 
     Snapshots get what rows leave, and at least about a quarter. If ``max_num_seqs`` rows do not
-    fit, there are fewer.
+    fit, there are fewer. Rows with drafts get up to ``backups`` slots, and at most an eighth, or
+    one if there are two.
 
     Raises
     ------
@@ -82,6 +97,8 @@ def plan_states(
             f"cache: half of {budget / MIB:.1f} MiB does not hold the recurrent states of one "
             f"sequence ({size / MIB:.1f} MiB): raise cache.memory_bytes"
         )
+    backups = min(backups, max_num_seqs, max(most // 8, 1 if most > 1 else 0))
+    most -= backups
     rows = min(max_num_seqs, most if not snapshots else max(1, most * 3 // 4))
     if rows < max_num_seqs:
         logger.warning(
@@ -90,7 +107,8 @@ def plan_states(
             rows,
             max_num_seqs,
         )
-    return StatePlan(size, rows, min(most - rows, _SNAPSHOTS_PER_ROW * rows) if snapshots else 0)
+    kept = min(most - rows, _SNAPSHOTS_PER_ROW * rows) if snapshots else 0
+    return StatePlan(size, rows, kept, backups)
 
 
 class StateMemory:
@@ -100,6 +118,8 @@ class StateMemory:
     ----------
     layers
         Layer -> its tensors by name, [slots, *shape]; a slot's part is contiguous.
+    num_backups
+        The most rows of a step whose states can be kept (`back_up`).
     """
 
     def __init__(
@@ -110,7 +130,7 @@ class StateMemory:
         *,
         poison: bool = False,
     ) -> None:
-        shape = (plan.num_rows + plan.num_snapshots, plan.bytes_per_slot)
+        shape = (plan.num_slots, plan.bytes_per_slot)
         # [slots, bytes of a slot] uint8
         if device.type == "cpu":
             self._memory = lazy_zeros(shape, torch.uint8)
@@ -120,6 +140,9 @@ class StateMemory:
             # All bits set is NaN in every float type.
             self._memory.fill_(255)
         self._num_rows = plan.num_rows
+        self.num_backups = plan.num_backups
+        # Row -> the slot that keeps its states of before this step.
+        self._backups: dict[int, int] = {}
         self.layers: dict[int, dict[str, Tensor]] = {}
         begin = 0
         for number, layer in enumerate(layers):
@@ -143,6 +166,17 @@ class StateMemory:
         """Make the snapshots that the plan asks for; its step is computed, or queued."""
         saves = plan.state_saves
         self._copy([save.row for save in saves], [self._num_rows + save.slot for save in saves])
+
+    def back_up(self, rows: Sequence[int]) -> None:
+        """Keep the states of these rows as they are, ``num_backups`` at most, for `restore`."""
+        assert len(rows) <= self.num_backups, "more rows than slots"
+        first = len(self._memory) - self.num_backups
+        self._backups = dict(zip(rows, range(first, first + len(rows)), strict=True))
+        self._copy(list(self._backups), list(self._backups.values()))
+
+    def restore(self, rows: Sequence[int]) -> None:
+        """Give these rows the states again that they had at the last `back_up`, which has them."""
+        self._copy([self._backups[row] for row in rows], list(rows))
 
     def _zero(self, slots: list[int]) -> None:
         if not slots:

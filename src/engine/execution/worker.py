@@ -77,8 +77,8 @@ class Worker:
     attention
         See `ForwardPass`.
     speculation
-        Makes what guesses the rows' next tokens, of their token buffer, of whether a row may have
-        drafts, and of what stands where there is no token; for the host only.
+        Makes what guesses the rows' next tokens, of their token buffer, of what restricts them,
+        of what stands where there is no token, and of their recurrent states; for the host only.
     score_tokens
         See `StepComputer`.
 
@@ -101,7 +101,7 @@ class Worker:
         *,
         num_threads: int,
         attention: Backend | None = None,
-        speculation: Callable[[np.ndarray, Callable[[int], bool], int], Speculation] | None = None,
+        speculation: Callable[..., Speculation] | None = None,
         score_tokens: ScoreTokens | None = None,
         vector_modules: VectorModules | None = None,
     ) -> None:
@@ -140,7 +140,7 @@ class Worker:
         self._speculation: Speculation | None = None
         tokens = host_view(rows.tokens)
         if speculation is not None and tokens is not None:
-            self._speculation = speculation(tokens, self._grammars.leaves_free, POISON)
+            self._speculation = speculation(tokens, self._grammars, POISON, states=kv_cache.states)
             self._row_owners.on_leave = self._speculation.leave
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
@@ -333,7 +333,7 @@ class Worker:
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)
-        self._follow(exact, output, span)
+        self._follow(exact, output, span, verification)
         span.deliver(
             lambda: self._with_vectors(self._read(plan, output, refused, verification), output),
             lambda outcome: self._deliver(in_flight, outcome),
@@ -344,7 +344,13 @@ class Worker:
         """A result with the vectors that the step has made, if any."""
         return result if output.vectors is None else output.vectors.added_to(result)
 
-    def _follow(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
+    def _follow(
+        self,
+        plan: StepPlan,
+        output: StepOutput,
+        span: StepSpan,
+        verification: Verification | None,
+    ) -> None:
         """Let the grammars read the step's sampled tokens as soon as these are on the host."""
         samples = output.samples
         if samples is None:
@@ -353,16 +359,14 @@ class Worker:
         def read() -> np.ndarray:
             span.wait()
             token_ids: np.ndarray = samples.token_ids.numpy()
-            return token_ids if alone is None else token_ids[alone]
+            return token_ids
 
-        # Rows with drafts have no grammar.
-        alone = None
-        if self._speculation is not None and any(step.drafts for step in plan.rows):
-            counts = np.array([step.num_sampled for step in plan.rows if step.samples])
-            alone = (np.cumsum(counts) - 1)[counts == 1]
-        self._grammars.follow(
-            [step.row for step in plan.rows if step.samples and not step.drafts], read
-        )
+        rows = [step.row for step in plan.rows if step.samples]
+        if verification is None or plan.num_drafts == 0:
+            self._grammars.follow(rows, read)
+        else:
+            # The step is on the host, so its tokens are there.
+            self._grammars.follow_verified(rows, verification.taken(samples.token_ids.tolist()))
 
     def _read(
         self,

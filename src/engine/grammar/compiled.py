@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.limits import MATCHER_LEXER_FUEL, MAX_LEXER_STATES, STEP_MAX_ITEMS
+from src.engine.grammar.spelling import Spelling
 
 # Seconds: the most that one call may take; what an ordinary call takes; and the most by which all
 # calls together may exceed ordinary calls.
@@ -154,6 +155,8 @@ class CompiledGrammar:
         Makes another matcher like the first, with its own lexer.
     compile_seconds
         Seconds that it took to make the first matcher.
+    spelling
+        Spells what it forces; ``None``: that is no draft.
 
     Attributes
     ----------
@@ -165,6 +168,8 @@ class CompiledGrammar:
         Whether the matchers' shared lexer has reached its limit too. No row can begin then.
     num_renewals
         How often the matchers' lexer was replaced.
+    is_slow_ahead
+        Whether looking at drafts took too long. Rows have none under it then.
     """
 
     def __init__(
@@ -174,8 +179,10 @@ class CompiledGrammar:
         lanes: Sequence[Constraint] = (),
         recompile: Callable[[], LLMatcher] | None = None,
         compile_seconds: float = 0.0,
+        spelling: Spelling | None = None,
     ) -> None:
         self._matcher = matcher
+        self.spelling = spelling
         self._tokenizer = tokenizer
         self._lanes = lanes
         self._recompile = recompile if compile_seconds <= _QUICKLY_COMPILED else None
@@ -183,6 +190,7 @@ class CompiledGrammar:
         self.is_worn = False
         self.is_spent = False
         self.num_renewals = 0
+        self.is_slow_ahead = False
 
     def begin(self, lane: int) -> Constraint | None:
         """A new constraint of a lane at the beginning of the output; ``None`` if none is usable."""

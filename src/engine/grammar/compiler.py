@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +49,7 @@ from src.engine.grammar.constraints import (
     num_lanes,
 )
 from src.engine.grammar.grammar_text import grammar_candidate, refusal
+from src.engine.grammar.spelling import Spelling
 from src.engine.grammar.trial import Setup, Verdict, read_frame, write_frame
 from src.engine.grammar.vocabulary import Vocabulary
 from src.text import Tokenizer
@@ -67,15 +68,23 @@ _RETRY_AFTER: Final = 5.0
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """A vocabulary in the forms for matchers and, if available, for constraints."""
+    """A vocabulary in the forms for matchers and, if available, for constraints; and its texts."""
 
     matchers: LLTokenizer
     constraints: ConstraintTokenizer | None
+    spelling: Spelling
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary) -> Tokenizers:
-        """Build both forms; takes some tenths of a second for a large vocabulary."""
-        return cls(vocabulary.build(), constraint_tokenizer(vocabulary))
+    def of(
+        cls, vocabulary: Vocabulary, tokenize: Callable[[str], list[int]] | None = None
+    ) -> Tokenizers:
+        """Build both forms; takes some tenths of a second for a large vocabulary.
+
+        ``tokenize`` spells what a grammar forces; without it the longest tokens do.
+        """
+        matchers = vocabulary.build()
+        spelling = Spelling(vocabulary, tokenize or matchers.greedy_tokenize)
+        return cls(matchers, constraint_tokenizer(vocabulary), spelling)
 
 
 @dataclass
@@ -109,7 +118,9 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
         most = MAX_LANE_STATES // count
         roots = [tokenizers.constraints.compile(text, most) for _ in range(count)]
         lanes = [root for root in roots if root is not None]
-    return CompiledGrammar(matcher, tokenizers.matchers, lanes, recompile, seconds)
+    return CompiledGrammar(
+        matcher, tokenizers.matchers, lanes, recompile, seconds, tokenizers.spelling
+    )
 
 
 class GrammarCompiler:
@@ -265,7 +276,8 @@ class GrammarCompiler:
                 if self._tokenizer.cleans_up:
                     raise refusal("this model's tokenizer changes its text afterwards")
                 vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._end_token_ids)
-                self._built = vocabulary, Tokenizers.of(vocabulary)
+                tokenize = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+                self._built = vocabulary, Tokenizers.of(vocabulary, tokenize)
             return self._built
 
     def _tried(self, candidate: Candidate, vocabulary: Vocabulary) -> str:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
+import numpy as np
 from llguidance import LLMatcher
 
-from src.engine.grammar.compiled import REFUELED_TOKENS, CompiledGrammar, fault_of, is_stuck
+from src.engine.grammar.compiled import (
+    ORDINARY_CALL,
+    REFUELED_TOKENS,
+    CompiledGrammar,
+    fault_of,
+    is_stuck,
+)
 from src.engine.grammar.constraints import Constraint
+from src.engine.grammar.spelling import ForcedText
 
 _TOO_LARGE: Final = "the grammar takes more of the lexer than it may"
 _TOO_SLOW: Final = "following the grammar takes too long"
+# Drafts of a step: their tokens and the one behind them are taken without a mask in between.
+_MOST_DRAFTS: Final = REFUELED_TOKENS - 1
+# The longest output, in tokens, that a new matcher takes so that there can be drafts behind it.
+_MOST_REPLAYED: Final = 256
 
 
 class Follower:
@@ -32,6 +44,7 @@ class Follower:
 
     __slots__ = (
         "_abandoned",
+        "_forced",
         "_grammar",
         "_num_renewals",
         "ended",
@@ -55,6 +68,7 @@ class Follower:
         self.ended = False
         self.fault: str | None = None
         self.is_own = True
+        self._forced = ForcedText()
 
     @property
     def is_live(self) -> bool:
@@ -76,6 +90,95 @@ class Follower:
         """Charge the grammar's budget with some calls; beyond the budget this fails."""
         if not self._grammar.budget.allows(seconds, num_calls):
             self.fail(_TOO_SLOW)
+
+    def take(self, token_ids: list[int]) -> None:
+        """The output goes on with accepted drafts. Another token follows, with a mask behind it."""
+        assert isinstance(self.matcher, LLMatcher), "a constraint has no drafts"
+        self.token_ids += token_ids
+        started = time.thread_time()
+        taken = self.matcher.try_consume_tokens(token_ids)
+        self.charge(time.thread_time() - started, len(token_ids))
+        if self.is_live and taken < len(token_ids):
+            self.recover()
+
+    def drafts(self, guessed: Sequence[int], most: int) -> list[int]:
+        """Up to ``most`` drafts: of those guessed what the grammar allows, and what it forces then.
+
+        It looks at a copy, so the matcher stays as it is. Nothing here fails the request: where a
+        grammar takes too long, or a copy fails, there are no drafts.
+        """
+        if self._grammar.is_slow_ahead or not self.is_live:
+            return []
+        matcher = self._drafting_matcher()
+        if matcher is None:
+            return []
+        started = time.thread_time()
+        drafts = self._drafts(matcher.deep_copy(), guessed, min(most, _MOST_DRAFTS))
+        self._look_at_time(started, 2 + len(drafts))
+        return drafts
+
+    def masks_behind(
+        self, drafts: Sequence[int], mask: np.ndarray, restrict: Callable[[], bool]
+    ) -> list[np.ndarray | None]:
+        """The masks of the positions behind each of these drafts, which `drafts` returned.
+
+        Without one (None) no token is possible there, or it is not known which: the step takes none
+        of what follows, and the next one finds out.
+
+        Parameters
+        ----------
+        mask
+            [W] int32, where each is computed.
+        restrict
+            Restricts it by the request's other parameters; whether any token is left.
+        """
+        masks: list[np.ndarray | None] = [None] * len(drafts)
+        assert isinstance(self.matcher, LLMatcher), "a constraint has no drafts"
+        started = time.thread_time()
+        matcher = self.matcher.deep_copy()
+        for place, token_id in enumerate(drafts):
+            if not matcher.consume_token(token_id):
+                break
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if matcher.is_error() or not restrict():
+                break
+            masks[place] = mask.copy()
+        self._look_at_time(started, 2 * len(drafts))
+        return masks
+
+    def _drafts(self, matcher: LLMatcher, guessed: Sequence[int], most: int) -> list[int]:
+        """See `drafts`; advances the matcher, which is a copy."""
+        drafts = list(guessed[:most])
+        del drafts[matcher.try_consume_tokens(drafts) :]
+        spelling = self._grammar.spelling
+        if len(drafts) < most and spelling is not None and not matcher.is_error():
+            output = [*self.token_ids, *drafts]
+            forced = self._forced.behind(spelling, output, matcher.compute_ff_bytes)
+            forced = forced[: most - len(drafts)]
+            drafts += forced[: matcher.try_consume_tokens(forced)]
+        return [] if matcher.is_error() else drafts
+
+    def _drafting_matcher(self) -> LLMatcher | None:
+        """The matcher, which can be copied; in place of a constraint one in the same state."""
+        if isinstance(self.matcher, LLMatcher):
+            return self.matcher
+        if len(self.token_ids) > _MOST_REPLAYED:
+            return None
+        renewals, matcher = self._grammar.num_renewals, self._grammar.begin_matcher()
+        for start in range(0, len(self.token_ids), REFUELED_TOKENS):
+            chunk = self.token_ids[start : start + REFUELED_TOKENS]
+            if matcher.try_consume_tokens(chunk) < len(chunk):
+                # The constraint goes on, so the request does not fail.
+                self._grammar.is_slow_ahead = True
+                return None
+            matcher.compute_bitmask()
+        self._num_renewals, self.matcher = renewals, matcher
+        return matcher
+
+    def _look_at_time(self, started: float, num_calls: int) -> None:
+        """Let there be no more drafts if these calls have taken much longer than ordinary ones."""
+        if time.thread_time() - started > ORDINARY_CALL * num_calls:
+            self._grammar.is_slow_ahead = True
 
     def recover(self, *, is_complete: bool = False) -> bool:
         """Replace a failed, or perhaps complete, matcher by a new one; whether that goes on."""

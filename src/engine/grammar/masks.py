@@ -77,12 +77,14 @@ class MaskTable:
 
     Attributes
     ----------
+    vocab_size
+        V, as given.
     table, masks
         [R, W] int32, see `RowMasks`; the same memory as a tensor and as an array.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         shape = (max_num_rows, -(-vocab_size // _BITS))
         self.table = torch.zeros(shape, dtype=torch.int32)
         self.masks: np.ndarray = self.table.numpy()
@@ -108,15 +110,23 @@ class MaskTable:
 
     def force(self, row: int, token_id: int) -> None:
         """``row`` may sample this token and no other."""
-        mask = self.masks[row]
-        mask.fill(0)
+        self.masks[row] = self.only(token_id)
+
+    def only(self, token_id: int) -> np.ndarray:
+        """The mask of this token and no other, [W] int32."""
+        mask = np.zeros(self.masks.shape[1], np.int32)
         # The highest bit is the sign.
         mask[token_id // _BITS] = np.uint32(1 << token_id % _BITS).astype(np.int32)
+        return mask
+
+    def allows(self, row: int, token_id: int) -> bool:
+        """Whether ``row`` may sample this token."""
+        return bool(self.masks[row, token_id // _BITS] >> token_id % _BITS & 1)
 
     def check_size(self, vocab_size: int) -> None:
         """Raise ValueError unless ``vocab_size`` is the width of these masks."""
-        if vocab_size != self._vocab_size:
-            raise ValueError(f"expected masks of {self._vocab_size} tokens, got {vocab_size}")
+        if vocab_size != self.vocab_size:
+            raise ValueError(f"expected masks of {self.vocab_size} tokens, got {vocab_size}")
 
     def ends(self, row: int, token_id: int) -> bool:
         """Whether a token ends the output of a row."""
@@ -154,12 +164,12 @@ class MaskTable:
 
     def added(self, rows: Sequence[int]) -> np.ndarray:
         """See `RowMasks`."""
-        return added_masks(packed_masks(self.masks, rows), self._vocab_size)
+        return added_masks(packed_masks(self.masks, rows), self.vocab_size)
 
     def _packed(self, token_ids: Iterable[int]) -> np.ndarray:
         """[W] int32: a bit for each token."""
         bits = np.zeros(self.masks.shape[1] * _BITS, np.uint8)
-        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = 1
+        bits[[token_id for token_id in token_ids if token_id < self.vocab_size]] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
 

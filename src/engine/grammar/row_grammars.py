@@ -18,9 +18,11 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from src.core.plan import RowFailure
 from src.core.step_message import DeviceRequest
@@ -28,7 +30,8 @@ from src.engine.grammar.compiled import CompiledGrammar
 from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.follower import Follower
 from src.engine.grammar.grammar_steps import NO_TOKEN, GrammarStepper, GrammarSteps, Made, Outcome
-from src.engine.grammar.masks import MaskTable, RowMasks
+from src.engine.grammar.look_ahead import LookAhead, Wanted
+from src.engine.grammar.masks import MaskTable, RowMasks, added_masks
 from src.engine.grammar.thinking import Change, RowThinking
 from src.text.thinking import ThinkingGuide
 
@@ -88,6 +91,8 @@ class RowGrammars:
         self._rows: dict[int, int] = {}
         self._arrivals: list[_Arrival] = []
         self._departures: list[int] = []
+        # Rows whose drafts for the next step were looked at.
+        self._drafting: set[int] = set()
         # Handle -> compiled grammar of a request that has not ended. Any thread may add to it.
         self._held: dict[int, CompiledGrammar] = {}
         # Keys of ended requests that may still have queued work. Any thread may add to it.
@@ -99,6 +104,7 @@ class RowGrammars:
         self._stepper = GrammarStepper(self._table, vocab_size)
         self._batch: _Batch | None = None
         self._thinking = RowThinking(self._table)
+        self._look_ahead = LookAhead(self._table, self._thinking, self._followers)
         # On a GPU the forward pass needs no CPU, so the thread keeps its normal priority.
         begin = _give_way if on_cpu else None
         self._thread = ThreadPoolExecutor(1, "slipstream-grammar", begin)
@@ -163,6 +169,7 @@ class RowGrammars:
 
     def begin(self) -> None:
         """Begin to compute the first masks of newly installed requests."""
+        self._drafting = set()
         forgotten, self._forgotten = self._forgotten, []
         changes = self._thinking.take_changes()
         if not (self._arrivals or self._departures or changes):
@@ -174,14 +181,26 @@ class RowGrammars:
         rows = [arrival.row for arrival in arrivals] + [change.row for change in changes]
         self._submit(rows, self._exchange, departures, arrivals, changes, forgotten)
 
-    def leaves_free(self, row: int) -> bool:
-        """Whether nothing here restricts what the row samples; of the device thread."""
-        return row not in self._rows and not self._thinking.follows((row,))
+    def leaves_free(self, row: int, position: int) -> bool:
+        """Whether nothing here restricts what the row samples up to this position."""
+        return row not in self._rows and not self._thinking.may_force((row,), (position,))
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """The drafts of each of these rows in the next step; see `LookAhead.choose`.
+
+        This waits until their newest tokens are followed: before that nobody knows what they may
+        be. The masks behind drafts are computed while the forward pass runs, like all masks.
+        """
+        self._drafting = {each.row for each in wanted}
+        owners = [self._rows.get(each.row) for each in wanted]
+        return self._thread.submit(self._choose_drafts, wanted, owners).result()
 
     def masks(
         self, rows: Sequence[int], positions: Sequence[int], *, as_bits: bool = False
     ) -> Future[RowMasks] | None:
         """The masks of these rows at these positions; ``None`` if none of them is constrained.
+
+        A row with drafts comes several times, at each of its positions.
 
         On the CPU, ``as_bits`` says that bits are enough, and need not be made what is added.
         """
@@ -189,14 +208,23 @@ class RowGrammars:
         if is_free and not self._thinking.may_force(rows, positions):
             return None
         owners = [self._rows.get(row) for row in rows]
+        drafting, self._drafting = self._drafting, set()
+        adds = self._on_cpu and not as_bits
+        if len(set(rows)) == len(rows):
+            return self._thread.submit(self._gather, list(rows), owners, adds=adds)
         return self._thread.submit(
-            self._gather, list(rows), owners, adds=self._on_cpu and not as_bits
+            self._gather_with_drafts, list(rows), owners, drafting=drafting, adds=adds
         )
 
     def follow(self, rows: Sequence[int], read: Callable[[], Any]) -> None:
         """Follow the tokens that these rows sample. ``read`` returns them, and may block."""
         if not self._rows.keys().isdisjoint(rows) or self._thinking.follows(rows):
             self._submit(list(rows), self._advance, list(rows), read)
+
+    def follow_verified(self, rows: Sequence[int], taken: Sequence[Sequence[int]]) -> None:
+        """Follow these rows in a step with drafts: of each, its accepted drafts and one token."""
+        if not self._rows.keys().isdisjoint(rows) or self._thinking.follows(rows):
+            self._submit(list(rows), self._advance_verified, list(rows), taken)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -271,6 +299,21 @@ class RowGrammars:
             return
         if len(token_ids) != len(rows):
             raise ValueError(f"expected tokens of {len(rows)} rows, got {token_ids.tolist()}")
+        self._take(rows, token_ids)
+
+    def _advance_verified(self, rows: list[int], taken: Sequence[Sequence[int]]) -> None:
+        # The history of the batch comes before what its rows take here.
+        self._dissolve()
+        for row, token_ids in zip(rows, taken, strict=True):
+            if accepted := list(token_ids[:-1]):
+                self._thinking.take([row] * len(accepted), np.array(accepted, np.int64))
+                follower = self._followers.get(row)
+                if follower is not None and follower.is_live:
+                    follower.take(accepted)
+        self._take(rows, np.array([token_ids[-1] for token_ids in taken], np.int64))
+
+    def _take(self, rows: list[int], token_ids: np.ndarray) -> None:
+        """The rows have sampled one more token each."""
         self._thinking.take(rows, token_ids)
         if token_ids.min() < 0:
             self._drop(rows, token_ids)
@@ -339,7 +382,59 @@ class RowGrammars:
             return [GrammarSteps([follower.matcher], [row], [0])]
         return []
 
+    def _choose_drafts(
+        self, wanted: Sequence[Wanted], owners: Sequence[int | None]
+    ) -> list[list[int]]:
+        # Followers have all of their tokens then, and may change their matchers.
+        self._dissolve()
+        return self._look_ahead.choose(wanted, owners)
+
     def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
+        forced, failures = self._choose_masks(rows, owners)
+        return RowMasks(
+            self._table.table,
+            rows,
+            self._table.added(rows) if adds else None,
+            failures,
+            forced,
+        )
+
+    def _gather_with_drafts(
+        self, rows: list[int], owners: list[int | None], *, drafting: set[int], adds: bool
+    ) -> RowMasks:
+        """The same of a step in which rows have drafts, with a mask behind each of them."""
+        firsts = [entry for entry, row in enumerate(rows) if entry == 0 or row != rows[entry - 1]]
+        own = [rows[entry] for entry in firsts]
+        chosen, failures = self._choose_masks(own, [owners[entry] for entry in firsts])
+        forced = [firsts[index] for index in chosen]
+        # [S, W] int32, and per entry whether that restricts it.
+        packed = np.full((len(rows), self._table.masks.shape[1]), -1, np.int32)
+        restricts = [False] * len(rows)
+        for index, (first, end) in enumerate(pairwise([*firsts, len(rows)])):
+            has_mask, behind = own[index] >= 0, end - first - 1
+            if has_mask:
+                packed[first], restricts[first] = self._table.masks[own[index]], True
+            if behind and rows[first] in drafting:
+                has_grammar = has_mask and owners[first] is not None
+                masks, musts = self._look_ahead.masks_behind(
+                    rows[first], behind, has_grammar=has_grammar
+                )
+                forced += [first + 1 + place for place in musts]
+                for entry, mask in enumerate(masks, first + 1):
+                    if mask is not None:
+                        packed[entry], restricts[entry] = mask, True
+        return RowMasks(
+            torch.from_numpy(packed),
+            [entry if restricts[entry] else -1 for entry in range(len(rows))],
+            added_masks(packed, self._table.vocab_size) if adds else None,
+            failures,
+            forced,
+        )
+
+    def _choose_masks(
+        self, rows: list[int], owners: Sequence[int | None]
+    ) -> tuple[list[int], list[RowFailure]]:
+        """Which rows have one token to choose, and failures; rows without a mask become -1."""
         forced, failures = self._thinking.force(rows)
         for entry, (row, owner) in enumerate(zip(rows, owners, strict=True)):
             if entry in forced:
@@ -355,13 +450,7 @@ class RowGrammars:
             elif follower.fault is not None:
                 failures.append(RowFailure(owner, follower.fault, follower.is_own))
                 rows[entry] = -1
-        return RowMasks(
-            self._table.table,
-            rows,
-            self._table.added(rows) if adds else None,
-            failures,
-            forced,
-        )
+        return forced, failures
 
 
 def _give_way() -> None:

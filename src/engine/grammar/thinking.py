@@ -48,6 +48,29 @@ class _Thought:
         """The only token that may come next, if there is one."""
         return self._guide.forced(self._tracker, completes_characters=self._has_grammar)
 
+    def forced_behind(self, drafts: Sequence[int]) -> list[int | None]:
+        """The same behind each of these drafts."""
+        tracker, found = self._tracker.copy(), []
+        for token_id in drafts:
+            self._guide.follow(tracker, (token_id,))
+            found.append(self._guide.forced(tracker, completes_characters=self._has_grammar))
+        return found
+
+    def drafts(self, guessed: Sequence[int], most: int) -> list[int]:
+        """Up to ``most`` drafts: those guessed, up to where something else must come, and that."""
+        tracker, drafts = self._tracker.copy(), list[int]()
+        is_guessed = True
+        while len(drafts) < most:
+            own = guessed[len(drafts)] if is_guessed and len(drafts) < len(guessed) else None
+            must = self._guide.forced(tracker, completes_characters=self._has_grammar)
+            token_id = own if must is None else must
+            if token_id is None:
+                break
+            is_guessed = token_id == own
+            drafts.append(token_id)
+            self._guide.follow(tracker, (token_id,))
+        return drafts
+
 
 class Change(NamedTuple):
     """A row got a request with a thinking budget, or lost it; the tokens are its output so far."""
@@ -145,6 +168,20 @@ class RowThinking:
             if thought is not None:
                 self._thoughts[row] = thought
                 thought.take(token_ids)
+
+    def drafts(self, row: int, guessed: Sequence[int], most: int) -> Sequence[int]:
+        """The drafts that a row's thinking leaves of those guessed, and what it forces."""
+        thought = self._thoughts.get(row)
+        if thought is None or thought.is_over:
+            return guessed
+        return [] if thought.is_lost else thought.drafts(guessed, most)
+
+    def forced_behind(self, row: int, drafts: Sequence[int]) -> list[int | None]:
+        """Behind each of a row's drafts, the only token that may come there, if there is one."""
+        thought = self._thoughts.get(row)
+        if thought is None or thought.is_over or thought.is_lost:
+            return [None] * len(drafts)
+        return thought.forced_behind(drafts)
 
     def take(self, rows: Sequence[int], token_ids: np.ndarray) -> None:
         """The rows have sampled these tokens, [S] int64; negative where there was none."""

@@ -143,8 +143,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drafts(self) -> int:
-        """``max_drafts``, or 0 with recurrent states: a rejected draft would stay in them."""
-        return self.max_drafts if self.num_snapshots is None else 0
+        """``max_drafts``."""
+        return self.max_drafts
 
     @property
     def max_sampled(self) -> int:

@@ -106,8 +106,13 @@ class StepPlanner:
                 most -= drafts
 
     def _wanted_drafts(self, builder: PlanBuilder) -> list[tuple[int, int]]:
-        """(drafts, index in the plan) of each row that may have some: as many as are of use."""
+        """(drafts, index in the plan) of each row that may have some: as many as are of use.
+
+        None where the step copies the row's recurrent states, nor up to where a later one does:
+        that must know where they stand.
+        """
         wanted = []
+        saved, snapshots = {save.row for save in builder.saves}, builder.snapshots
         for index, state in enumerate(builder.states):
             if state.rests:
                 state.rests -= 1
@@ -115,9 +120,13 @@ class StepPlanner:
             step = builder.rows[index]
             if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
                 continue
+            if step.row in saved:
+                continue
             # The first token may be the last: then there is nothing to draft.
             drafts = min(self.limits.drafts, state.limit - (step.start + 2))
-            if drafts > 0 and state.request.grammar is None:
+            if snapshots is not None:
+                drafts = min(drafts, snapshots.until_next(state) - 1)
+            if drafts > 0:
                 wanted.append((drafts, index))
         return wanted
 

@@ -11,7 +11,8 @@ due
 3. at every ``snapshot_interval`` blocks, of prompts and of outputs.
 
 A prefill chunk ends where a copy is due. If all slots are held by steps in flight, a copy is left
-out; nobody waits for a slot.
+out; nobody waits for a slot. A row has no drafts up to where a copy is due, and where drafts in
+flight reach that all the same, the copy is left out.
 """
 
 from __future__ import annotations
@@ -62,10 +63,16 @@ class Snapshots:
                 return due - start
         return end - start
 
+    def until_next(self, state: RequestState) -> int:
+        """Positions behind the launched ones up to the next regular copy; 0 or less: in flight."""
+        certain = state.launched - state.slack
+        return (certain // self._interval + 1) * self._interval - state.launched
+
     def take(self, state: RequestState) -> StateCopy | None:
         """The copy that the step just planned for a request makes at its end, if one is due."""
         end = state.launched
-        if end % self._block_size or state.cache_epoch != self._cache.epoch:
+        # Behind drafts in flight nobody knows where the states stand.
+        if state.slack or end % self._block_size or state.cache_epoch != self._cache.epoch:
             return None
         if end % self._interval and end not in state.snapshots_due:
             return None

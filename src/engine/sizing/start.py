@@ -26,6 +26,7 @@ from src.engine.execution.memory_profile import compute_largest_step, memory_gau
 from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.weight_parts import weight_parts
+from src.engine.speculation.choice import state_backups
 from src.models import LayerKVSpec, Model, ServedModel
 from src.models.config import LayerConfig
 from src.models.registry import family_of
@@ -240,6 +241,7 @@ def _size(
         max_model_len_is_fixed=config.model.max_model_len is not None,
         reserved_bytes=step + graphs,
         free_bytes=free,
+        state_backups=state_backups(config.speculation, place.type),
     )
     report = MemoryReport(
         name,

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from src.engine.speculation.guess import Guess
+from src.engine.speculation.guess import FORCED, Guess
 
 # Lengths of a match, and places among a row's guesses, from which on guesses are counted apart.
 _MATCHES: Final = (2, 3, 4, 6, 9, 16)
@@ -17,7 +17,7 @@ _PLACES: Final = (1, 2, 4, 8)
 _PRIORS: Final = (0.25, 0.4, 0.55, 0.7, 0.8, 0.85, 0.9)
 _PRIORS_OF: Final[Mapping[str, Sequence[float]]] = MappingProxyType(
     # A client that sends a prediction has reason to expect it.
-    {"prediction": (0.7, 0.7, 0.7, 0.75, 0.8, 0.85, 0.9)}
+    {"prediction": (0.7, 0.7, 0.7, 0.75, 0.8, 0.85, 0.9), FORCED: (0.85,) * 7}
 )
 _PRIOR_WEIGHT: Final = 4.0
 _MOST_OBSERVED: Final = 64.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
@@ -13,6 +13,15 @@ from src.engine.speculation.drafter import DRAFTERS, SOURCES
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
+
+# The most rows of a step with drafts in a model with recurrent states. With more rows a draft costs
+# as much as a token, so few have some.
+_STATE_BACKUPS: Final = 8
+
+
+def state_backups(section: SpeculationSection, device_type: str) -> int:
+    """How many rows may have drafts in a step of a model with recurrent states."""
+    return 0 if section.method == "off" or device_type != "cpu" else _STATE_BACKUPS
 
 
 class Choice(NamedTuple):
@@ -26,14 +35,21 @@ class Choice(NamedTuple):
 
 
 def choose_sources(
-    section: SpeculationSection, *, device_type: str, has_states: bool = False
+    section: SpeculationSection,
+    *,
+    device_type: str,
+    has_states: bool = False,
+    has_windows: bool = False,
+    num_backups: int | None = None,
 ) -> Choice:
     """Who drafts with these settings on such a device.
 
     Parameters
     ----------
-    has_states
-        Whether the model keeps recurrent states.
+    has_states, has_windows
+        Whether the model keeps recurrent states, and whether some of its layers have windows.
+    num_backups
+        Slots that keep such states while drafts are verified; ``None``: not known yet.
 
     Raises
     ------
@@ -51,8 +67,10 @@ def choose_sources(
     reason = ""
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
-    elif has_states:
-        reason = "a rejected draft would stay in the model's recurrent states"
+    elif has_states and has_windows:
+        reason = "the model has recurrent states, and windows that forget what these need again"
+    elif has_states and num_backups == 0:
+        reason = "memory holds one sequence's recurrent states, and none while drafts are verified"
     if not reason:
         keeps = section.shared_history_bytes > 0
         return Choice(tuple(s for s in SOURCES[section.method] if keeps or s != "history"))
@@ -62,13 +80,24 @@ def choose_sources(
 
 
 def choose_speculation(
-    section: SpeculationSection, *, device_type: str, has_states: bool
+    section: SpeculationSection,
+    *,
+    device_type: str,
+    has_states: bool,
+    has_windows: bool = False,
+    num_backups: int | None = None,
 ) -> Callable[..., Speculation] | None:
     """What makes an engine's `Speculation`; ``None`` if there is none.
 
     Arguments and errors are those of `choose_sources`.
     """
-    choice = choose_sources(section, device_type=device_type, has_states=has_states)
+    choice = choose_sources(
+        section,
+        device_type=device_type,
+        has_states=has_states,
+        has_windows=has_windows,
+        num_backups=num_backups,
+    )
     if not choice.sources:
         if section.method != "off":
             logger.info("speculation is off: %s", choice.reason)

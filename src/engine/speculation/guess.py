@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+FORCED: Final = "grammar"
+"""The source of what a grammar, or a budget of thinking, leaves no choice about."""
 
 
 class Guess(NamedTuple):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,8 +20,9 @@ import numpy as np
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.core.step_message import DeviceRequest
+from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation.drafter import Drafter, Follower
-from src.engine.speculation.guess import Guess
+from src.engine.speculation.guess import FORCED, Guess
 from src.engine.speculation.widths import Widths
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,10 @@ T = TypeVar("T")
 
 # A guess that is likelier is taken without asking others.
 _LIKELY_ENOUGH: Final = 0.7
+# The most tokens that are computed again, since drafts behind them were wrong, for all rows of a
+# step together; and the most of a row that are certain, so that it has drafts behind them.
+_MOST_AGAIN: Final = 64
+_LONGEST_CERTAIN: Final = 9
 
 
 @dataclass
@@ -55,6 +60,41 @@ class Verification:
     index: list[int]
     kept: Sequence[int] = ()
 
+    def taken(self, token_ids: Sequence[int]) -> list[Sequence[int]]:
+        """Per row of ``plan`` that samples, those of the sampled tokens that count."""
+        taken, at = [], 0
+        for step, kept in zip(self.plan.rows, self.kept, strict=True):
+            if step.samples:
+                taken.append(token_ids[at : at + kept])
+                at += step.num_sampled
+        return taken
+
+
+class Restrictions(Protocol):
+    """What bounds the choice of rows beside their parameters: grammars, and budgets of thinking."""
+
+    def leaves_free(self, row: int, position: int) -> bool:
+        """Whether nothing restricts the row's tokens up to this position."""
+        ...
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Of each of these rows, the guesses that are possible, and what must come."""
+        ...
+
+
+class RowStates(Protocol):
+    """The recurrent states of rows, which a step overwrites."""
+
+    num_backups: int
+
+    def back_up(self, rows: Sequence[int]) -> None:
+        """Keep the states of these rows, ``num_backups`` at most."""
+        ...
+
+    def restore(self, rows: Sequence[int]) -> None:
+        """Give these rows the states that were kept."""
+        ...
+
 
 class Speculation:
     """Drafts for rows, and their verification. Only the device thread uses it.
@@ -66,12 +106,14 @@ class Speculation:
         One that raises is not asked again.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
-    drafts_for
-        Whether a row may have drafts now.
+    restrictions
+        Asked for the drafts of rows that something restricts.
     poison
         What stands in the buffer where there is no token.
     widths
         Chooses how many guesses are verified.
+    states
+        Recurrent states of the rows, if the model has some.
 
     Attributes
     ----------
@@ -83,16 +125,20 @@ class Speculation:
         self,
         drafters: Sequence[Drafter],
         tokens: np.ndarray,
-        drafts_for: Callable[[int], bool],
+        restrictions: Restrictions,
         poison: int,
         widths: Widths | None = None,
+        states: RowStates | None = None,
     ) -> None:
         self.counts = DraftCounts()
+        self._states = states
+        # Row -> tokens before its last one that its recurrent states do not have yet.
+        self._behind: dict[int, int] = {}
         self._widths = widths or Widths()
         self._drafters = list(drafters)
         self._followers = [each for each in self._drafters if isinstance(each, Follower)]
         self._tokens = tokens
-        self._drafts_for = drafts_for
+        self._restrictions = restrictions
         self._poison = poison
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
@@ -100,6 +146,7 @@ class Speculation:
     def install(self, row: int, request: DeviceRequest | None) -> None:
         """The row has been given to this request; ``None``: to one that could not be installed."""
         self._lengths.pop(row, None)
+        self._behind.pop(row, None)
         self._widths.vacate(row)
         if request is not None:
             for follower in tuple(self._followers):
@@ -121,7 +168,7 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
-        if not any(step.drafts or step.slack for step in plan.rows):
+        if not any(step.drafts or step.slack or step.row in self._behind for step in plan.rows):
             return None
         certain = plan.num_tokens - plan.num_drafts
         begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
@@ -130,10 +177,11 @@ class Speculation:
         drafts: list[Guess | None] = []
         index: list[int] = []
         guesses: dict[int, Guess] = {}
+        restricted: dict[int, tuple[Wanted, Guess | None]] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
-                rows.append(step)
+                rows.append(self._from_states(step))
                 drafts.append(None)
                 continue
             known = step.start + 1
@@ -145,14 +193,26 @@ class Speculation:
                 continue
             if none_pays:
                 self._widths.nothing_pays(step.row)
-            elif asks and (guess := self._propose(step, known)) is not None:
-                guesses[len(rows)] = guess
+            elif asks and (most := self._most(step, known)) > 0:
+                guess = self._propose(step.row, known, most)
+                if not self._restrictions.leaves_free(step.row, known + most):
+                    wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
+                    restricted[len(rows)] = wanted, guess
+                elif guess is not None:
+                    guesses[len(rows)] = guess
+                else:
+                    self._widths.found_nothing(step.row)
             index.append(len(rows))
-            rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
+            exact = RowStep(step.row, step.generation, known - 1, 1, True)
+            rows.append(self._from_states(exact))
             drafts.append(None)
+        if restricted:
+            guesses |= self._possible(restricted)
         if guesses:
             sampling = sum(step.samples for step in rows)
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
+            if self._states is not None:
+                widths = self._narrow([rows[place] for place in guesses], widths)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
                     guess = guess._replace(token_ids=guess.token_ids[:width])
@@ -160,6 +220,8 @@ class Speculation:
                     drafts[place] = guess
                 else:
                     self._widths.found_nothing(rows[place].row)
+        if self._states is not None:
+            self._states.back_up([step.row for step in rows if step.drafts])
         verification = Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
         if asks:
             self._widths.asked(certain, time.monotonic() - begun)
@@ -167,22 +229,67 @@ class Speculation:
 
     def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
         """The step of a row, with drafts behind its last token, where they are written too."""
-        known, count = step.start + 1, len(token_ids)
+        known, count = step.start + step.num_tokens, len(token_ids)
         self._tokens[step.row, known : known + count] = token_ids
-        return RowStep(step.row, step.generation, step.start, 1 + count, True, count)
+        num_tokens = step.num_tokens + count
+        return RowStep(step.row, step.generation, step.start, num_tokens, True, count)
 
-    def _propose(self, step: RowStep, known: int) -> Guess | None:
+    def _from_states(self, step: RowStep) -> RowStep:
+        """The step of a row from where its recurrent states stand."""
+        behind = self._behind.pop(step.row, 0)
+        if not behind:
+            return step
+        num_tokens = step.num_tokens + behind
+        return RowStep(step.row, step.generation, step.start - behind, num_tokens, step.samples)
+
+    def _narrow(self, steps: Sequence[RowStep], widths: Sequence[int]) -> list[int]:
+        """Widths with which all states can be kept, and few tokens are computed again.
+
+        Parameters
+        ----------
+        steps
+            Of the rows that have guesses, without them.
+        """
+        assert self._states is not None
+        narrowed = [0] * len(widths)
+        room, slots = _MOST_AGAIN - sum(self._behind.values()), self._states.num_backups
+        # The widest first: they were expected to bring the most.
+        for index in sorted(range(len(widths)), key=lambda index: (-widths[index], index)):
+            certain = steps[index].num_tokens
+            # One that has much to catch up with does that first.
+            if not slots or certain > _LONGEST_CERTAIN:
+                continue
+            width = min(widths[index], room - certain)
+            if width > 0:
+                narrowed[index] = width
+                room -= certain + width
+                slots -= 1
+        return narrowed
+
+    def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess | None]]) -> dict[int, Guess]:
+        """What is possible of the guesses of restricted rows, and what they are forced to."""
+        found = self._restrictions.draft([wanted for wanted, _ in restricted.values()])
+        guesses = {}
+        for (place, (wanted, guess)), token_ids in zip(restricted.items(), found, strict=True):
+            if not token_ids:
+                self._widths.found_nothing(wanted.row, restricted=True)
+            elif guess is not None and guess.token_ids[0] == token_ids[0]:
+                guesses[place] = guess._replace(token_ids=token_ids)
+            else:
+                guesses[place] = Guess(token_ids, 0, FORCED)
+        return guesses
+
+    def _most(self, step: RowStep, known: int) -> int:
+        """The most drafts of a row in this step."""
         most = min(step.drafts, step.limit - known - 1)
-        if most < 1 or not self._widths.asks(step.row):
-            return None
-        if not self._drafts_for(step.row):
-            # So that no step is planned for its drafts for a while.
-            self._widths.nothing_pays(step.row)
-            return None
-        tokens = self._tokens[step.row, :known]
+        return most if self._widths.asks(step.row) else 0
+
+    def _propose(self, row: int, known: int, most: int) -> Guess | None:
+        """The likeliest guess of the drafters, if one has an idea."""
+        tokens = self._tokens[row, :known]
         best, highest = None, 0.0
         for drafter in tuple(self._drafters):
-            guess = self._attempt(drafter, drafter.propose, step.row, tokens, most)
+            guess = self._attempt(drafter, drafter.propose, row, tokens, most)
             if guess is None or not guess.token_ids:
                 continue
             likelihood = self._widths.likelihood(guess)
@@ -190,8 +297,6 @@ class Speculation:
                 best, highest = guess._replace(token_ids=guess.token_ids[:most]), likelihood
             if likelihood >= _LIKELY_ENOUGH:
                 break
-        if best is None:
-            self._widths.found_nothing(step.row)
         return best
 
     def _attempt(
@@ -238,6 +343,7 @@ class Speculation:
             Of all rows that sample, in order; negative where there was no choice.
         """
         kept: list[int] = []
+        wrong: list[int] = []
         at = 0
         for step, guess in zip(verification.plan.rows, verification.drafts, strict=True):
             sampled = token_ids[at : at + step.num_sampled]
@@ -248,11 +354,16 @@ class Speculation:
             if guess is not None:
                 self._widths.verified(step.row, guess, count - 1)
                 self.counts.add(len(drafts), count - 1, guess.source)
+                if self._states is not None and count < 1 + len(drafts):
+                    wrong.append(step.row)
+                    self._behind[step.row] = step.num_tokens - len(drafts) + count - 1
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end
                 # Nobody may read what was rejected, and so would fail loudly.
                 self._tokens[step.row, end : end + len(sampled) - count] = self._poison
+        if self._states is not None and wrong:
+            self._states.restore(wrong)
         verification.kept = kept
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from src.engine.speculation.chances import Chances
 from src.engine.speculation.costs import Costs
-from src.engine.speculation.guess import Guess
+from src.engine.speculation.guess import FORCED, Guess
 
 # Drafts must be expected to bring this much more than what they cost: both are estimates.
 _MARGIN: Final = 1.2
@@ -32,6 +32,8 @@ _ASKING: Final = 0.01
 _FRESH: Final = 0.1
 # Of steps without drafts one in so many is measured.
 _MEASURED: Final = 4
+# The same of rows with a grammar: what it forces comes and goes with every few tokens.
+_LONGEST_RESTRICTED: Final = 2
 # The pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
 
@@ -153,8 +155,11 @@ class Widths:
             return min(_PROBES, len(candidates))
         return best
 
-    def found_nothing(self, row: int) -> None:
-        """No drafter had an idea for the row, or none that pays."""
+    def found_nothing(self, row: int, *, restricted: bool = False) -> None:
+        """No drafter had an idea for the row, or none that pays; or none that is possible."""
+        if restricted:
+            self._wait(row, _LONGEST_RESTRICTED)
+            return
         longest = _LONGEST_SEARCH
         # In small steps of a small model asking takes long.
         while longest < _LONGEST_PAUSE and longest * _ASKING < self._asking:
@@ -172,7 +177,7 @@ class Widths:
         if accepted:
             self._pauses.pop(row, None)
         else:
-            self._wait(row, _LONGEST_PAUSE)
+            self._wait(row, _LONGEST_SEARCH if guess.source == FORCED else _LONGEST_PAUSE)
 
     def _wait(self, row: int, longest: int, least: int = 1) -> None:
         pause = self._pauses.setdefault(row, _Pause())

@@ -169,11 +169,33 @@ def test_nobody_is_preempted_for_a_block_that_perhaps_nobody_needs() -> None:
     assert scheduler.stats.preemptions == 0
 
 
-def test_models_with_recurrent_states_have_no_drafts() -> None:
-    scheduler = drafting(num_snapshots=2)
-    scheduler.add(make_request(0, 1, 12, ends=False))
+def test_no_draft_reaches_where_recurrent_states_are_copied() -> None:
+    """Of blocks of 2 tokens every fourth ends where a copy is due: at 8 positions."""
+    scheduler = drafting(num_snapshots=2, snapshot_interval=4, block_size=2)
+    scheduler.add(make_request(0, 1, 20, ends=False))
     scheduler.commit(answer(planned(scheduler), [5]))
-    assert [step.drafts for step in planned(scheduler).rows] == [0]
+    found = []
+    for _ in range(7):
+        plan = planned(scheduler)
+        [step] = plan.rows
+        found.append((step.start, step.drafts, len(plan.state_saves)))
+        scheduler.commit(answer(plan, [5]))
+    drafts = (3, 3, 3, 2, 1, 0, 0)
+    assert found == [(1 + step, most, step == 6) for step, most in enumerate(drafts)]
+
+
+def test_states_behind_drafts_in_flight_are_not_copied() -> None:
+    scheduler = drafting(num_snapshots=2, snapshot_interval=4, block_size=2)
+    scheduler.add(make_request(0, 1, 20, ends=False))
+    for _ in range(3):
+        scheduler.commit(answer(planned(scheduler), [5]))
+    first = planned(scheduler)
+    assert [(step.start, step.drafts) for step in first.rows] == [(3, 3)]
+    # If all drafts are right, it reaches 7 positions, and the step behind it 8.
+    behind = planned(scheduler)
+    assert [(step.start, step.slack, step.drafts) for step in behind.rows] == [(4, 3, 0)]
+    assert not behind.state_saves
+    scheduler.commit(answer(first, [5, 5, 5, 5]))
 
 
 def test_drafts_and_right_ones_are_counted() -> None:
@@ -272,13 +294,13 @@ def test_rows_share_the_drafts_of_a_step() -> None:
     assert [step.drafts for step in planned(scheduler).rows] == [4, 2, 3, 3]
 
 
-def test_a_row_with_a_grammar_has_no_planned_drafts() -> None:
+def test_a_row_with_a_grammar_may_draft_too() -> None:
     scheduler = drafting()
     for key, grammar in enumerate((None, object())):
         request = make_request(key, 3, 12, ends=False)
         scheduler.add(msgspec.structs.replace(request, grammar=grammar))
     scheduler.commit(answer(planned(scheduler), [5], [5]))
-    assert [step.drafts for step in planned(scheduler).rows] == [3, 0]
+    assert [step.drafts for step in planned(scheduler).rows] == [3, 3]
 
 
 @pytest.mark.parametrize("block_size", [2, 4, 8])

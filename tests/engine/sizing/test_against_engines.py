@@ -155,10 +155,15 @@ async def test_a_plan_of_a_quantized_checkpoint_is_what_an_engine_takes(
     assert [part.name for part in started.weights] == [part.name for part in memory.weights]
 
 
-async def test_recurrent_states_are_planned_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["off", "suffix"])
+async def test_recurrent_states_are_planned_too(method: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model", "granite_moehybrid", tokenizer=True)
     config = small_config(
-        directory, compile__enforce_eager=True, cache__memory_bytes=MIB, model__max_model_len=64
+        directory,
+        compile__enforce_eager=True,
+        cache__memory_bytes=MIB,
+        model__max_model_len=64,
+        speculation__method=method,
     )
     planned = plan_model(config, Question()).memory.kv
     assert planned is not None
@@ -166,6 +171,7 @@ async def test_recurrent_states_are_planned_too(tmp_path: Path) -> None:
         parts = Probe(engine).parts
         states = parts.kv_plan.states
         assert states is not None
+        assert (states.num_backups > 0) == (method == "suffix")
         assert (
             planned.bytes == parts.kv_plan.total_bytes == taken_by(engine)[1] + states.total_bytes
         )

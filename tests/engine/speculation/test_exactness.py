@@ -366,16 +366,6 @@ async def test_an_abort_in_mid_draft_leaves_nothing(
         assert_idle(engine)
 
 
-async def test_recurrent_states_are_refused_by_name_and_auto_goes_without(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, "qwen3next", tokenizer=True)
-    with pytest.raises(ConfigError, match=r"speculation\.method = suffix .* recurrent states"):
-        async with AsyncEngine.open(small_config(checkpoint, speculation__method="suffix")):
-            pass
-    async with AsyncEngine.open(small_config(checkpoint, speculation__method="auto")) as engine:
-        result = await engine.generate([5, 5, 5, 5], SamplingParams(max_tokens=8, ignore_eos=True))
-        assert len(result.token_ids) == 8
-
-
 @pytest.mark.parametrize("method", ["off", "auto", "suffix", "ngram"])
 def test_another_device_is_refused_by_name(method: str) -> None:
     section = SpeculationSection(method=method)  # type: ignore[arg-type]

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from src.core.plan import RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
+from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation import Guess, Speculation, Widths
+from src.engine.speculation.guess import FORCED
 
 POISON = -1
+
+
+class Restricting:
+    """Restricts no row, or all of them to what it is given."""
+
+    def __init__(self, possible: list[int] | None = None) -> None:
+        self.possible = possible
+        self.wanted: list[Wanted] = []
+
+    def leaves_free(self, row: int, position: int) -> bool:
+        return self.possible is None
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        self.wanted += wanted
+        return [self.possible or []] * len(wanted)
+
+
+FREE = Restricting()
 
 
 class Counting:
@@ -21,9 +43,9 @@ class Counting:
         return Guess(list(range(last + 1, last + 9)), 3)
 
 
-def speculation(tokens: np.ndarray, *, free: bool = True) -> Speculation:
+def speculation(tokens: np.ndarray, restrictions: Restricting = FREE) -> Speculation:
     widths = Widths(always=True)
-    return Speculation((Counting(),), tokens, lambda row: free, POISON, widths)
+    return Speculation((Counting(),), tokens, restrictions, POISON, widths)
 
 
 def buffer(length: int, room: int = 12) -> np.ndarray:
@@ -58,11 +80,36 @@ def test_a_row_never_gets_longer_than_it_may(limit: int, drafts: int) -> None:
     assert (tokens[0, 4 + drafts :] == POISON).all()
 
 
-def test_a_row_that_something_restricts_has_no_drafts() -> None:
-    tokens = buffer(4)
-    made = speculation(tokens, free=False).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+@pytest.mark.parametrize(
+    ("possible", "source"), [([14], ""), ([14, 99], ""), ([98, 99], FORCED), ([], None)]
+)
+def test_a_row_that_something_restricts_has_the_drafts_that_are_possible(
+    possible: list[int], source: str | None
+) -> None:
+    tokens, restrictions = buffer(4), Restricting(possible)
+    made = speculation(tokens, restrictions).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert made is not None
-    assert made.plan.rows == [RowStep(0, 1, 3, 1, True)]
+    assert restrictions.wanted == [Wanted(0, [14, 15, 16], 3)]
+    count = len(possible)
+    assert made.plan.rows == [RowStep(0, 1, 3, 1 + count, True, count)]
+    [guess] = made.drafts
+    assert (None if guess is None else guess.source) == source
+    assert ([] if guess is None else guess.token_ids) == possible
+    assert tokens[0, 4:].tolist() == [*possible, *[POISON] * (8 - count)]
+
+
+def test_of_rows_without_drafts_too_a_verification_says_what_they_take() -> None:
+    tokens = np.concatenate((buffer(4), buffer(4)))
+    made = speculation(tokens).begin(
+        plan(
+            RowStep(0, 1, 3, 4, True, 3, 0, 12),
+            RowStep(1, 1, 2, 1, False),
+            RowStep(1, 1, 3, 1, True),
+        )
+    )
+    assert made is not None
+    made.kept = [3, 0, 1]
+    assert made.taken([14, 15, 99, 7, 50]) == [[14, 15, 99], [50]]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +167,7 @@ def test_a_drafter_that_fails_is_left_alone_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing, tokens = Failing(), buffer(4)
-    made = Speculation((failing, Counting()), tokens, lambda _: True, POISON, Widths(always=True))
+    made = Speculation((failing, Counting()), tokens, FREE, POISON, Widths(always=True))
     step = plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))
     for _ in range(3):
         verification = made.begin(step)
@@ -134,7 +181,7 @@ def test_a_drafter_that_fails_is_left_alone_and_the_others_go_on(
 
 def test_without_a_drafter_rows_go_on_token_by_token() -> None:
     failing = Failing()
-    made = Speculation((failing,), buffer(4), lambda _: True, POISON)
+    made = Speculation((failing,), buffer(4), FREE, POISON)
     made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
     for _ in range(40):
         verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
@@ -143,18 +190,19 @@ def test_without_a_drafter_rows_go_on_token_by_token() -> None:
     assert failing.asked == 1
 
 
-def test_a_row_that_something_restricts_rests() -> None:
-    made = Speculation((Counting(),), buffer(4), lambda _: False, POISON)
+def test_a_row_whose_grammar_allows_no_guess_is_asked_again_soon() -> None:
+    made = Speculation((Counting(),), buffer(4), Restricting([]), POISON)
     made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
-    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
-    assert made.rests(0) > 8
+    for _ in range(40):
+        assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+        assert made.rests(0) < 3
 
 
 def test_a_step_without_rows_says_nothing_of_what_steps_take() -> None:
     widths = Widths()
     taken: list[int] = []
     widths.took = lambda tokens, *_: taken.append(tokens)  # type: ignore[method-assign]
-    made = Speculation((Counting(),), buffer(4), lambda _: True, POISON, widths)
+    made = Speculation((Counting(),), buffer(4), FREE, POISON, widths)
     made.observe(plan(), 1e-6)
     made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
     assert taken == [1]
@@ -177,7 +225,7 @@ def test_a_likely_guess_is_taken_and_else_the_likeliest(
     matches: tuple[int, int], taken: int
 ) -> None:
     drafters = [Sure(match, match) for match in matches]
-    made = Speculation(drafters, buffer(4), lambda _: True, POISON, Widths(always=True))
+    made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
     first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert first is not None
     assert first.drafts == [Guess([taken], taken, f"match of {taken}")]
@@ -200,7 +248,7 @@ class Following(Counting):
 
 def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:
     following, tokens = Following(), buffer(4)
-    made = Speculation((following,), tokens, lambda _: True, POISON, Widths(always=True))
+    made = Speculation((following,), tokens, FREE, POISON, Widths(always=True))
     request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
     made.install(0, request)
     made.install(0, None)

@@ -19,7 +19,7 @@ MUTATIONS = (
         _ROW_TESTS,
         (
             "rows are moved by the tokens of another batch",
-            "RowGrammars._advance",
+            "RowGrammars._take",
             "A is None or A.rows != B or self._ended or (len(A.history) == _HISTORY)",
             "A is None or self._ended or len(A.history) == _HISTORY",
         ),
@@ -31,19 +31,19 @@ MUTATIONS = (
         ),
         (
             "a row that nothing could be sampled for is moved on",
-            "RowGrammars._advance",
+            "RowGrammars._take",
             "A.min() < 0",
             "False",
         ),
         (
             "ended requests are still restricted",
-            "RowGrammars._gather",
+            "RowGrammars._choose_masks",
             "A is None or A in self._ended",
             "A is None",
         ),
         (
             "a row is restricted by the grammar of its last owner",
-            "RowGrammars._gather",
+            "RowGrammars._choose_masks",
             "A is None or A.key != B",
             "A is None",
             "a row's last follower is taken away before another is begun, on the thread that asks",
@@ -103,7 +103,7 @@ MUTATIONS = (
         ),
         (
             "an ended request of a batch is moved on",
-            "RowGrammars._advance",
+            "RowGrammars._take",
             "A is None or A.rows != B or self._ended or (len(A.history) == _HISTORY)",
             "A is None or A.rows != B or len(A.history) == _HISTORY",
         ),
@@ -374,7 +374,7 @@ MUTATIONS = (
         (f"{_FOLDER}/test_thinking.py",),
         (
             "a row without a grammar may choose at the end of its thinking",
-            "RowGrammars._gather",
+            "RowGrammars._choose_masks",
             "if A in B:\n    continue",
             "",
         ),

@@ -60,9 +60,9 @@ MUTATIONS = (
             "drafts = min(drafts, most)",
         ),
         (
-            "rows with a grammar get room for drafts",
-            "if drafts > 0 and state.request.grammar is None:",
-            "if drafts > 0:",
+            "drafts reach where recurrent states are copied",
+            "drafts = min(drafts, snapshots.until_next(state) - 1)",
+            "pass",
         ),
         (
             "drafts leave no position for the step behind them",
@@ -117,15 +117,45 @@ MUTATIONS = (
         ),
         (
             "the device drafts past a request's end",
-            "Speculation._propose",
+            "Speculation._most",
             "min(A.drafts, A.limit - B - 1)",
             "A.drafts",
         ),
         (
-            "rows with a grammar have drafts",
-            "Speculation._propose",
-            "not self._drafts_for(A.row)",
+            "rows with a grammar have the drafts of others",
+            "Speculation.begin",
+            "not self._restrictions.leaves_free(A.row, B + C)",
             "False",
+        ),
+        (
+            "states keep what was rejected",
+            "Speculation.settle",
+            "self._states.restore(A)",
+            "pass",
+        ),
+        (
+            "accepted tokens are missing in states that were given back",
+            "Speculation._from_states",
+            "self._behind.pop(A.row, 0)",
+            "0",
+        ),
+        (
+            "a plan without drafts passes over states that are behind",
+            "Speculation.begin",
+            "A.drafts or A.slack or A.row in self._behind",
+            "A.drafts or A.slack",
+        ),
+        (
+            "any number of tokens is computed again at once",
+            "Speculation._narrow",
+            "min(A[B], C - D)",
+            "A[B]",
+        ),
+        (
+            "a row that is far behind never catches up",
+            "Speculation._narrow",
+            "not A or B > _LONGEST_CERTAIN",
+            "not A",
         ),
         (
             "a step that computed nothing is a very fast one",
@@ -156,6 +186,65 @@ MUTATIONS = (
             "Speculation.install",
             "self._widths.vacate(A)",
             "",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/snapshots.py",
+        ("tests/engine/scheduling/test_drafts.py",),
+        (
+            "states are copied behind drafts in flight",
+            "if state.slack or end % self._block_size",
+            "if end % self._block_size",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/grammar/look_ahead.py",
+        ("tests/engine/speculation/test_restricted.py",),
+        (
+            "the masks behind drafts stay in the row",
+            "LookAhead._by_grammar",
+            "A[:] = B",
+            "pass",
+        ),
+        (
+            "what is not known behind a draft is free",
+            "LookAhead._by_grammar",
+            "np.zeros_like(A)",
+            "np.full_like(A, -1)",
+        ),
+        (
+            "thinking is not forced behind drafts",
+            "LookAhead.masks_behind",
+            "B is not None",
+            "False",
+        ),
+        (
+            "drafts end outputs",
+            "LookAhead._without_end",
+            "self._table.ends(A, B)",
+            "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/grammar/follower.py",
+        ("tests/engine/speculation/test_restricted.py",),
+        (
+            "accepted drafts are missing in the output of a grammar",
+            "Follower.take",
+            "self.token_ids += A",
+            "pass",
+        ),
+        (
+            "what a grammar forces is no draft",
+            "Follower._drafts",
+            "len(A) < B and C is not None and (not D.is_error())",
+            "False",
+        ),
+        (
+            "a grammar that is slow ahead is asked again",
+            "Follower._look_at_time",
+            "self._grammar.is_slow_ahead = True",
+            "pass",
         ),
     ),
     *rewrites_of(
