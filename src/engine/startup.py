@@ -25,6 +25,8 @@ from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
 from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
+from src.engine.drafters.loading import load_drafts
+from src.engine.drafters.source import NO_MEMORY, DraftPlace, DraftSource
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
@@ -167,6 +169,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
         tokenizer = reading.result()
         set_cache_dtype(config.cache, model)
+        drafts = load_drafts(config, model, tokenizer)
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(
                 "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
@@ -176,7 +179,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
         tokenizer.render_in(templates)
         return _build_parts(
-            config, report, timeline, path, tokenizer, model, compilation, processors, ends
+            config, report, timeline, path, tokenizer, model, drafts, compilation, processors, ends
         )
 
 
@@ -308,6 +311,7 @@ def _build_parts(
     path: Path,
     tokenizer: Tokenizer,
     model: ServedModel,
+    drafts: DraftSource | None,
     compilation: ProgramCompilation | None,
     processors: Processors,
     ends: contextlib.ExitStack,
@@ -323,7 +327,7 @@ def _build_parts(
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, attention, processors, ends)
+    worker, memory = _build_runner(config, model, drafts, attention, processors, ends)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
@@ -376,6 +380,7 @@ def _build_parts(
 def _build_runner(
     config: Config,
     model: ServedModel,
+    drafts: DraftSource | None,
     attention: Backend | None,
     processors: Processors,
     ends: contextlib.ExitStack,
@@ -385,28 +390,39 @@ def _build_runner(
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    memory = measure_memory(config, step_device, model, capture_backend(device), attention)
-    kv_cache = allocate_kv_cache(model.kv_cache_spec(), memory.kv, device)
+    drafts_take = NO_MEMORY if drafts is None else drafts.memory
+    memory = measure_memory(
+        config, step_device, model, capture_backend(device), attention, drafts_take
+    )
+    own = model.kv_cache_spec()
+    kv_cache = allocate_kv_cache((*own, *drafts_take.layers), memory.kv, device)
     max_num_seqs = memory.kv.num_rows(max_num_seqs)
+    rows = RowState(
+        max_num_seqs=max_num_seqs,
+        max_model_len=memory.max_model_len,
+        block_size=memory.kv.block_size,
+        device=device,
+        page_blocks=kv_cache.layout.page_blocks,
+        own_inputs=model.own_inputs,
+    )
+    sampler = Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors))
+    drafter = None
+    if drafts is not None:
+        its_layers = kv_cache.part(len(own), len(drafts_take.layers))
+        drafter = drafts.drafter(DraftPlace(rows, sampler, its_layers))
     speculation = choose_speculation(
         config.speculation,
         device_type=device.type,
         has_states=memory.kv.states is not None,
+        drafter=drafter,
     )
     worker = Worker(
         step_device,
         model,
         Code.eager(model),
-        kv_cache,
-        RowState(
-            max_num_seqs=max_num_seqs,
-            max_model_len=memory.max_model_len,
-            block_size=memory.kv.block_size,
-            device=device,
-            page_blocks=kv_cache.layout.page_blocks,
-            own_inputs=model.own_inputs,
-        ),
-        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors)),
+        kv_cache.part(0, len(own)),
+        rows,
+        sampler,
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
         speculation=speculation,

@@ -43,6 +43,7 @@ from src.engine.execution.inputs import (
     decode_samplers,
     only_sampled,
     padding_inputs,
+    sampled_indices,
     sampled_tokens,
 )
 from src.engine.execution.pooling import RowPooling, Vectors
@@ -66,6 +67,8 @@ class StepOutput:
     prompt_scores: PromptLogprobs | None
     failures: Sequence[RowFailure] = ()
     vectors: Vectors | None = None
+    # [S, H] of the tokens that are sampled behind, on the device; None: nobody wants them.
+    hidden_s: Tensor | None = None
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""
@@ -117,11 +120,22 @@ class StepComputer:
         self._unscored = unscored
         self._pooling = pooling
 
-    def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
+    def compute(
+        self,
+        plan: StepPlan,
+        computes: Callable[[], object] = lambda: None,
+        *,
+        keeps_hidden: bool = False,
+    ) -> StepOutput:
         """Compute the step; the plan has been applied to its rows.
 
-        ``computes`` is called when the step's inputs, but nothing else, have been enqueued. It is
-        not called if the step is one call on the host.
+        Parameters
+        ----------
+        computes
+            Called when the step's inputs, but nothing else, have been enqueued. It is not called if
+            the step is one call on the host.
+        keeps_hidden
+            Whether ``StepOutput.hidden_s`` is wanted; a captured decode step has none.
         """
         self._rows.flush()
         graph = None if self.graphs is None else self.graphs.find(plan)
@@ -130,7 +144,7 @@ class StepComputer:
         # Read once, because the compiler's thread may swap it at any time.
         code = self.code.serving(adapts=self._rows.uses_adapters(plan))
         if graph is None and code.step is not None:
-            return self._in_one_call(plan, code.step, code.functions)
+            return self._in_one_call(plan, code.step, code.functions, keeps_hidden=keeps_hidden)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
         if graph is None and not self._wants_all(plan):
             inputs = only_sampled(inputs, self._rows)
@@ -139,10 +153,12 @@ class StepComputer:
         computes()
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
-        samples = (
-            self._sample(inputs, hidden, code.functions, masks) if inputs.samplers.rows else None
-        )
-        return self._output(plan, samples, hidden, code.functions, masks)
+        samples = sampled = None
+        if inputs.samplers.rows:
+            sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
+            samples = self._sample(inputs, sampled, code.functions, masks)
+        output = self._output(plan, samples, hidden, code.functions, masks)
+        return replace(output, hidden_s=sampled) if keeps_hidden else output
 
     def try_out(self, code: Code, num_tokens: int) -> None:
         """Run padding through code that is not in use yet; no KV and no row is written."""
@@ -192,7 +208,12 @@ class StepComputer:
         return None if program is None else CompiledStep(caller, program, where)
 
     def _in_one_call(
-        self, plan: StepPlan, step: CompiledStep, functions: Sequence[Function]
+        self,
+        plan: StepPlan,
+        step: CompiledStep,
+        functions: Sequence[Function],
+        *,
+        keeps_hidden: bool,
     ) -> StepOutput:
         batch = sampled_tokens(plan)
         count = len(batch.rows)
@@ -211,15 +232,16 @@ class StepComputer:
                 gate = step.gate()
                 awaited.add_done_callback(partial(_open, gate))
             try:
-                token_ids = step.draw(numbers, count, gate)
+                token_ids, hidden_s = step.draw(numbers, count, gate, wants_hidden=keeps_hidden)
             except ValueError:
                 if awaited is not None and awaited.done():
                     # If computing the masks failed, raise that error: it says more.
                     awaited.result()
                 raise
             samples = SampleOutput(token_ids, None, (), ()) if count else None
-            return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
-        hidden, logits = step.compute(numbers, count, wants_hidden=wants_hidden)
+            failures = () if awaited is None else awaited.result().failures
+            return StepOutput(samples, None, failures, hidden_s=hidden_s)
+        hidden, logits = step.compute(numbers, count, wants_hidden=wants_hidden or keeps_hidden)
         masks = None if awaited is None else awaited.result()
         samples = None
         if logits is not None:
@@ -227,7 +249,10 @@ class StepComputer:
             positions_s = upload(batch.positions, torch.int64, self._rows.device)
             samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
             self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
-        return self._output(plan, samples, hidden, functions, masks)
+        output = self._output(plan, samples, hidden if wants_hidden else None, functions, masks)
+        if not keeps_hidden or hidden is None:
+            return output
+        return replace(output, hidden_s=hidden[sampled_indices(plan)])
 
     def _replay(
         self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
@@ -255,11 +280,11 @@ class StepComputer:
     def _sample(
         self,
         inputs: StepInputs,
-        hidden: Tensor,
+        sampled: Tensor,
         functions: Sequence[Function],
         masks: RowMasks | None,
     ) -> SampleOutput:
-        sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
+        """Sample behind hidden states [S, H]."""
         logits = self._model.logits(functions, sampled)
         samples = self._choose(logits, inputs.samplers, masks)
         self._rows.scatter_tokens(

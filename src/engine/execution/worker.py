@@ -304,12 +304,17 @@ class Worker:
             exact = verification.plan
         output, started = StepOutput(None, None), time.monotonic()
         if exact.rows:
-            output = span.copy_out(self._computer.compute(exact, span.computes))
+            keeps_hidden = speculation is not None and speculation.wants_hidden
+            output = span.copy_out(
+                self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
+            )
         if speculation is not None:
             speculation.observe(exact, time.monotonic() - started)
             if verification is not None:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
+            if output.hidden_s is not None:
+                speculation.keep(exact, output.hidden_s, verification)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)

@@ -8,14 +8,18 @@ from functools import partial
 
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
-from src.engine.speculation.drafter import DRAFTERS
+from src.engine.speculation.drafter import DRAFTERS, Drafter
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
 
 
 def choose_speculation(
-    section: SpeculationSection, *, device_type: str, has_states: bool
+    section: SpeculationSection,
+    *,
+    device_type: str,
+    has_states: bool,
+    drafter: Drafter | None = None,
 ) -> Callable[..., Speculation] | None:
     """What makes an engine's `Speculation`; ``None`` if there is none.
 
@@ -23,6 +27,8 @@ def choose_speculation(
     ----------
     has_states
         Whether the model keeps recurrent states.
+    drafter
+        The one of a method whose drafters have weights.
 
     Raises
     ------
@@ -45,7 +51,7 @@ def choose_speculation(
     if reason is None:
         method = "suffix" if section.method == "auto" else section.method
         logger.info("speculation: %s, up to %d tokens", method, section.num_speculative_tokens)
-        return partial(Speculation, (DRAFTERS[method](section),))
+        return partial(Speculation, (drafter or DRAFTERS[method](section),))
     if section.method != "auto":
         raise ConfigError(f"speculation.method = {section.method} cannot be served: {reason}")
     logger.info("speculation is off: %s", reason)

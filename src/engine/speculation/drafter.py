@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from src.core.config import SpeculationSection
+from src.core.plan import RowStep
 from src.engine.speculation.lookup import Lookup
 from src.engine.speculation.widths import Guess
+
+SURE: Final = 16
+"""The length of a match that counts for guesses that are from no match, but from a model."""
 
 
 class Drafter(Protocol):
@@ -29,7 +34,55 @@ class Drafter(Protocol):
         ...
 
 
-# Method -> the drafter that it asks for.
+class BatchDrafter:
+    """A drafter that computes the guesses of all rows of a step at once, such as a model.
+
+    Attributes
+    ----------
+    wants_hidden
+        Whether it reads the hidden states that the model samples from (`keep`).
+    guesses
+        Row -> its guesses for this step, which `compute` leaves here.
+    """
+
+    wants_hidden = False
+
+    def __init__(self) -> None:
+        self.guesses: dict[int, Guess] = {}
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+        """See `Drafter`."""
+        return self.guesses.get(row)
+
+    def vacate(self, row: int) -> None:
+        """The row has another request now."""
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """Begin a step: guess for some of its rows, into ``guesses``. Called at every step.
+
+        Parameters
+        ----------
+        rows
+            What the step computes, exactly, and without drafts.
+        asked
+            Row -> how many guesses are wanted of it, at most.
+        """
+        raise NotImplementedError
+
+    def keep(self, last: Mapping[int, tuple[int, int]], hidden_s: Tensor) -> None:
+        """End a step: keep hidden states of rows that have sampled.
+
+        Parameters
+        ----------
+        last
+            Row -> index among ``hidden_s`` of what its newest token was sampled from, and how many
+            tokens the row has, that one included.
+        hidden_s
+            [S, H], on the device.
+        """
+
+
+# Method -> the drafter that it asks for; those with weights are in `engine.drafters`.
 DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = MappingProxyType(
     {
         "suffix": lambda section: Lookup(least=2, longest=24),

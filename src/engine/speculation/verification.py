@@ -8,16 +8,18 @@ of several tokens as it computes prompts.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from torch import Tensor
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
-from src.engine.speculation.drafter import Drafter
+from src.engine.speculation.drafter import BatchDrafter, Drafter
 from src.engine.speculation.widths import Guess, Widths
 
 logger = logging.getLogger(__name__)
@@ -97,14 +99,18 @@ class Speculation:
         for install in plan.installs:
             self._lengths.pop(install.row, None)
             self._widths.vacate(install.row)
+            for drafter in self._batch_drafters:
+                drafter.vacate(install.row)
         if not any(step.drafts or step.slack for step in plan.rows):
+            self._compute(plan.rows, {})
             return None
         certain = plan.num_tokens - plan.num_drafts
         drafts_at_all = not self._widths.none_pays(certain)
         rows: list[RowStep] = []
         drafts: list[list[int]] = []
         index: list[int] = []
-        guesses: dict[int, Guess] = {}
+        # Per place among the rows: the row's step in the plan, its number of tokens, most drafts.
+        asked: dict[int, tuple[RowStep, int, int]] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
@@ -120,12 +126,18 @@ class Speculation:
                 continue
             if not drafts_at_all:
                 self._widths.nothing_pays(step.row)
-            elif (guess := self._propose(step, known)) is not None:
-                guesses[len(rows)] = guess
+            elif most := self._most(step, known):
+                asked[len(rows)] = (step, known, most)
             index.append(len(rows))
             rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
             drafts.append([])
         matches = [0] * len(rows)
+        self._compute(rows, {step.row: most for step, _, most in asked.values()})
+        guesses = {
+            place: guess
+            for place, each in asked.items()
+            if (guess := self._propose(*each)) is not None
+        }
         if guesses:
             sampling = sum(step.samples for step in rows)
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
@@ -143,28 +155,79 @@ class Speculation:
         self._tokens[step.row, known : known + count] = token_ids
         return RowStep(step.row, step.generation, step.start, 1 + count, True, count)
 
-    def _propose(self, step: RowStep, known: int) -> Guess | None:
+    def _most(self, step: RowStep, known: int) -> int:
+        """How many drafts a row of so many tokens is asked for; 0: it is not asked."""
         most = min(step.drafts, step.limit - known - 1)
         if most < 1 or not self._widths.asks(step.row):
-            return None
+            return 0
         if not self._drafts_for(step.row):
             # So that no step is planned for its drafts for a while.
             self._widths.nothing_pays(step.row)
-            return None
+            return 0
+        return most
+
+    def _propose(self, step: RowStep, known: int, most: int) -> Guess | None:
         tokens = self._tokens[step.row, :known]
         for drafter in tuple(self._drafters):
-            try:
+            guess = None
+            with self._guarded(drafter):
                 guess = drafter.propose(step.row, tokens, most)
-            # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
-            except Exception:
-                self._drafters.remove(drafter)
-                name = type(drafter).__name__
-                logger.exception("the drafter %s failed, and is not asked any more", name)
-                continue
             if guess is not None and guess.token_ids:
                 return Guess(guess.token_ids[:most], guess.match)
         self._widths.found_nothing(step.row)
         return None
+
+    def _compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """Let those drafters compute that do so for all rows of a step at once."""
+        for drafter in self._batch_drafters:
+            with self._guarded(drafter):
+                drafter.compute(rows, asked)
+
+    @contextlib.contextmanager
+    def _guarded(self, drafter: Drafter) -> Iterator[None]:
+        """Ask a drafter that raises here no more. Nobody needs drafts: no request ends by it."""
+        try:
+            yield
+        except Exception:
+            self._drafters.remove(drafter)
+            name = type(drafter).__name__
+            logger.exception("the drafter %s failed, and is not asked any more", name)
+
+    @property
+    def _batch_drafters(self) -> list[BatchDrafter]:
+        return [each for each in self._drafters if isinstance(each, BatchDrafter)]
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether a drafter reads the hidden states that tokens are sampled from."""
+        return any(drafter.wants_hidden for drafter in self._batch_drafters)
+
+    def keep(
+        self, plan: StepPlan, hidden_s: Tensor, verification: Verification | None = None
+    ) -> None:
+        """Keep a step's hidden states for the drafters that read them.
+
+        Parameters
+        ----------
+        plan
+            An exact plan, which was computed.
+        hidden_s
+            [S, H], what its tokens were sampled from.
+        verification
+            That of the plan, which is settled; ``None``: it has none.
+        """
+        kept = [1] * len(plan.rows) if verification is None else verification.kept
+        last: dict[int, tuple[int, int]] = {}
+        at = 0
+        for step, count in zip(plan.rows, kept, strict=True):
+            if step.samples:
+                # Behind it stands the row's newest token.
+                known = step.start + step.num_tokens - step.drafts + count
+                last[step.row] = (at + count - 1, known)
+            at += step.num_sampled
+        for drafter in self._batch_drafters:
+            with self._guarded(drafter):
+                drafter.keep(last, hidden_s)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""

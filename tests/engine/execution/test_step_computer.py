@@ -206,6 +206,55 @@ async def test_logits_are_the_same_whether_other_hidden_states_are_wanted_or_not
     await on_device(engine, run)
 
 
+@any_mixer
+@pytest.mark.parametrize("steps", [*STEPS, "drafts"])
+async def test_hidden_states_that_tokens_are_sampled_from_are_kept_if_wanted(
+    engine: AsyncEngine, steps: str
+) -> None:
+    """By a step that draws, by one that ends with logits, and by their parts."""
+    computer = computer_of(engine)
+    whole = computer.code
+    drafts = [RowStep(0, 1, LENGTH - 4, 4, True, 3), RowStep(3, 1, 8, 6, False)]
+    plan = StepPlan(1, [], [], STEPS.get(steps, drafts))
+    penalized = SamplingParams(temperature=0, max_tokens=8, presence_penalty=1.0)
+    found: list[torch.Tensor | None] = []
+
+    def run(code: Code, keeps_hidden: bool, penalizes: bool) -> StepOutput:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        for row in range(NUM_ROWS if penalizes else 0):
+            request = DeviceRequest(key=row, prompt_len=LENGTH, params=penalized)
+            computer._sampler.state.install(row, request, LENGTH)
+        computer.code = code
+        output = computer.compute(plan, keeps_hidden=keeps_hidden)
+        if keeps_hidden:
+            found.append(output.hidden_s)
+        else:
+            assert output.hidden_s is None
+        return output
+
+    def all_ways() -> None:
+        count = sum(step.num_sampled for step in plan.rows)
+        for code in (whole, whole._replace(step=None)):
+            for penalizes in (False, True):
+                plain = run(code, False, penalizes).samples
+                output = run(code, True, penalizes)
+                assert (output.samples is None) == (plain is None)
+                if output.samples is not None and plain is not None:
+                    assert output.samples.token_ids.tolist() == plain.token_ids.tolist()
+                    hidden = output.hidden_s
+                    assert hidden is not None
+                    assert hidden.shape[0] == count
+                    logits = computer._model.logits(computer._model.functions, hidden)
+                    if not penalizes:
+                        assert logits.argmax(1).tolist() == output.samples.token_ids.tolist()
+        present = [each for each in found if each is not None]
+        assert len(present) == (len(found) if count else 0)
+        for each in present:
+            torch.testing.assert_close(each, present[0], atol=0.02, rtol=0.02)
+
+    await on_device(engine, all_ways)
+
+
 async def test_deterministic_logits_are_so_to_the_bit(bfloat16: Path) -> None:
     config = small_config(
         bfloat16,
@@ -381,7 +430,7 @@ async def test_a_step_draws_what_its_gate_lets_through(
         gate = step.gate()
         opening = threading.Timer(0.05, gate.open, (table, rows))
         opening.start()
-        assert step.draw(NUMBERS, 3, gate).tolist() == expected.tolist()
+        assert step.draw(NUMBERS, 3, gate)[0].tolist() == expected.tolist()
         opening.join()
         assert computer._rows.tokens[[2, 0, 3], LENGTH].tolist() == expected.tolist()
 
@@ -491,9 +540,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     draw, compute = CompiledStep.draw, CompiledStep.compute
 
-    def drawing(self: CompiledStep, *arguments: Any) -> Any:
+    def drawing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
         made.append("draw")
-        return draw(self, *arguments)
+        return draw(self, *arguments, wants_hidden=wants_hidden)
 
     def computing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
         made.append("hidden" if wants_hidden else "logits")

@@ -117,13 +117,13 @@ MUTATIONS = (
         ),
         (
             "the device drafts past a request's end",
-            "Speculation._propose",
+            "Speculation._most",
             "min(A.drafts, A.limit - B - 1)",
             "A.drafts",
         ),
         (
             "rows with a grammar have drafts",
-            "Speculation._propose",
+            "Speculation._most",
             "not self._drafts_for(A.row)",
             "False",
         ),
@@ -135,7 +135,7 @@ MUTATIONS = (
         ),
         (
             "a drafter that fails is asked again and again",
-            "Speculation._propose",
+            "Speculation._guarded",
             "self._drafters.remove(A)",
             "",
         ),
