@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from src.core.errors import InvalidRequestError
 from src.core.request import StepValues
 from src.core.status import StepInputShape
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PARAM: Final = "step_inputs"
 
@@ -65,6 +66,9 @@ def salted(salt: str, values: Mapping[str, StepValues]) -> str:
 
 
 def _checked(own: StepInputShape, given: Any, prompt_len: int) -> np.ndarray:
+    # Most requests bring none: a start does not wait for this import.
+    import numpy as np
+
     kind = np.int64 if own.is_integer else np.float32
     try:
         array = np.asarray(given)
