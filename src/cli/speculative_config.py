@@ -15,9 +15,10 @@ _METHODS: Final = {
     "suffix": "suffix",
     "draft_model": "draft",
     "medusa": "medusa",
+    "eagle3": "eagle3",
 }
 # Other methods of vLLM's that draft with a model or a head.
-_NOT_BUILT: Final = ("deepseek_mtp", "eagle", "eagle3", "mlp_speculator", "mtp")
+_NOT_BUILT: Final = ("deepseek_mtp", "eagle", "mlp_speculator", "mtp")
 # vLLM's key -> the setting.
 _SETTINGS: Final = {
     "method": "speculation.method",

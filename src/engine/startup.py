@@ -25,7 +25,7 @@ from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
 from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
-from src.engine.drafters.loading import load_drafts
+from src.engine.drafters.loading import load_drafts, taps_for
 from src.engine.drafters.source import NO_MEMORY, DraftPlace, DraftSource
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
@@ -141,6 +141,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     )
     refuse_for_device(config.model, path, device.type)
     implementation = choose_implementation(path, config.model.implementation)
+    taps = taps_for(config, path)
     # Read only once, because the kernels in use may change during the start.
     in_strips = takes_strips()
     # The default is to round where that makes kernels faster and the model is bfloat16.
@@ -153,7 +154,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         compilation = None
         if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
-                config, path, device, timeline, rounds_inputs, in_strips=in_strips
+                config, path, device, timeline, rounds_inputs, taps, in_strips=in_strips
             )
             ends.callback(compilation.close)
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
@@ -165,7 +166,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 report(phase, progress, line)
 
             model = _load_model(
-                config, report_both, path, implementation, device, rounds_inputs, compilation
+                config, report_both, path, implementation, device, rounds_inputs, taps, compilation
             )
         tokenizer = reading.result()
         set_cache_dtype(config.cache, model)
@@ -189,6 +190,7 @@ def _begin_compilation(
     device: torch.device,
     timeline: StartTimeline,
     rounds_inputs: bool | None,
+    taps: tuple[int, ...],
     *,
     in_strips: bool,
 ) -> ProgramCompilation:
@@ -199,9 +201,8 @@ def _begin_compilation(
         return ProgramCompilation(
             None, 1, cache_root(), timeline, awaited=_awaits_code(config), most_tokens=most
         )
-    outline = outline_model(
-        path, LoadOptions.of(config, rounds_inputs, AdapterRoom.of(config.lora))
-    )
+    options = LoadOptions.of(config, rounds_inputs, AdapterRoom.of(config.lora))
+    outline = outline_model(path, replace(options, taps=taps))
     num_threads = config.device.num_threads or usable_cpus()
     return ProgramCompilation(
         outline,
@@ -263,6 +264,7 @@ def _load_model(
     implementation: Implementation,
     device: torch.device,
     rounds_inputs: bool | None,
+    taps: tuple[int, ...],
     compilation: ProgramCompilation | None,
 ) -> ServedModel:
     def when_allocated(model: Model) -> None:
@@ -279,7 +281,7 @@ def _load_model(
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
-        options = replace(LoadOptions.of(config, rounds_inputs, room), device=device)
+        options = replace(LoadOptions.of(config, rounds_inputs, room), device=device, taps=taps)
         model = implementation.load(path, options, hooks)
     if isinstance(model, TransformersModel) and device.type != "cpu" and config.compile.is_on:
         model.compile_layers()

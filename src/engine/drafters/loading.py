@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -11,11 +12,14 @@ from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import size
 from src.engine.drafters.draft_model import load_draft_model
+from src.engine.drafters.eagle3 import load_eagle3, required_taps
 from src.engine.drafters.medusa import load_medusa
 from src.engine.drafters.source import DraftSource, LoadSource
 from src.engine.execution.kv_cache import block_size_of
 from src.engine.execution.kv_groups import lay_out
-from src.models import ServedModel, resolve_model
+from src.models import ServedModel, load_config, resolve_model
+from src.models.config_file import read_config_file
+from src.models.registry import has_family
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -24,9 +28,33 @@ logger = logging.getLogger(__name__)
 SOURCES: Final[Mapping[str, LoadSource]] = MappingProxyType(
     {
         "draft": load_draft_model,
+        "eagle3": load_eagle3,
         "medusa": load_medusa,
     }
 )
+
+
+def taps_for(config: Config, path: Path) -> tuple[int, ...]:
+    """The layers of the model of a directory whose inputs its drafter reads.
+
+    Raises
+    ------
+    ConfigError
+        The drafter cannot be read, or the model has no such layers.
+    ModelLoadError
+        The model's configuration cannot be served.
+    """
+    section = config.speculation
+    if section.method != "eagle3" or section.model is None:
+        return ()
+    if not has_family(read_config_file(path)):
+        # It is refused when the model is there.
+        return ()
+    layers = len(load_config(path).layers)
+    try:
+        return required_taps(resolve_model(section.model, weights=False), layers)
+    except ModelLoadError as error:
+        raise ConfigError(f"speculation.model: {error}") from error
 
 
 def load_drafts(

@@ -100,7 +100,7 @@ class MedusaDrafter(BatchDrafter):
         The first one guesses the token behind the newest.
     """
 
-    wants_hidden = True
+    wants_hidden = "sampled"
 
     def __init__(self, heads: Sequence[Head], rows: RowState, sampler: Sampler) -> None:
         super().__init__()

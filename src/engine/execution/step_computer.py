@@ -53,6 +53,7 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler, truncation
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
 from src.engine.sampling.state import SEED, TEMPERATURE
+from src.engine.speculation import KeptHidden
 from src.models import Model
 from src.models.program import Function
 from src.ops.runtime.compiled import Caller
@@ -67,8 +68,8 @@ class StepOutput:
     prompt_scores: PromptLogprobs | None
     failures: Sequence[RowFailure] = ()
     vectors: Vectors | None = None
-    # [S, H] of the tokens that are sampled behind, on the device; None: nobody wants them.
-    hidden_s: Tensor | None = None
+    # What `KeptHidden` says, on the device; None: nobody wants them.
+    hidden: Tensor | None = None
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""
@@ -125,7 +126,7 @@ class StepComputer:
         plan: StepPlan,
         computes: Callable[[], object] = lambda: None,
         *,
-        keeps_hidden: bool = False,
+        keeps_hidden: KeptHidden = "none",
     ) -> StepOutput:
         """Compute the step; the plan has been applied to its rows.
 
@@ -135,7 +136,7 @@ class StepComputer:
             Called when the step's inputs, but nothing else, have been enqueued. It is not called if
             the step is one call on the host.
         keeps_hidden
-            Whether ``StepOutput.hidden_s`` is wanted; a captured decode step has none.
+            What ``StepOutput.hidden`` is; a captured decode step has none.
         """
         self._rows.flush()
         graph = None if self.graphs is None else self.graphs.find(plan)
@@ -146,7 +147,7 @@ class StepComputer:
         if graph is None and code.step is not None:
             return self._in_one_call(plan, code.step, code.functions, keeps_hidden=keeps_hidden)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
-        if graph is None and not self._wants_all(plan):
+        if graph is None and not self._wants_all(plan) and keeps_hidden != "all":
             inputs = only_sampled(inputs, self._rows)
         # Masks are computed while the forward pass runs; None without a constrained row.
         awaited = self._grammars.masks(inputs.samplers.rows, inputs.samplers.positions)
@@ -158,7 +159,9 @@ class StepComputer:
             sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
             samples = self._sample(inputs, sampled, code.functions, masks)
         output = self._output(plan, samples, hidden, code.functions, masks)
-        return replace(output, hidden_s=sampled) if keeps_hidden else output
+        if keeps_hidden == "none":
+            return output
+        return replace(output, hidden=hidden if keeps_hidden == "all" else sampled)
 
     def try_out(self, code: Code, num_tokens: int) -> None:
         """Run padding through code that is not in use yet; no KV and no row is written."""
@@ -213,12 +216,13 @@ class StepComputer:
         step: CompiledStep,
         functions: Sequence[Function],
         *,
-        keeps_hidden: bool,
+        keeps_hidden: KeptHidden,
     ) -> StepOutput:
         batch = sampled_tokens(plan)
         count = len(batch.rows)
         wants_hidden = self._wants_all(plan)
-        only_draws = self._sampler.only_draws(batch) and not wants_hidden
+        keeps_more = keeps_hidden == "all" and count != plan.num_tokens
+        only_draws = self._sampler.only_draws(batch) and not (wants_hidden or keeps_more)
         awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
@@ -232,7 +236,9 @@ class StepComputer:
                 gate = step.gate()
                 awaited.add_done_callback(partial(_open, gate))
             try:
-                token_ids, hidden_s = step.draw(numbers, count, gate, wants_hidden=keeps_hidden)
+                token_ids, hidden = step.draw(
+                    numbers, count, gate, wants_hidden=keeps_hidden != "none"
+                )
             except ValueError:
                 if awaited is not None and awaited.done():
                     # If computing the masks failed, raise that error: it says more.
@@ -240,8 +246,10 @@ class StepComputer:
                 raise
             samples = SampleOutput(token_ids, None, (), ()) if count else None
             failures = () if awaited is None else awaited.result().failures
-            return StepOutput(samples, None, failures, hidden_s=hidden_s)
-        hidden, logits = step.compute(numbers, count, wants_hidden=wants_hidden or keeps_hidden)
+            return StepOutput(samples, None, failures, hidden=hidden)
+        hidden, logits = step.compute(
+            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none"
+        )
         masks = None if awaited is None else awaited.result()
         samples = None
         if logits is not None:
@@ -250,9 +258,10 @@ class StepComputer:
             samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
             self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
         output = self._output(plan, samples, hidden if wants_hidden else None, functions, masks)
-        if not keeps_hidden or hidden is None:
+        if keeps_hidden == "none" or hidden is None:
             return output
-        return replace(output, hidden_s=hidden[sampled_indices(plan)])
+        kept = hidden if keeps_hidden == "all" else hidden[sampled_indices(plan)]
+        return replace(output, hidden=kept)
 
     def _replay(
         self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
@@ -311,7 +320,9 @@ class StepComputer:
         scores = vectors = None
         if hidden is not None:
             if self._pooling.wants(plan):
-                vectors = self._pooling.pool(plan, hidden)
+                # Behind them stands what was tapped.
+                own = hidden[:, : self._model.spec.hidden_size]
+                vectors = self._pooling.pool(plan, own)
             scores = score_prompts(
                 plan,
                 self._unscored,

@@ -304,7 +304,7 @@ class Worker:
             exact = verification.plan
         output, started = StepOutput(None, None), time.monotonic()
         if exact.rows:
-            keeps_hidden = speculation is not None and speculation.wants_hidden
+            keeps_hidden = "none" if speculation is None else speculation.wants_hidden
             output = span.copy_out(
                 self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
             )
@@ -313,8 +313,8 @@ class Worker:
             if verification is not None:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
-            if output.hidden_s is not None:
-                speculation.keep(exact, output.hidden_s, verification)
+            if output.hidden is not None:
+                speculation.keep(exact, output.hidden, verification)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)

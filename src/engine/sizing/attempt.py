@@ -14,7 +14,7 @@ from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import MemoryReport, size
 from src.distributed import Group
-from src.engine.drafters.loading import load_drafts
+from src.engine.drafters.loading import load_drafts, taps_for
 from src.engine.drafters.source import NO_MEMORY
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of
@@ -104,7 +104,10 @@ class Setup:
         rounds_inputs = rounds_inputs if on_cpu else False
         group = OutlineGroup(0, self.tensor_parallel)
         try:
-            options = LoadOptions.of(self.config, rounds_inputs, AdapterRoom.of(self.config.lora))
+            options = replace(
+                LoadOptions.of(self.config, rounds_inputs, AdapterRoom.of(self.config.lora)),
+                taps=taps_for(self.config, self.path),
+            )
             outline = outline_model(
                 self.path,
                 options if on_cpu else replace(options, device=torch.device("cuda")),

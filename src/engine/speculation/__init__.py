@@ -7,8 +7,17 @@ greedy case; "Coupling without Communication and Drafter-Invariant Speculative D
 2408.07978, for sampling).
 """
 
-from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter
+from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, KeptHidden
 from src.engine.speculation.verification import Speculation, Verification
 from src.engine.speculation.widths import Guess, Widths
 
-__all__ = ["SURE", "BatchDrafter", "Drafter", "Guess", "Speculation", "Verification", "Widths"]
+__all__ = [
+    "SURE",
+    "BatchDrafter",
+    "Drafter",
+    "Guess",
+    "KeptHidden",
+    "Speculation",
+    "Verification",
+    "Widths",
+]

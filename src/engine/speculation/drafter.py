@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,11 @@ from src.engine.speculation.widths import Guess
 
 SURE: Final = 16
 """The length of a match that counts for guesses that are from no match, but from a model."""
+
+
+KeptHidden: TypeAlias = Literal["none", "sampled", "all"]
+"""Which hidden states of a step are kept: none, those that tokens are sampled from, [S, H], or
+those of all its tokens, [T, H], padding perhaps behind them."""
 
 
 class Drafter(Protocol):
@@ -40,12 +45,12 @@ class BatchDrafter:
     Attributes
     ----------
     wants_hidden
-        Whether it reads the hidden states that the model samples from (`keep`).
+        Which of the model's hidden states it reads.
     guesses
         Row -> its guesses for this step, which `compute` leaves here.
     """
 
-    wants_hidden = False
+    wants_hidden: KeptHidden = "none"
 
     def __init__(self) -> None:
         self.guesses: dict[int, Guess] = {}
@@ -70,7 +75,7 @@ class BatchDrafter:
         raise NotImplementedError
 
     def keep(self, last: Mapping[int, tuple[int, int]], hidden_s: Tensor) -> None:
-        """End a step: keep hidden states of rows that have sampled.
+        """End a step: keep what rows were sampled from, if those hidden states are wanted.
 
         Parameters
         ----------
@@ -79,6 +84,18 @@ class BatchDrafter:
             tokens the row has, that one included.
         hidden_s
             [S, H], on the device.
+        """
+
+    def keep_all(self, computed: Mapping[int, tuple[int, int, int]], hidden_t: Tensor) -> None:
+        """End a step: keep hidden states of all tokens that count, if they are wanted.
+
+        Parameters
+        ----------
+        computed
+            Row -> index among ``hidden_t`` of its first token, that token's position, and how many
+            of its tokens count: wrong guesses do not.
+        hidden_t
+            [T, H], on the device.
         """
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
-from src.engine.speculation.drafter import BatchDrafter, Drafter
+from src.engine.speculation.drafter import BatchDrafter, Drafter, KeptHidden
 from src.engine.speculation.widths import Guess, Widths
 
 logger = logging.getLogger(__name__)
@@ -198,12 +198,13 @@ class Speculation:
         return [each for each in self._drafters if isinstance(each, BatchDrafter)]
 
     @property
-    def wants_hidden(self) -> bool:
-        """Whether a drafter reads the hidden states that tokens are sampled from."""
-        return any(drafter.wants_hidden for drafter in self._batch_drafters)
+    def wants_hidden(self) -> KeptHidden:
+        """Which hidden states of a step its drafters read."""
+        wanted = [drafter.wants_hidden for drafter in self._batch_drafters]
+        return next((each for each in wanted if each != "none"), "none")
 
     def keep(
-        self, plan: StepPlan, hidden_s: Tensor, verification: Verification | None = None
+        self, plan: StepPlan, hidden: Tensor, verification: Verification | None = None
     ) -> None:
         """Keep a step's hidden states for the drafters that read them.
 
@@ -211,23 +212,30 @@ class Speculation:
         ----------
         plan
             An exact plan, which was computed.
-        hidden_s
-            [S, H], what its tokens were sampled from.
+        hidden
+            Those that `wants_hidden` has asked for.
         verification
             That of the plan, which is settled; ``None``: it has none.
         """
         kept = [1] * len(plan.rows) if verification is None else verification.kept
         last: dict[int, tuple[int, int]] = {}
-        at = 0
+        computed: dict[int, tuple[int, int, int]] = {}
+        at = begin = 0
         for step, count in zip(plan.rows, kept, strict=True):
             if step.samples:
                 # Behind it stands the row's newest token.
                 known = step.start + step.num_tokens - step.drafts + count
                 last[step.row] = (at + count - 1, known)
             at += step.num_sampled
+            counts = step.num_tokens - step.drafts + (count - 1 if step.samples else 0)
+            computed[step.row] = (begin, step.start, counts)
+            begin += step.num_tokens
         for drafter in self._batch_drafters:
             with self._guarded(drafter):
-                drafter.keep(last, hidden_s)
+                if drafter.wants_hidden == "sampled":
+                    drafter.keep(last, hidden)
+                elif drafter.wants_hidden == "all":
+                    drafter.keep_all(computed, hidden)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""

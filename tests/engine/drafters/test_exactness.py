@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ import torch
 
 from src import AsyncEngine, SamplingParams
 from src.core.outputs import GenerationResult
+from src.core.plan import RowStep
 from src.engine.drafters.draft_model import ModelDrafter
+from src.engine.drafters.eagle3 import EagleDrafter
 from src.engine.drafters.medusa import Head
 from src.engine.speculation import Widths, verification
+from tests.engine.drafters.test_eagle3 import plain
 from tests.engine.speculation.test_exactness import (
     ASKED,
     FEW,
@@ -28,13 +31,19 @@ from tests.engine.speculation.test_exactness import (
 )
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.drafts import make_medusa, write_drafter
+from tests.support.drafts import make_eagle3, make_medusa, write_drafter
 from tests.support.engines import assert_idle
+from tests.support.probe import Probe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
+FAILING: dict[str, tuple[type, str, str]] = {
+    "medusa": (Head, "logits", "MedusaDrafter"),
+    "eagle3": (EagleDrafter, "_run", "EagleDrafter"),
+    "draft": (ModelDrafter, "_logits", "ModelDrafter"),
+}
 Asked = Sequence[tuple[list[int], SamplingParams]]
-SOURCES = ("medusa", "draft", "itself")
+SOURCES = ("medusa", "eagle3", "draft", "itself")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +54,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sources(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Settings by source: random heads, a random draft model, and the model as its own."""
-    heads, draft = (tmp_path_factory.mktemp(name) for name in ("heads", "draft"))
+    """Settings by source: random heads, a random draft model, and the model as its own draft."""
+    heads, eagle, draft = (tmp_path_factory.mktemp(name) for name in ("heads", "eagle", "draft"))
     make_medusa(heads)
+    make_eagle3(eagle, taps=[0, 1, 2])
     make_checkpoint(draft, num_hidden_layers=1, hidden_size=32, head_dim=8, seed=5)
-    paths = {"medusa": heads, "draft": draft, "itself": checkpoint}
+    paths = {"medusa": heads, "eagle3": eagle, "draft": draft, "itself": checkpoint}
     return {
         name: {
-            "speculation__method": "medusa" if name == "medusa" else "draft",
+            "speculation__method": "draft" if name == "itself" else name,
             "speculation__model": str(path),
             "speculation__num_speculative_tokens": 5,
         }
@@ -182,7 +192,7 @@ async def test_heads_that_know_the_answer_are_right(
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("source", ["medusa", "draft"])
+@pytest.mark.parametrize("source", ["medusa", "eagle3", "draft"])
 @pytest.mark.parametrize("family", ["gemma3", "mixtral", "deepseekv2"])
 async def test_no_family_shows_who_drafts(
     family: str, source: str, sources: dict[str, Any], tmp_path: Path
@@ -197,6 +207,58 @@ async def test_no_family_shows_who_drafts(
         results = await ask(engine, requests)
         assert counted(engine)[0] > 20
     assert [answer(got) for got in results] == [answer(wanted) for wanted in plain]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_head_reads_the_models_own_hidden_states(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: None
+) -> None:
+    """Whatever was accepted: guesses are those of the plain computation on transformers' model."""
+    path = make_checkpoint(tmp_path / "target", tokenizer=True)
+    tensors = make_eagle3(tmp_path / "head", taps=[0, 1, 2])
+    seen: list[tuple[list[int], list[int]]] = []
+    compute = EagleDrafter.compute
+
+    def recording(self: EagleDrafter, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        compute(self, rows, asked)
+        for step in rows:
+            if step.row in self.guesses:
+                known = self._rows.tokens[step.row, : step.start + step.num_tokens].tolist()
+                seen.append((known, self.guesses[step.row].token_ids))
+
+    monkeypatch.setattr(EagleDrafter, "compute", recording)
+    allowed = (6, 9, 12)
+    # Three tokens are often guessed right, and often wrong.
+    params = SamplingParams(
+        temperature=0, allowed_token_ids=allowed, max_tokens=40, ignore_eos=True
+    )
+    changes = {
+        "speculation__method": "eagle3",
+        "speculation__model": str(tmp_path / "head"),
+        "speculation__num_speculative_tokens": 4,
+        "scheduler__pipeline_depth": depth,
+        "scheduler__max_num_batched_tokens": 16,
+    }
+    async with AsyncEngine.open(config(path, **changes)) as engine:
+        await ask(engine, [(PROMPTS[3], params), (PROMPTS[6], params)])
+        drafted, accepted = counted(engine)
+    assert 10 < accepted < drafted
+    assert len(seen) > 20
+    reference = load_reference(path).model
+    for known, guesses in seen:
+        with torch.inference_mode():
+            states = reference(torch.tensor([known]), output_hidden_states=True).hidden_states
+            taps = torch.cat([states[layer][0, :-1] for layer in (0, 1, 2)], dim=-1)
+            features = torch.nn.functional.linear(taps, tensors["fc.weight"])
+            expected = plain(
+                tensors,
+                tensors["embed_tokens.weight"],
+                features,
+                known,
+                len(guesses),
+                allowed=allowed,
+            )
+        assert guesses == expected
 
 
 async def test_a_draft_model_with_windows_forgets_as_the_model_does_not(
@@ -217,7 +279,7 @@ async def test_a_draft_model_with_windows_forgets_as_the_model_does_not(
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("source", ["medusa", "itself"])
+@pytest.mark.parametrize("source", ["medusa", "eagle3", "itself"])
 async def test_adapters_beside_the_model_alone(
     source: str, checkpoint: Path, sources: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -242,7 +304,23 @@ async def test_adapters_beside_the_model_alone(
     assert [answer(got) for got in results] == [answer(wanted) for wanted in plain]
 
 
-@pytest.mark.parametrize("source", ["medusa", "draft"])
+@pytest.mark.compilers
+@pytest.mark.parametrize("source", ["medusa", "eagle3"])
+async def test_hidden_states_come_out_of_compiled_steps_in_one_call(
+    source: str, checkpoint: Path, sources: dict[str, Any], always: None
+) -> None:
+    requests = [(prompt, ASKED[name]) for prompt, name in zip(PROMPTS, FEW, strict=False)]
+    compiled = {"compile__enforce_eager": False, "compile__startup": "wait"}
+    answers = []
+    for changes in ({}, sources[source]):
+        async with AsyncEngine.open(config(checkpoint, **(compiled | changes))) as engine:
+            assert Probe(engine).computer.code.step is not None
+            answers.append([answer(result) for result in await ask(engine, requests)])
+            assert (counted(engine)[0] > 20) == bool(changes)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("source", FAILING)
 async def test_a_drafter_that_fails_is_switched_off_and_no_request_ends(
     source: str,
     checkpoint: Path,
@@ -251,7 +329,7 @@ async def test_a_drafter_that_fails_is_switched_off_and_no_request_ends(
     caplog: pytest.LogCaptureFixture,
     always: None,
 ) -> None:
-    owner, name = (Head, "logits") if source == "medusa" else (ModelDrafter, "_logits")
+    owner, name, drafter = FAILING[source]
     real, calls = getattr(owner, name), 0
 
     def failing(*arguments: Any) -> Any:
@@ -272,8 +350,7 @@ async def test_a_drafter_that_fails_is_switched_off_and_no_request_ends(
     assert [answer(got) for got in results] == [answer(wanted) for wanted in plain] * 2
     assert calls == 4
     assert [record.getMessage() for record in caplog.records] == [
-        f"the drafter {'MedusaDrafter' if source == 'medusa' else 'ModelDrafter'} failed, and is "
-        "not asked any more"
+        f"the drafter {drafter} failed, and is not asked any more"
     ]
 
 

@@ -227,8 +227,8 @@ def test_a_tensor_of_codes_is_refused(target: Model, checkpoint: Path, tmp_path:
     [
         ("medusa", False, r"method = medusa needs speculation\.model"),
         ("draft", False, r"method = draft needs speculation\.model"),
-        ("suffix", True, r"speculation\.model = .* is for .*draft or medusa, got suffix"),
-        ("off", True, r"speculation\.model = .* is for .*draft or medusa, got off"),
+        ("suffix", True, r"speculation\.model = .* is for .*draft or eagle3 or medusa, got suffix"),
+        ("off", True, r"speculation\.model = .* is for .*draft or eagle3 or medusa, got off"),
     ],
 )
 def test_a_method_and_a_model_go_together(

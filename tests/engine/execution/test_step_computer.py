@@ -20,8 +20,10 @@ from src.core.request import Request
 from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.execution.forward_pass import Code
+from src.engine.execution.inputs import sampled_indices
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks, added_masks, packed_masks
+from src.engine.speculation import KeptHidden
 from src.models.program import Chain
 from src.ops.build.kernels import kernel_library
 from src.ops.runtime.step import CompiledStep
@@ -207,9 +209,10 @@ async def test_logits_are_the_same_whether_other_hidden_states_are_wanted_or_not
 
 
 @any_mixer
+@pytest.mark.parametrize("keeps", ["sampled", "all"])
 @pytest.mark.parametrize("steps", [*STEPS, "drafts"])
-async def test_hidden_states_that_tokens_are_sampled_from_are_kept_if_wanted(
-    engine: AsyncEngine, steps: str
+async def test_hidden_states_are_kept_if_wanted(
+    engine: AsyncEngine, steps: str, keeps: KeptHidden
 ) -> None:
     """By a step that draws, by one that ends with logits, and by their parts."""
     computer = computer_of(engine)
@@ -217,40 +220,40 @@ async def test_hidden_states_that_tokens_are_sampled_from_are_kept_if_wanted(
     drafts = [RowStep(0, 1, LENGTH - 4, 4, True, 3), RowStep(3, 1, 8, 6, False)]
     plan = StepPlan(1, [], [], STEPS.get(steps, drafts))
     penalized = SamplingParams(temperature=0, max_tokens=8, presence_penalty=1.0)
-    found: list[torch.Tensor | None] = []
+    sampled = sampled_indices(plan)
+    count = len(sampled) if keeps == "sampled" else plan.num_tokens
+    found: list[torch.Tensor] = []
 
-    def run(code: Code, keeps_hidden: bool, penalizes: bool) -> StepOutput:
+    def run(code: Code, keeps_hidden: KeptHidden, penalizes: bool) -> StepOutput:
         install(computer, [0.0] * NUM_ROWS, seed=3)
         for row in range(NUM_ROWS if penalizes else 0):
             request = DeviceRequest(key=row, prompt_len=LENGTH, params=penalized)
             computer._sampler.state.install(row, request, LENGTH)
         computer.code = code
-        output = computer.compute(plan, keeps_hidden=keeps_hidden)
-        if keeps_hidden:
-            found.append(output.hidden_s)
-        else:
-            assert output.hidden_s is None
-        return output
+        return computer.compute(plan, keeps_hidden=keeps_hidden)
 
     def all_ways() -> None:
-        count = sum(step.num_sampled for step in plan.rows)
         for code in (whole, whole._replace(step=None)):
             for penalizes in (False, True):
-                plain = run(code, False, penalizes).samples
-                output = run(code, True, penalizes)
-                assert (output.samples is None) == (plain is None)
-                if output.samples is not None and plain is not None:
-                    assert output.samples.token_ids.tolist() == plain.token_ids.tolist()
-                    hidden = output.hidden_s
-                    assert hidden is not None
-                    assert hidden.shape[0] == count
-                    logits = computer._model.logits(computer._model.functions, hidden)
+                plain = run(code, "none", penalizes)
+                assert plain.hidden is None
+                output = run(code, keeps, penalizes)
+                assert (output.samples is None) == (plain.samples is None)
+                hidden = output.hidden
+                if hidden is None:
+                    assert count == 0
+                    continue
+                assert len(hidden) == count
+                found.append(hidden)
+                if output.samples is not None and plain.samples is not None:
+                    token_ids = output.samples.token_ids.tolist()
+                    assert token_ids == plain.samples.token_ids.tolist()
+                    own = hidden if keeps == "sampled" else hidden[sampled]
+                    logits = computer._model.logits(computer._model.functions, own)
                     if not penalizes:
-                        assert logits.argmax(1).tolist() == output.samples.token_ids.tolist()
-        present = [each for each in found if each is not None]
-        assert len(present) == (len(found) if count else 0)
-        for each in present:
-            torch.testing.assert_close(each, present[0], atol=0.02, rtol=0.02)
+                        assert logits.argmax(1).tolist() == token_ids
+        for each in found:
+            torch.testing.assert_close(each, found[0], atol=0.02, rtol=0.02)
 
     await on_device(engine, all_ways)
 

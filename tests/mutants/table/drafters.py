@@ -79,8 +79,8 @@ MUTATIONS = (
         (
             "a layer's input is not added to its output",
             "Head.logits",
-            "hidden + A",
-            "A",
+            "A + functional.silu(B)",
+            "functional.silu(B)",
         ),
         (
             "a row's guesses come from an older hidden state",
@@ -113,6 +113,54 @@ MUTATIONS = (
             "KVLayout.part",
             "first <= A < first + count",
             "first <= A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/eagle3.py",
+        ("tests/engine/drafters/test_eagle3.py",),
+        (
+            "the layer reads the token of the position, not the one behind",
+            "EagleDrafter._run",
+            "self._rows.tokens[A, B + 1]",
+            "self._rows.tokens[A, B]",
+        ),
+        (
+            "a head's tokens are taken for the model's",
+            "EagleDrafter._run",
+            "A.targets is not None",
+            "False",
+        ),
+        (
+            "hidden states of a step without guesses are forgotten",
+            "EagleDrafter.keep_all",
+            "A is not None and B.end == C",
+            "False",
+        ),
+        (
+            "a row is read where its hidden states are missing",
+            "EagleDrafter.compute",
+            "A.row in asked and B.end == C - 1",
+            "A.row in asked",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/verification.py",
+        _ENGINE,
+        (
+            "hidden states of wrong guesses count",
+            "Speculation.keep",
+            "A.num_tokens - A.drafts + (B - 1 if A.samples else 0)",
+            "A.num_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/layers/embedding.py",
+        ("tests/engine/drafters/test_eagle3.py",),
+        (
+            "taps stand before the hidden states",
+            "final_norm_and_taps",
+            "(final_norm(spec, weights, residual), *A)",
+            "(*A, final_norm(spec, weights, residual))",
         ),
     ),
 )
