@@ -51,7 +51,7 @@ ALONE = (
     *named("tests/engine", "page_prefault", "memory_comes_back", "preparation", "threads"),
     *named("tests/http", "deaf_clients", "direct", "disconnects", "held_memory", "long_bodies"),
     *named("tests/http", "hostile_templates", "placeholders", "processes", "refusals"),
-    *named("tests/http", "socket", "tenants", "under_load"),
+    *named("tests/http", "socket", "tenants", "under_load", "waiting_answers"),
     *("tests/observability/test_traces.py", "tests/cli/test_run_batch.py"),
 )
 # Those that keep compilers busy come first, so that nobody waits for the last of them.

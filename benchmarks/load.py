@@ -76,7 +76,7 @@ async def http_client(url: str) -> AsyncIterator[Client]:
     target = target_of("openai", url, "", 0, None, {})
     endpoint = Endpoint(
         url=target.url,
-        is_chat=False,
+        kind="completions",
         model=await asyncio.to_thread(target.first_model),
         fields={"temperature": 0},
         ignore_eos=True,

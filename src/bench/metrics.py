@@ -118,6 +118,9 @@ def _peak_rate(answers: Sequence[Answer]) -> float:
     start = min((answer.start for answer in answers), default=0.0)
     seconds: dict[int, int] = {}
     for answer in answers:
+        # Vectors and scores are no tokens.
+        if not answer.ttft:
+            continue
         moment = answer.start + answer.ttft
         for gap in (0.0, *answer.itl):
             moment += gap

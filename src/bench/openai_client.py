@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -72,6 +72,12 @@ class _Chunk(msgspec.Struct):
 _decode: Final = msgspec.json.Decoder(_Chunk).decode
 
 
+Kind: TypeAlias = Literal["completions", "chat", "embeddings", "rerank"]
+"""What is asked for. The last two are answered as a whole, and without tokens."""
+
+POOLED: Final[frozenset[Kind]] = frozenset({"embeddings", "rerank"})
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What is requested, and how.
 
@@ -79,8 +85,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     url
         The complete URL.
-    is_chat
-        Whether it takes chat messages.
+    kind
+        What is asked for.
     model
         The model name in requests.
     headers
@@ -97,7 +103,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: str
-    is_chat: bool
+    kind: Kind
     model: str
     headers: Mapping[str, str] = {}
     fields: Mapping[str, Any] = {}
@@ -146,7 +152,9 @@ class OpenAIClient:
         try:
             async with asyncio.timeout(_SECONDS):
                 reply = await self._connections.post(body, headers)
-            if reply.status == 200:
+            if reply.status == 200 and endpoint.kind in POOLED:
+                _read_whole(reply, answer)
+            elif reply.status == 200:
                 self._read(reply, answer)
             else:
                 answer.error = f"HTTP {reply.status}: {error_message(reply.body)}"
@@ -159,12 +167,14 @@ class OpenAIClient:
     def body(self, sample: Sample) -> dict[str, Any]:
         """The request body for a sample."""
         endpoint = self._endpoint
+        if endpoint.kind in POOLED:
+            return {"model": endpoint.model, **_texts(endpoint.kind, sample), **endpoint.fields}
         fields: dict[str, Any] = {
             "model": endpoint.model,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if endpoint.is_chat:
+        if endpoint.kind == "chat":
             if not isinstance(sample.prompt, str):
                 raise BenchError("a chat needs text, and the prompts are token ids")
             fields["messages"] = [{"role": "user", "content": sample.prompt}]
@@ -217,6 +227,34 @@ class OpenAIClient:
             answer.prompt_tokens = usage.prompt_tokens or answer.prompt_tokens
             if usage.prompt_tokens_details is not None:
                 answer.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+
+
+def _texts(kind: Kind, sample: Sample) -> dict[str, Any]:
+    """The texts of a request that is answered as a whole; a query is the first of them."""
+    if kind == "embeddings":
+        return {"input": [sample.prompt, *sample.others] if sample.others else sample.prompt}
+    if not isinstance(sample.prompt, str) or not sample.others:
+        raise BenchError("a rank needs a query and documents as text")
+    return {"query": sample.prompt, "documents": list(sample.others)}
+
+
+class _Whole(msgspec.Struct):
+    data: list[msgspec.Raw] | None = None
+    results: list[msgspec.Raw] | None = None
+    usage: _Usage | None = None
+
+
+_decode_whole: Final = msgspec.json.Decoder(_Whole).decode
+
+
+def _read_whole(reply: Reply, answer: Answer) -> None:
+    """Time an answer that comes as a whole."""
+    answer.latency = reply.pieces[-1][0] - answer.start
+    whole = _decode_whole(reply.body)
+    if not whole.data and not whole.results:
+        answer.error = "the answer is empty"
+    elif whole.usage is not None:
+        answer.prompt_tokens = whole.usage.prompt_tokens or answer.prompt_tokens
 
 
 class EventLines:

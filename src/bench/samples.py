@@ -29,12 +29,31 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         Maximal number of output tokens.
     timestamp
         Seconds from the start of a recorded trace, if the request comes from one.
+    others
+        Further texts or token ids of the same request, where it may have several.
     """
 
     prompt: str | list[int]
     prompt_len: int
     output_len: int
     timestamp: float | None = None
+    others: tuple[str | list[int], ...] = ()
+
+
+def in_groups(samples: Sequence[Sample], size: int) -> list[Sample]:
+    """One sample for ``size`` of these at a time, with the prompts of all; the last may have less.
+
+    Its length is that of all prompts together.
+    """
+    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    return [
+        msgspec.structs.replace(
+            group[0],
+            prompt_len=sum(sample.prompt_len for sample in group),
+            others=tuple(sample.prompt for sample in group[1:]),
+        )
+        for group in groups
+    ]
 
 
 def random_samples(

@@ -16,12 +16,24 @@ import msgspec
 
 from src.bench.codecs import Codec, ServerCodec, TokenizerCodec, WordCodec
 from src.bench.errors import BenchError, error_message
-from src.bench.openai_client import key_headers
+from src.bench.openai_client import Kind, key_headers
 from src.text.tokenizer import Tokenizer
 
-# vLLM's backend name -> whether it is a chat.
-BACKENDS: Final = {"openai": False, "vllm": False, "openai-chat": True, "vllm-chat": True}
-ENDPOINTS: Final = {False: "/v1/completions", True: "/v1/chat/completions"}
+# vLLM's backend name -> what is asked for.
+BACKENDS: Final[dict[str, Kind]] = {
+    "openai": "completions",
+    "vllm": "completions",
+    "openai-chat": "chat",
+    "vllm-chat": "chat",
+    "openai-embeddings": "embeddings",
+    "vllm-rerank": "rerank",
+}
+ENDPOINTS: Final[dict[Kind, str]] = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+}
 _SECONDS: Final = 30.0
 _POLL: Final = 0.5
 
@@ -34,7 +46,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     url: str
-    is_chat: bool
+    kind: Kind
     headers: Mapping[str, str] = {}
     verify: bool = True
 
@@ -46,12 +58,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         BenchError
             There is none.
         """
+        try:
+            return json.loads(self.text(path))
+        except ValueError as error:
+            raise BenchError(f"{self.root}{path}: {error}") from error
+
+    def text(self, path: str) -> str:
+        """The text at a path.
+
+        Raises
+        ------
+        BenchError
+            There is none.
+        """
         headers = {**key_headers(), **self.headers}
         request = urllib.request.Request(self.root + path, headers=headers)
         context = None if self.verify else ssl._create_unverified_context()
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS, context=context) as answer:
-                return json.load(answer)
+                body: bytes = answer.read()
+                return body.decode()
         except urllib.error.HTTPError as error:
             reason = error_message(error.read())
             raise BenchError(f"{self.root}{path}: HTTP {error.code}: {reason}") from error
@@ -95,11 +121,11 @@ def target_of(
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BenchError(f"--base-url: expected http://HOST:PORT, got {base}")
-    is_chat = BACKENDS[backend]
-    path = endpoint or ENDPOINTS[is_chat]
+    kind = BACKENDS[backend]
+    path = endpoint or ENDPOINTS[kind]
     root = base.removesuffix("/v1")
     url = (root if path.startswith("/v1") else base) + path
-    return Target(root=root, url=url, is_chat=is_chat, headers=headers, verify=verify)
+    return Target(root=root, url=url, kind=kind, headers=headers, verify=verify)
 
 
 def codec_of(target: Target, model: str, tokenizer: str | None) -> Codec:

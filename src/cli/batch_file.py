@@ -16,7 +16,23 @@ import msgspec
 from src.core.errors import ConfigError
 
 # Allowed endpoints; each must answer with a single JSON document.
-URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+URLS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/embed",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/classify",
+    "/pooling",
+    "/predict",
+)
 # Maximal bytes of a line; more than any valid request has.
 _MAX_LINE: Final = 64 * 1024 * 1024
 

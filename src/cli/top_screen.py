@@ -9,7 +9,7 @@ import msgspec
 
 from src.core.steps import StepRecord
 from src.core.views import PoolView, RequestsView, RequestTrack, RequestView
-from src.observability.timeline_figures import Quantiles, figures, milliseconds
+from src.observability.timeline_figures import Quantiles, TimelineFigures, figures, milliseconds
 
 
 class Alphabet(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def _rates(reading: Reading, alphabet: Alphabet) -> list[str]:
     for step in reading.steps:
         place = int(2 * (step.published - (reading.now - window)))
         if 0 <= place < len(history):
-            history[place] += step.sampled_rows
+            history[place] += step.sampled_rows + step.accepted_tokens
     phases = " ".join(
         f"{name} {milliseconds(values.p50)}"
         for name, values in found.phases.items()
@@ -88,10 +88,19 @@ def _rates(reading: Reading, alphabet: Alphabet) -> list[str]:
         f"tokens/s  output {found.output_tokens / window:.1f}, prompt "
         f"{found.prompt_tokens / window:.1f}, cached {found.cached_tokens / window:.1f}   "
         f"{found.rows_per_step:.1f} rows/step   [{_spark(history, alphabet)}]",
+        *_drafts(found),
         f"latency   first token {_two(found.ttft)}   between tokens {_two(found.between_tokens)}"
         f"   whole {_two(found.whole)}",
         f"step      bubble {100 * found.bubble:.1f} %   {phases or 'none yet'}",
     ]
+
+
+def _drafts(found: TimelineFigures) -> list[str]:
+    """A line of what speculation brings; none where nothing is drafted."""
+    if not found.drafted_tokens:
+        return []
+    share = 100 * found.accepted_tokens / found.drafted_tokens
+    return [f"drafts    verified {found.drafted_tokens}, accepted {share:.1f} %"]
 
 
 def _two(values: Quantiles | None) -> str:

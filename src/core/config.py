@@ -16,6 +16,7 @@ from src.core.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from src.core.task import Task
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -66,6 +67,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
     path: str = "configs/demo"
     revision: str | None = None
     served_model_name: tuple[str, ...] = ()
+    # What requests may ask for; auto: what the checkpoint's files say.
+    tasks: Literal["auto"] | Annotated[tuple[Task, ...], Meta(min_length=1)] = "auto"
     # What computes it; auto: a native family where there is one, else transformers.
     implementation: Literal["auto", "native", "transformers"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -78,6 +81,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     quantize_activations: bool | None = None
     # Whether logits are the same bits for any batch, chunking and prefix cache; CPU only.
     deterministic: bool = False
+    cut_vectors: bool = False  # whether vectors may be shortened though no file says so
     seed: NonNegative = 0
 
 
@@ -155,6 +159,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 5
+    # Memory for the last outputs, from which "suffix" guesses too; 0: none are kept.
+    shared_history_bytes: Annotated[int, Meta(ge=0, le=1 << 34)] = 0
 
 
 class CompileSection(Section, frozen=True, kw_only=True):
@@ -237,8 +243,9 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
     max_embedding_inputs: Positive = 2048  # texts of one request for vectors
-    # Of an answer: numbers of vectors, which take some 60 bytes each until they are sent.
-    max_embedding_values: Positive = 2**22
+    max_embedding_values: Positive = 2**22  # numbers of vectors in one answer
+    # Of all answers with vectors together, from their requests on until they are sent.
+    max_held_vector_bytes: Positive = 256 * MIB
     max_logprobs_per_answer: Positive = 4_194_304  # over all positions, choices and prompts
     write_timeout: Seconds = 120.0  # for a reader to take any data, before it is disconnected
     ready_wait: Annotated[float, Meta(ge=0)] = 30.0  # seconds a request waits for the model to load

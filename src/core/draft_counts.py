@@ -26,17 +26,22 @@ class DraftCounts:
         Rows of steps that had drafts; their drafts; those of them that were right.
     accepted_at
         Place among a row's drafts, from 0 -> how many were accepted there.
+    by_source
+        Who has drafted -> how many, and how many of them were right.
     """
 
     def __init__(self) -> None:
         self.rows = self.drafted = self.accepted = 0
         self.accepted_at: list[int] = []
+        self.by_source: dict[str, tuple[int, int]] = {}
 
-    def add(self, drafted: int, accepted: int) -> None:
+    def add(self, drafted: int, accepted: int, source: str = "") -> None:
         """A row had so many drafts in a step, and so many of them were right."""
         self.rows += 1
         self.drafted += drafted
         self.accepted += accepted
+        before, right = self.by_source.get(source, (0, 0))
+        self.by_source[source] = (before + drafted, right + accepted)
         missing = drafted - len(self.accepted_at)
         if missing > 0:
             self.accepted_at += [0] * missing

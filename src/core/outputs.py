@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 
 import msgspec
 
@@ -46,14 +47,29 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     # What a pooled request ends with: float32, in this machine's byte order.
     vector: bytes | None = None
+    # Drafts that the step has verified for it, how many of them its output has, and their source.
+    drafted: int = 0
+    accepted: int = 0
+    source: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request, over all its completions."""
+    """Tokens of one request, over all its completions.
+
+    Attributes
+    ----------
+    cached_tokens
+        Prompt tokens whose KV came from the prefix cache.
+    accepted_prediction_tokens, rejected_prediction_tokens
+        Tokens of its prediction that were tried as drafts, and were right or wrong; ``None`` if it
+        came without a prediction.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +114,9 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     request_id
         The request's id.
-    vector
-        Its numbers; of length 1 if the checkpoint normalizes.
+    numbers
+        Its numbers: float32, in this machine's byte order. Of length 1 if the checkpoint
+        normalizes.
     prompt_tokens
         Tokens of the text, special ones included.
     cached_tokens
@@ -107,9 +124,101 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
-    vector: list[float]
+    # Not a list: that takes eight times the memory, and many wait until they are sent.
+    numbers: bytes
     prompt_tokens: int
     cached_tokens: int = 0
+
+    @property
+    def vector(self) -> list[float]:
+        """Its numbers as a list, which is made anew each time."""
+        return array("f", self.numbers).tolist()
+
+
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    """What a classifier says of one text.
+
+    Attributes
+    ----------
+    request_id
+        The request's id.
+    labels
+        Names of the labels.
+    numbers
+        Their probabilities, or the head's own numbers where these were asked for: float32, in this
+        machine's byte order.
+    prompt_tokens
+        Tokens of the text, special ones included.
+    cached_tokens
+        Those whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    labels: tuple[str, ...]
+    numbers: bytes
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def probs(self) -> memoryview[float]:
+        """The numbers as floats, one for each label."""
+        return memoryview(self.numbers).cast("f")
+
+    @property
+    def label(self) -> str:
+        """The label of the largest number, the first of several."""
+        probs = self.probs
+        return self.labels[max(range(len(probs)), key=probs.__getitem__)]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How well two texts match.
+
+    Attributes
+    ----------
+    request_id
+        The request's id.
+    score
+        The larger, the better.
+    prompt_tokens
+        Tokens of both, those of the template and special ones included.
+    cached_tokens
+        Those whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    score: float
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+class Encoding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model gives for one text, as an array.
+
+    Attributes
+    ----------
+    request_id
+        The request's id.
+    numbers
+        float32, in C order and this machine's byte order.
+    shape
+        Of the array: the numbers of a text, or tokens by numbers.
+    prompt_tokens
+        Tokens of the text, special ones included.
+    cached_tokens
+        Those whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    numbers: bytes
+    shape: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def values(self) -> memoryview[float]:
+        """The array; ``numpy.asarray`` and ``torch.frombuffer`` take it without a copy."""
+        return memoryview(self.numbers).cast("B").cast("f", self.shape)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,12 +149,15 @@ class RowResult(msgspec.Struct, frozen=True):
     prompt_logprobs
         Entries for prompt positions ``start + 1 .. start + num_tokens`` that lie inside the prompt,
         when asked for.
-    drafted
-        Drafts that the step has verified.
+    drafted, accepted
+        Drafts that the step has verified, and how many of them were right.
+    source
+        Who has guessed them.
     rests
         Steps for which the device expects no drafts of the row. Those steps may be planned exactly.
     vector
-        Of a row that is pooled, when its prompt ends: float32, in this machine's byte order.
+        Of a row that is pooled, when its prompt ends: its vector, its scores, or those of each of
+        its tokens, one after the other; float32, in this machine's byte order.
     """
 
     row: int
@@ -165,6 +168,8 @@ class RowResult(msgspec.Struct, frozen=True):
     drafted: int = 0
     rests: int = 0
     vector: bytes | None = None
+    accepted: int = 0
+    source: str = ""
 
     def first(self, count: int) -> RowResult:
         """The same with its first ``count`` tokens only."""
@@ -230,7 +235,7 @@ def drafted_tokens(result: StepResult) -> tuple[int, int]:
     drafting = [row for row in result.rows if row.drafted]
     return (
         sum(row.drafted for row in drafting),
-        sum(len(row.token_ids) - 1 for row in drafting),
+        sum(row.accepted for row in drafting),
     )
 
 

@@ -53,6 +53,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
         When its first and its newest token were committed.
     num_tokens
         Output tokens so far.
+    drafted, accepted
+        Drafts that were verified for it so far, and those of them that its output has.
     ended, finish_reason, error
         When and why it ended, and the failure that ended it.
     token_times
@@ -73,6 +75,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     first_token: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     ended: float | None = None
     finish_reason: FinishReason | None = None
     error: BaseException | None = None

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from src.core.adapter import Adapter
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
 
-Pooling: TypeAlias = Literal["first", "last", "mean"]
-"""Which hidden states of a sequence's tokens make its vector: one, or the mean of all."""
+Pooling: TypeAlias = Literal["first", "last", "mean", "all"]
+"""Which hidden states of a sequence's tokens make its result: one, the mean of all, or each."""
+
+
+TOKEN_TYPES: Final = "token_types"
+"""A step input of encoders that compare two texts: in which of them a token is, [T] int64."""
 
 
 class StepValues(msgspec.Struct, frozen=True):
@@ -71,8 +76,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         The compiled ``params.structured_output``; only the device half reads it.
     thinking
         What bounds the thinking of ``params.thinking``; only the device half looks into it.
+    task
+        What it asks for.
+    prediction
+        Token ids that its output is expected to have, which drafts are taken from; ``None``: the
+        client has said nothing.
     pooling
-        It asks for a vector, of its prompt's hidden states, and ends in the step of its last token.
+        It asks for numbers, of its prompt's hidden states, and ends in the step of its last token.
         Parameters of sampling have no effect, and ``max_tokens`` is 1. ``None``: it asks for text.
     grammar_times
         When the grammar was requested and when it was ready, on the same clock.
@@ -95,6 +105,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     step_inputs: Mapping[str, StepValues] = {}
     grammar: Any = None
     thinking: Any = None
+    task: Task = "generate"
+    prediction: list[int] | None = None
     pooling: Pooling | None = None
     grammar_times: tuple[float, float] | None = None
 

@@ -13,13 +13,14 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from src.core.config import Config, Secret
 from src.core.errors import ConfigError
 from src.core.gguf import is_gguf
+from src.core.task import TASKS
 
 PREFIX: Final = "SLIPSTREAM_"
 CONFIG_VARIABLE: Final = "SLIPSTREAM_CONFIG"
@@ -52,6 +53,12 @@ class Setting(msgspec.Struct, frozen=True):
     def is_secret(self) -> bool:
         """Whether its value must never be shown."""
         return Secret in get_args(self.type)
+
+    @property
+    def takes_word_or_list(self) -> bool:
+        """Whether it is the word that is its default, or a list."""
+        kinds = [get_args(kind)[0] if get_args(kind) else kind for kind in get_args(self.type)]
+        return isinstance(self.default, str) and any(get_origin(kind) is tuple for kind in kinds)
 
     @property
     def variable(self) -> str:
@@ -209,6 +216,10 @@ def _from_overrides(
 def _parse(setting: Setting, text: str, source: str) -> Any:
     """Parse a value: ``none`` unsets it. Tables are JSON; lists are, or are separated by commas."""
     is_list, is_table = isinstance(setting.default, tuple), isinstance(setting.default, dict)
+    if setting.takes_word_or_list:
+        is_list = text.strip().lower() not in ("", "none", "null", setting.default)
+        if not is_list:
+            return setting.default
     if text.strip().lower() in ("", "none", "null"):
         if is_list or is_table:
             return type(setting.default)()
@@ -246,6 +257,8 @@ def _conceal(kind: type, value: Any) -> Any:
 
 
 def _expected(setting: Setting, error: msgspec.ValidationError) -> str:
+    if setting.takes_word_or_list:
+        return f"expected {setting.default!r}, or a list of {', '.join(TASKS)}"
     kinds = get_args(setting.type)
     choices = [c for kind in kinds for c in (kind, *get_args(kind)) if isinstance(c, str)]
     if choices:

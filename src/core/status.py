@@ -9,8 +9,16 @@ from typing import Any, Final, NamedTuple
 
 from src.core.config import ModelSection
 from src.core.embedding import EmbeddingRecipe
-from src.core.errors import EngineDeadError, NotReadyError, ShuttingDownError, SlipstreamError
+from src.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    NotReadyError,
+    ShuttingDownError,
+    SlipstreamError,
+)
 from src.core.gguf import is_gguf
+from src.core.scoring import LabelRecipe, ScoringRecipe
+from src.core.task import Task
 
 # Phases of a start in order, with the fraction of the whole at which each begins.
 STARTUP_PHASES: Final = {
@@ -23,6 +31,17 @@ STARTUP_PHASES: Final = {
     "compile": 0.55,
     "capture": 0.9,
     "ready": 1.0,
+}
+
+
+# What a model does not do, in errors.
+_VERBS: Final[dict[Task, str]] = {
+    "generate": "generate text",
+    "embed": "embed",
+    "classify": "classify",
+    "score": "score",
+    "token_embed": "embed tokens",
+    "token_classify": "classify tokens",
 }
 
 
@@ -146,8 +165,9 @@ class ModelInfo:
     ``default_sampling`` has the checkpoint's own sampling parameters, by the names of
     `SamplingParams`. ``default_max_tokens`` is the checkpoint's default number of output tokens;
     ``None`` is as many as fit. ``implementation`` is ``native`` or ``transformers``.
-    ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own. ``generates``: it continues
-    text. ``embedding`` says how texts become vectors.
+    ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own. ``tasks`` are what it may
+    be asked for. ``embedding`` says how texts become vectors, ``labels`` what its head says of
+    them, and ``scoring`` how two texts get a score.
     """
 
     name: str
@@ -161,14 +181,25 @@ class ModelInfo:
     default_sampling: dict[str, Any]
     default_max_tokens: int | None = None
     step_inputs: tuple[StepInputShape, ...] = ()
-    generates: bool = True
+    tasks: tuple[Task, ...] = ("generate",)
     embedding: EmbeddingRecipe | None = None
+    labels: LabelRecipe | None = None
+    scoring: ScoringRecipe | None = None
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """What it does."""
-        own = {"generate": self.generates, "embed": self.embedding is not None}
-        return tuple(name for name, does in own.items() if does)
+    def check(self, task: Task) -> None:
+        """Refuse a task that it does not do.
+
+        Raises
+        ------
+        InvalidRequestError
+            Names those that it does.
+        """
+        if task not in self.tasks:
+            raise InvalidRequestError(
+                f"the model {self.name} does not {_VERBS[task]}: what it can do is "
+                f"{', '.join(self.tasks)}",
+                param="model",
+            )
 
 
 @dataclass(frozen=True)

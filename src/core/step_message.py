@@ -9,12 +9,18 @@ They are confidential: installs contain the tokens of prompts, and parameters ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
+from src.core.adapter import NO_ADAPTER
 from src.core.plan import StepPlan
 from src.core.request import Pooling, Request, StepValues
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
+
+Scope: TypeAlias = tuple[str, str, int]
+"""Whose requests may see traces of each other: tenant, salt, and key of the adapter."""
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,8 +49,14 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Handle of what ends its thinking, which does not travel either; ``None`` without a bound.
     step_inputs
         Values of the model's own step inputs for its first tokens, by name.
+    task
+        What it asks for.
     pooling
-        How its vector is made of hidden states; ``None``: it gets tokens.
+        Of which hidden states its result is made; ``None``: it gets tokens.
+    prediction
+        Token ids that its output is expected to have; empty: nothing is known of it.
+    scope
+        Whose drafts may come from its output, and whose outputs its drafts may come from.
     """
 
     key: int
@@ -56,7 +68,10 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     grammar: int | None = None
     thinking: int | None = None
     step_inputs: Mapping[str, StepValues] = {}
+    task: Task = "generate"
     pooling: Pooling | None = None
+    prediction: list[int] = []
+    scope: Scope = ("", "", NO_ADAPTER)
 
     @classmethod
     def of(cls, request: Request) -> DeviceRequest:
@@ -71,7 +86,14 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             grammar=None if request.grammar is None else request.key,
             thinking=None if request.thinking is None else request.key,
             step_inputs=request.step_inputs,
+            task=request.task,
             pooling=request.pooling,
+            prediction=request.prediction or [],
+            scope=(
+                request.tenant,
+                request.cache_salt,
+                NO_ADAPTER if request.adapter is None else request.adapter.key,
+            ),
         )
 
 

@@ -35,6 +35,8 @@ class RequestTrack(msgspec.Struct, frozen=True, kw_only=True):
     first_token: float | None
     last_token: float | None
     num_tokens: int
+    drafted: int
+    accepted: int
     ended: float | None
     finish_reason: FinishReason | None
     trace_id: str
@@ -81,6 +83,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
         Seconds since its arrival, and seconds from arrival to its first row.
     computed_tokens
         Positions whose KV is committed.
+    drafted_tokens, accepted_tokens
+        Drafts that were verified for it, and those of them that its output has.
     row, blocks
         Its row, -1 without one, and the number of blocks that it holds.
     expires_in
@@ -98,6 +102,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     max_tokens: int
     row: int
     blocks: int

@@ -10,10 +10,10 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from src.core.config import Config
 from src.core.errors import (
@@ -24,7 +24,15 @@ from src.core.errors import (
     SlipstreamError,
     forget_locals,
 )
-from src.core.outputs import Delta, Embedding, FinishReason, GenerationResult
+from src.core.outputs import (
+    Classification,
+    Delta,
+    Embedding,
+    Encoding,
+    FinishReason,
+    GenerationResult,
+    Score,
+)
 from src.core.sampling_params import SamplingParams
 from src.core.settings import load_config
 from src.core.status import (
@@ -35,13 +43,14 @@ from src.core.status import (
     Stall,
     served_names,
 )
+from src.core.task import Task
 from src.core.version import VERSION
 from src.engine.background_tasks import BackgroundTasks
 from src.engine.loading import Loading
 from src.engine.own_loop import OwnLoop
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.admissions import Admission, Admissions
-from src.engine.requests.embedder import Text
+from src.engine.requests.embedder import Embedder, Text
 from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun
 from src.engine.requests.preparation import Preparation
 from src.engine.requests.prompts import (
@@ -52,8 +61,17 @@ from src.engine.requests.prompts import (
     with_defaults,
 )
 from src.engine.requests.submission import Submission
+from src.engine.requests.task_runs import (
+    ENCODING_TASKS,
+    CosineRun,
+    LabelRun,
+    PairRun,
+    TokenLabelRun,
+    TokenVectorRun,
+    encoding_of,
+)
 from src.engine.telemetry.inspector import Inspector
-from src.engine.telemetry.observed import Observed
+from src.engine.telemetry.observed import Observed, ObservedRun
 from src.engine.telemetry.observer import EngineObserver
 from src.engine.telemetry.start_observer import StartObserver
 from src.engine.telemetry.stats_line import stats_of
@@ -465,10 +483,7 @@ class AsyncEngine:
                 with own as held:
                     submission = await self._queue(prompt, params, options, observed, held, used)
             except SlipstreamError as error:
-                if isinstance(error, QueueFullError):
-                    wait = self._observer.queue_wait(time.monotonic())
-                    error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
-                self.metrics.on_refused(error)
+                self._refused(error)
                 raise
             # The prompt may be large and is token ids by now. It should not live as long as the
             # output takes.
@@ -478,6 +493,13 @@ class AsyncEngine:
                     yield submission
                 finally:
                     submission.abort()
+
+    def _refused(self, error: SlipstreamError) -> None:
+        """Count a request that was not queued, and say when one might be."""
+        if isinstance(error, QueueFullError):
+            wait = self._observer.queue_wait(time.monotonic())
+            error.retry_after = min(max(1.0, wait), _MAX_RETRY_AFTER)
+        self.metrics.on_refused(error)
 
     async def _queue(
         self,
@@ -489,11 +511,7 @@ class AsyncEngine:
         used: contextlib.ExitStack,
     ) -> Submission:
         parts, _ = self._check_admits(drains=not admission.revoked)
-        if not parts.info.generates:
-            raise InvalidRequestError(
-                f"the model {parts.info.name} does not generate text: what it can do is embed",
-                param="model",
-            )
+        parts.info.check("generate")
         adapter = used.enter_context(parts.adapters.using(options.get("lora")))
         params = with_defaults(params, parts.info.default_sampling)
         parts.builder.check(params, options)
@@ -518,6 +536,7 @@ class AsyncEngine:
         truncate: int | None = None,
         add_special_tokens: bool = True,
         prompt_name: str | None = None,
+        normalize: bool | None = None,
         admission: Admission | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> list[Embedding]:
@@ -535,6 +554,8 @@ class AsyncEngine:
             Whether texts get the tokenizer's special tokens.
         prompt_name
             Name of a prompt of the checkpoint that is put before texts; ``None``: its default.
+        normalize
+            Whether vectors are scaled to length 1; ``None``: as the checkpoint's files say.
         admission
             From `admit`: they are queued even while the engine drains.
         options
@@ -551,22 +572,204 @@ class AsyncEngine:
         EngineDeadError
             The engine failed.
         """
-        run = EmbeddingRun(dimensions, truncate, add_special_tokens, prompt_name, options)
+        run = EmbeddingRun(
+            dimensions, truncate, add_special_tokens, prompt_name, normalize, options
+        )
+        return await self._run(run, lambda parts: parts.embedder, texts, admission)
+
+    async def classify(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        use_activation: bool = True,
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+        admission: Admission | None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> list[Classification]:
+        """What a classifier says of texts, of lists of token ids, or of chats, in their order.
+
+        Cancelling the awaiting task aborts them.
+
+        Parameters
+        ----------
+        use_activation
+            Whether results are probabilities, as the checkpoint's files say; else they are the
+            head's own numbers.
+        truncate, add_special_tokens, admission, options
+            See `embed`. Chat messages are not cut.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The model does not classify, or a text or an option cannot be served as it is.
+        QueueFullError, NotReadyError, ShuttingDownError, RequestAbortedError, EngineDeadError
+            As of `embed`.
+        """
+        run = self._label_run("classify", use_activation, truncate, add_special_tokens, options)
+        return await self._run(run, lambda parts: parts.labeller, texts, admission)
+
+    async def score(
+        self,
+        pairs: Sequence[tuple[Prompt, Prompt]],
+        *,
+        use_activation: bool = True,
+        truncate: int | None = None,
+        max_tokens_per_doc: int | None = None,
+        add_special_tokens: bool = True,
+        admission: Admission | None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> list[Score]:
+        """How well the two texts of each pair match, a query and a document, in their order.
+
+        A model that only embeds scores by the cosine of both texts' vectors; equal texts are
+        computed once, and they may be token ids as well.
+
+        Parameters
+        ----------
+        use_activation
+            Whether a score is what the checkpoint's files make of the head's number. A cosine stays
+            what it is.
+        truncate
+            Tokens of a pair that are kept, see `PairBuilder.tokens`; of each text, where the score
+            is a cosine.
+        max_tokens_per_doc
+            Tokens of the document that are kept.
+        add_special_tokens, admission, options
+            See `embed`. A template has its special tokens in it.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The model does not score, or a pair or an option cannot be served as it is.
+        QueueFullError, NotReadyError, ShuttingDownError, RequestAbortedError, EngineDeadError
+            As of `embed`.
+        """
+        parts = self._parts_for("score")
+        assert parts.pairs is not None
+        if parts.pairs.recipe.joins != "apart":
+            joined = PairRun(
+                parts.pairs,
+                use_activation,
+                max_tokens_per_doc,
+                truncate,
+                add_special_tokens,
+                options,
+            )
+            return await self._run(joined, lambda parts: parts.labeller, pairs, admission)
+        run = CosineRun(pairs, max_tokens_per_doc, truncate, add_special_tokens, options)
+        embeddings = await self._run(run, lambda parts: parts.embedder, run.texts, admission)
+        return run.scores(embeddings)
+
+    async def encode(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        task: Task,
+        use_activation: bool = True,
+        max_values: int | None = None,
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+        admission: Admission | None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> list[Encoding]:
+        """What the model gives for texts, as arrays in float32, in their order.
+
+        Parameters
+        ----------
+        task
+            ``embed``: a vector [numbers]. ``classify``: [labels]. ``token_embed``: a vector of each
+            token, [tokens, numbers]. ``token_classify``: [tokens, labels].
+        max_values
+            Numbers that the results of all tokens may have together; more are refused.
+        use_activation, truncate, add_special_tokens, admission, options
+            See `classify`.
+
+        Raises
+        ------
+        InvalidRequestError, PromptTooLongError
+            The model does not do the task, or a text or an option cannot be served as it is.
+        QueueFullError, NotReadyError, ShuttingDownError, RequestAbortedError, EngineDeadError
+            As of `embed`.
+        """
+        if task not in ENCODING_TASKS:
+            raise InvalidRequestError(
+                f"task must be one of {', '.join(ENCODING_TASKS)}, got {str(task)[:100]!r}",
+                param="task",
+            )
+        if task == "embed":
+            vectors = await self.embed(
+                cast(Sequence[Text], texts),
+                truncate=truncate,
+                add_special_tokens=add_special_tokens,
+                admission=admission,
+                **options,
+            )
+            return [encoding_of(each) for each in vectors]
+        if task == "token_embed":
+            run = TokenVectorRun(None, truncate, add_special_tokens, None, None, options)
+            run.max_values = max_values
+            return await self._run(run, lambda parts: parts.embedder, texts, admission)
+        labels = self._label_run(task, use_activation, truncate, add_special_tokens, options)
+        labels.max_values = max_values
+        made = await self._run(labels, lambda parts: parts.labeller, texts, admission)
+        return made if task == "token_classify" else [encoding_of(each) for each in made]
+
+    def _label_run(
+        self,
+        task: Task,
+        use_activation: bool,
+        truncate: int | None,
+        adds: bool,
+        options: EmbeddingOptions,
+    ) -> LabelRun:
+        labels = self._parts_for(task).info.labels
+        assert labels is not None
+        kind = LabelRun if task == "classify" else TokenLabelRun
+        return kind(labels, use_activation, truncate, adds, options)
+
+    def _parts_for(self, task: Task) -> EngineParts:
+        """The parts of a model that does a task."""
+        parts, _ = self._check_admits(drains=True)
         try:
-            own = self.admit() if admission is None else contextlib.nullcontext(admission)
-            with own as held:
-                parts, _ = self._check_admits(drains=not held.revoked)
-                await run.prepare(parts.embedder, parts.scheduler, texts)
-                # The engine may have failed meanwhile, or the admission was revoked.
-                parts, loop = self._check_admits(drains=not held.revoked)
-                run.queue(parts, loop)
-                held.release()
+            parts.info.check(task)
         except SlipstreamError as error:
-            run.abort()
             self.metrics.on_refused(error)
             raise
-        with self._admissions.named(run.request_id, run):
-            return await run.vectors()
+        return parts
+
+    async def _run(
+        self,
+        run: EmbeddingRun,
+        reader: Callable[[EngineParts], Embedder | None],
+        texts: Sequence[Any],
+        admission: Admission | None,
+    ) -> list[Any]:
+        """The results of a run's texts; ``reader`` gives what tokenizes them."""
+        observed = ObservedRun(self.telemetry, run.task, run.request_id)
+        with observed, contextlib.ExitStack() as stack:
+            try:
+                own = self.admit() if admission is None else contextlib.nullcontext(admission)
+                # Until the last text is queued: what drains must not end between two of them.
+                held = stack.enter_context(own)
+                stack.enter_context(self._admissions.named(run.request_id, run))
+                stack.callback(run.abort)
+                parts, _ = self._check_admits(drains=not held.revoked)
+                parts.info.check(run.task)
+                run.check_options()
+                run.trace = observed.trace
+                run.adapter = stack.enter_context(parts.adapters.using(run.lora))
+                await run.prepare(reader(parts), parts.scheduler, texts)
+                del texts
+                # The engine may have failed meanwhile, or the admission was revoked.
+                parts, loop = self._check_admits(drains=not held.revoked)
+                run.queue(parts, loop, held.release)
+            except SlipstreamError as error:
+                self._refused(error)
+                raise
+            made = await run.vectors()
+            observed.answered(len(made), sum(each.prompt_tokens for each in made))
+            return made
 
     def abort(self, request_id: str) -> bool:
         """Abort the requests with this id; their readers see it. ``False`` if there is none."""

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,8 +16,16 @@ from tqdm import tqdm
 
 from src.core.config import Config
 from src.core.errors import QueueFullError, RequestAbortedError
-from src.core.outputs import Embedding, FinishReason, GenerationResult
+from src.core.outputs import (
+    Classification,
+    Embedding,
+    Encoding,
+    FinishReason,
+    GenerationResult,
+    Score,
+)
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
 from src.engine.client import AsyncEngine
 from src.engine.engine_thread import EngineThread
 from src.engine.requests.embedder import Text
@@ -107,28 +116,82 @@ class LLM:
         dimensions: int | None = None,
         truncate: int | None = None,
         prompt_name: str | None = None,
+        lora: str | None = None,
     ) -> list[Embedding]:
         """The vectors of one text or many, in their order; arguments as of `AsyncEngine.embed`."""
         many = [texts] if _is_single(texts) else list(texts)
-        return self._thread.call(self._embed, many, dimensions, truncate, prompt_name)
+        asked = partial(
+            self.engine.embed,
+            dimensions=dimensions,
+            truncate=truncate,
+            prompt_name=prompt_name,
+            lora=lora,
+        )
+        return self._thread.call(self._in_batches, asked, many)
 
-    async def _embed(
+    def classify(
         self,
-        texts: list[Any],
-        dimensions: int | None,
-        truncate: int | None,
-        prompt_name: str | None,
-    ) -> list[Embedding]:
-        vectors: list[Embedding] = []
+        texts: Text | Sequence[Prompt],
+        *,
+        use_activation: bool = True,
+        truncate: int | None = None,
+        lora: str | None = None,
+    ) -> list[Classification]:
+        """What a classifier says of one text or many; arguments as of `AsyncEngine.classify`."""
+        many = [texts] if _is_single(texts) else list(texts)
+        asked = partial(
+            self.engine.classify, use_activation=use_activation, truncate=truncate, lora=lora
+        )
+        return self._thread.call(self._in_batches, asked, many)
+
+    def score(
+        self,
+        pairs: Sequence[tuple[Prompt, Prompt]],
+        *,
+        use_activation: bool = True,
+        truncate: int | None = None,
+        max_tokens_per_doc: int | None = None,
+        lora: str | None = None,
+    ) -> list[Score]:
+        """How well the texts of each pair match; arguments as of `AsyncEngine.score`."""
+        asked = partial(
+            self.engine.score,
+            use_activation=use_activation,
+            truncate=truncate,
+            max_tokens_per_doc=max_tokens_per_doc,
+            lora=lora,
+        )
+        return self._thread.call(self._in_batches, asked, list(pairs))
+
+    def encode(
+        self,
+        texts: Text | Sequence[Prompt],
+        *,
+        task: Task,
+        use_activation: bool = True,
+        truncate: int | None = None,
+        lora: str | None = None,
+    ) -> list[Encoding]:
+        """What the model gives for one text or many; arguments as of `AsyncEngine.encode`."""
+        many = [texts] if _is_single(texts) else list(texts)
+        asked = partial(
+            self.engine.encode,
+            task=task,
+            use_activation=use_activation,
+            truncate=truncate,
+            lora=lora,
+        )
+        return self._thread.call(self._in_batches, asked, many)
+
+    async def _in_batches(
+        self, asked: Callable[[list[Any]], Awaitable[list[Any]]], texts: list[Any]
+    ) -> list[Any]:
+        """The results of texts, of few at a time, so that the queue holds them."""
+        made: list[Any] = []
         section = self.engine.config.scheduler
         for some in _batches(texts, section.max_waiting_requests, section.max_waiting_tokens):
-            vectors += await self.engine.embed(
-                some,
-                dimensions=dimensions,
-                truncate=truncate,
-                prompt_name=prompt_name,
-            )
-        return vectors
+            made += await asked(some)
+        return made
 
     def chat(
         self,
@@ -232,7 +295,7 @@ def _batches(texts: list[Any], most: int, most_tokens: int) -> Iterator[list[Any
     batch: list[Any] = []
     held = 0
     for text in texts:
-        tokens = len(text) if isinstance(text, Sized) else 1
+        tokens = _size_of(text)
         if batch and (len(batch) == most or held + tokens > most_tokens):
             yield batch
             batch, held = [], 0
@@ -240,6 +303,13 @@ def _batches(texts: list[Any], most: int, most_tokens: int) -> Iterator[list[Any
         held += tokens
     if batch:
         yield batch
+
+
+def _size_of(text: Any) -> int:
+    """More tokens than a text, a list of token ids, or a pair of either, is likely to have."""
+    if isinstance(text, tuple) and len(text) == 2 and not isinstance(text[0], int):
+        return _size_of(text[0]) + _size_of(text[1])
+    return len(text) if isinstance(text, Sized) else 1
 
 
 def _is_single(prompts: Any) -> bool:

@@ -91,8 +91,10 @@ class EngineLoop:
         # The error for new requests once the loop has ended, or None.
         self._ended: SlipstreamError | None = None
 
-    def submit(self, choices: Sequence[Choice]) -> None:
+    def submit(self, choices: Sequence[Choice], *, succeeds: bool = False) -> None:
         """Queue the completions of one request, all or none.
+
+        ``succeeds``: they take the place of one that has ended, see `Scheduler.add_all`.
 
         Raises
         ------
@@ -103,7 +105,7 @@ class EngineLoop:
         """
         if self._ended is not None:
             raise copy.copy(self._ended)
-        self.scheduler.add_all([choice.request for choice in choices])
+        self.scheduler.add_all([choice.request for choice in choices], succeeds=succeeds)
         for choice in choices:
             self._watch(choice)
         self._idle.clear()

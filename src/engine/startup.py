@@ -19,7 +19,7 @@ from src.compile.graphs.cuda import CudaCapture
 from src.core.config import GIB, Config
 from src.core.cpus import usable_cpus
 from src.core.embedding import EmbeddingRecipe
-from src.core.errors import ConfigError, ModelLoadError
+from src.core.errors import ConfigError
 from src.core.memory_report import MemoryReport
 from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
@@ -42,6 +42,7 @@ from src.engine.plugins import use_plugins
 from src.engine.requests.adapter_loading import load_adapters, room_for_adapters
 from src.engine.requests.adapters import Adapters
 from src.engine.requests.embedder import Embedder
+from src.engine.requests.pairs import PairBuilder
 from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.sampling.processors import Processors
@@ -60,7 +61,7 @@ from src.models import (
 from src.models.adapters.memory import AdapterRoom
 from src.models.generic.model import TransformersModel
 from src.models.loading.options import LoadHooks, LoadOptions
-from src.models.sentence_transformers import read_recipe
+from src.models.tasks import ModelTasks, describe_scoring, find_tasks
 from src.ops.build.cache_root import cache_root
 from src.ops.build.kernels import (
     ensure_built,
@@ -90,6 +91,9 @@ class EngineParts:
     info: ModelInfo
     builder: RequestBuilder
     embedder: Embedder | None
+    # Tokenizes the texts whose labels or scores the model gives.
+    labeller: Embedder | None
+    pairs: PairBuilder | None
     grammars: GrammarCompiler
     scheduler: Scheduler
     worker: Worker
@@ -328,8 +332,10 @@ def _build_parts(
     if config.observability.plan_log is not None:
         plan_log = PlanLog(config.observability.plan_log)
         ends.callback(plan_log.close)
+    tasks = _tasks(config, path, model, tokenizer)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, drafts, attention, processors, ends)
+    worker, memory = _build_runner(config, model, drafts, attention, processors, tasks, ends)
+    tasks = tasks.within(memory.max_model_len)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
         ends.callback(compilation.close)
@@ -338,35 +344,29 @@ def _build_parts(
         worker.code.warm_up(warm_up_tokens(model, config.scheduler.max_num_batched_tokens))
     _settle_code(config, report, timeline, worker, model, compilation, memory.graphs)
     worker.idle.begin()
-    info = _model_info(config, path, model, device, memory.max_model_len)
-    limits = SchedulerLimits.of(
-        config,
-        device_type=device.type,
-        block_size=memory.kv.block_size,
-        num_blocks=memory.kv.num_blocks,
-        windows=memory.kv.windows,
-        max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
-        num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
-        num_adapter_slots=config.lora.num_slots,
-        content_key=_content_key(config, model),
-        max_model_len=memory.max_model_len,
-        whole_prompts=_is_encoder(model),
-        max_drafts=config.speculation.num_speculative_tokens
-        if worker.draft_counts is not None
-        else 0,
-    )
+    info = _model_info(config, model, device, memory.max_model_len, tasks)
     end_ids = _end_token_ids(model, tokenizer)
     grammars = GrammarCompiler(tokenizer, info.vocab_size, end_ids, config.structured_output)
     ends.callback(grammars.close)
-    builder = RequestBuilder(tokenizer, info, end_ids, grammars, config.limits, processors)
+    builder = RequestBuilder(
+        tokenizer,
+        info,
+        end_ids,
+        grammars,
+        config.limits,
+        processors,
+        uses_predictions=worker.draft_counts is not None,
+    )
     ends.callback(builder.close)
     return EngineParts(
         tokenizer=tokenizer,
         info=info,
         builder=builder,
         embedder=None if info.embedding is None else Embedder(info.embedding, tokenizer, builder),
+        labeller=_labeller(info, tokenizer, builder),
+        pairs=None if info.scoring is None else PairBuilder(info.scoring, tokenizer, builder),
         grammars=grammars,
-        scheduler=Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log),
+        scheduler=_scheduler(_limits(config, model, worker, memory), plan_log),
         worker=worker,
         adapters=load_adapters(config.lora, model, worker, info.served_names),
         kv_plan=memory.kv,
@@ -379,12 +379,37 @@ def _build_parts(
     )
 
 
+def _scheduler(limits: SchedulerLimits, plan_log: PlanLog | None) -> Scheduler:
+    return Scheduler(limits) if plan_log is None else RecordingScheduler(limits, plan_log)
+
+
+def _limits(
+    config: Config, model: ServedModel, worker: Worker, memory: MemoryPlan
+) -> SchedulerLimits:
+    drafts = config.speculation.num_speculative_tokens if worker.draft_counts is not None else 0
+    return SchedulerLimits.of(
+        config,
+        device_type=model.spec.device.type,
+        block_size=memory.kv.block_size,
+        num_blocks=memory.kv.num_blocks,
+        windows=memory.kv.windows,
+        max_num_seqs=memory.kv.num_rows(config.scheduler.max_num_seqs),
+        num_snapshots=None if memory.kv.states is None else memory.kv.states.num_snapshots,
+        num_adapter_slots=config.lora.num_slots,
+        content_key=_content_key(config, model),
+        max_model_len=memory.max_model_len,
+        whole_prompts=_is_encoder(model),
+        max_drafts=drafts,
+    )
+
+
 def _build_runner(
     config: Config,
     model: ServedModel,
     drafts: DraftSource | None,
     attention: Backend | None,
     processors: Processors,
+    tasks: ModelTasks,
     ends: contextlib.ExitStack,
 ) -> tuple[Worker, MemoryPlan]:
     """The worker, and how its memory is shared out."""
@@ -428,6 +453,7 @@ def _build_runner(
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
         speculation=speculation,
+        score_tokens=None if tasks.scoring is None else tasks.scoring.tokens,
     )
     ends.callback(worker.close)
     return worker, memory
@@ -507,15 +533,44 @@ def _content_key(config: Config, model: ServedModel) -> str:
     )
 
 
+def _tasks(config: Config, path: Path, model: ServedModel, tokenizer: Tokenizer) -> ModelTasks:
+    """What the model does; the log says how two texts get a score."""
+    tasks = find_tasks(
+        path,
+        model,
+        tokenizer,
+        config.model.tasks,
+        context=model.spec.max_positions,
+        is_encoder=_is_encoder(model),
+        cut_vectors=config.model.cut_vectors,
+    )
+    if tasks.scoring is not None and "score" in tasks.tasks:
+        logger.info("%s", describe_scoring(tasks.scoring))
+    return tasks
+
+
+def _labeller(info: ModelInfo, tokenizer: Tokenizer, builder: RequestBuilder) -> Embedder | None:
+    """What tokenizes the texts whose labels or scores the model gives."""
+    recipe = info.labels or info.scoring
+    if recipe is None:
+        return None
+    plain = EmbeddingRecipe(pooling=recipe.pooling, size=1, max_tokens=recipe.max_tokens)
+    return Embedder(plain, tokenizer, builder)
+
+
 def _is_encoder(model: ServedModel) -> bool:
     """Whether tokens see later ones, so that texts are computed as a whole."""
     return any(layer.lasts == "step" for layer in model.kv_cache_spec())
 
 
 def _model_info(
-    config: Config, path: Path, model: ServedModel, device: torch.device, max_model_len: int
+    config: Config,
+    model: ServedModel,
+    device: torch.device,
+    max_model_len: int,
+    tasks: ModelTasks,
 ) -> ModelInfo:
-    names, is_encoder = served_names(config.model), _is_encoder(model)
+    names = served_names(config.model)
     return ModelInfo(
         name=names[0],
         served_names=names,
@@ -533,20 +588,11 @@ def _model_info(
             )
             for each in model.own_inputs
         ),
-        generates=not is_encoder,
-        embedding=_recipe(path, model.spec.hidden_size, max_model_len, is_encoder),
+        tasks=tasks.tasks,
+        embedding=tasks.embedding,
+        labels=tasks.labels,
+        scoring=tasks.scoring,
     )
-
-
-def _recipe(path: Path, size: int, context: int, is_encoder: bool) -> EmbeddingRecipe | None:
-    """How texts become vectors; ``None`` if only text can be generated."""
-    try:
-        return read_recipe(path, size=size, context=context, is_encoder=is_encoder)
-    except ModelLoadError as error:
-        if is_encoder:
-            raise
-        logger.warning("the model generates, and gives no vectors: %s", error)
-        return None
 
 
 def _default_sampling(model: ServedModel) -> dict[str, Any]:

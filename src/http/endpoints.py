@@ -19,12 +19,15 @@ from src.http.admin.debug import (
     start_profile,
 )
 from src.http.admin.health import HealthBody, health, live, ready, version
+from src.http.admin.info import info
 from src.http.admin.load import get_load, is_sleeping, server_load
 from src.http.admin.metrics import show_metrics
 from src.http.admin.models import list_models, show_model
 from src.http.chat.handlers import create_chat_completion
 from src.http.completions.handlers import create_completion
+from src.http.embeddings.cohere import embed_for_cohere
 from src.http.embeddings.handlers import create_embeddings
+from src.http.embeddings.inference import embed
 from src.http.messages.handlers import count_tokens, create_message
 from src.http.openapi.handlers import show_docs, show_openapi
 from src.http.openapi.operations import JSON, Operation, Parameter
@@ -35,8 +38,10 @@ from src.http.protocol.adapters import (
     UnloadAdapterRequest,
 )
 from src.http.protocol.chat import ChatBody, ChatRequest
+from src.http.protocol.cohere import CohereEmbedBody, CohereEmbedRequest
 from src.http.protocol.completions import CompletionBody, CompletionRequest
 from src.http.protocol.embeddings import EmbeddingBody, EmbeddingRequest
+from src.http.protocol.inference import EmbedRequest, InfoBody
 from src.http.protocol.load import LoadBody, ServerLoadBody, SleepBody
 from src.http.protocol.messages import (
     CountTokensRequest,
@@ -45,6 +50,19 @@ from src.http.protocol.messages import (
     TokenCount,
 )
 from src.http.protocol.models import ModelCard, ModelList
+from src.http.protocol.ranks import (
+    ClassifyBody,
+    ClassifyRequest,
+    PoolingBody,
+    PoolingRequest,
+    Prediction,
+    PredictRequest,
+    Rank,
+    RerankBody,
+    RerankRequest,
+    ScoreBody,
+    ScoreRequest,
+)
 from src.http.protocol.responses import (
     DeletedResponse,
     InputTokens,
@@ -60,6 +78,10 @@ from src.http.protocol.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from src.http.ranks.classes import classify, predict
+from src.http.ranks.pooling import pool
+from src.http.ranks.reranks import rerank, rerank_for_cohere
+from src.http.ranks.scores import score
 from src.http.responses.handlers import (
     cancel_response,
     count_input_tokens,
@@ -154,6 +176,39 @@ ENDPOINTS: Final = (
         tag="Embeddings", request=EmbeddingRequest, answers={200: EmbeddingBody},
         refusals=_GENERATE,
     ),
+    Operation("/v2/embed", "POST", embed_for_cohere,
+        tag="Embeddings", request=CohereEmbedRequest, answers={200: CohereEmbedBody},
+        refusals=_GENERATE,
+    ),
+    Operation("/embed", "POST", embed,
+        tag="Embeddings", request=EmbedRequest, answers={200: list[list[float]]},
+        refusals=_GENERATE,
+    ),
+    *(
+        Operation(path, "POST", score,
+            tag="Ranks", request=ScoreRequest, answers={200: ScoreBody}, refusals=_GENERATE,
+        )
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Operation(path, "POST", handler,
+            tag="Ranks", request=RerankRequest, answers={200: RerankBody | list[Rank]},
+            refusals=_GENERATE,
+        )
+        for path, handler in (
+            ("/rerank", rerank), ("/v1/rerank", rerank), ("/v2/rerank", rerank_for_cohere)
+        )
+    ),
+    Operation("/classify", "POST", classify,
+        tag="Ranks", request=ClassifyRequest, answers={200: ClassifyBody}, refusals=_GENERATE,
+    ),
+    Operation("/predict", "POST", predict,
+        tag="Ranks", request=PredictRequest,
+        answers={200: list[Prediction | list[Prediction]]}, refusals=_GENERATE,
+    ),
+    Operation("/pooling", "POST", pool,
+        tag="Ranks", request=PoolingRequest, answers={200: PoolingBody}, refusals=_GENERATE,
+    ),
     _stored("/v1/responses/{response_id}", "GET", show_response,
         ResponseBody,
         Parameter("stream", {"enum": ["true", "false"]}),
@@ -190,6 +245,7 @@ ENDPOINTS: Final = (
         tag="Models", answers={200: ModelCard}, refusals=(404, *_READ),
         parameters=(Parameter("model", {"type": "string", "minLength": 1}, "path"),),
     ),
+    Operation("/info", "GET", info, tag="Models", answers={200: InfoBody}, refusals=_READ),
     Operation("/tokenize", "POST", tokenize,
         tag="Tokens", request=TokenizeRequest, answers={200: TokenizeBody}, refusals=_TOKENS
     ),

@@ -10,9 +10,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from src.core.request import Pooling
+from src.core.scoring import ResultActivation
 from src.models.generation import GenerationDefaults
 from src.models.layers.activations import Activation
 from src.models.layers.attention import Temperature
+from src.models.layers.classifier import DenseActivation
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
 from src.models.weights.methods import StoredFormats
@@ -361,6 +364,59 @@ class EncoderConfig:
     names: EncoderNames
 
 
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """A layer of a classifier's head.
+
+    Attributes
+    ----------
+    name
+        Of its tensors in the checkpoint, without `.weight` or `.bias`.
+    outputs
+        Its numbers.
+    activation
+        Of its numbers.
+    bias
+        Whether it has one.
+    norm
+        Name of the norm behind its activation; None: it has none.
+    norm_bias
+        Whether that norm has a bias.
+    eps
+        Of that norm.
+    """
+
+    name: str
+    outputs: int
+    activation: DenseActivation = "none"
+    bias: bool = True
+    norm: str | None = None
+    norm_bias: bool = False
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierConfig:
+    """A head that makes scores of labels in place of text.
+
+    Attributes
+    ----------
+    labels
+        Their names, in the order of its numbers.
+    activation
+        What makes results of its numbers.
+    pooling
+        Whose hidden states it reads; ``all``: those of each token.
+    layers
+        In order; the last one gives a number for each label.
+    """
+
+    labels: tuple[str, ...]
+    activation: ResultActivation
+    pooling: Pooling
+    layers: tuple[DenseConfig, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder, or an encoder.
@@ -369,6 +425,8 @@ class ModelConfig:
     ----------
     encoder
         What it is in place of a decoder's layers, which it has none of. Its RoPE is not used.
+    classifier
+        The head that it has in place of one for text.
     dtype
         The checkpoint's own. `registry.load_config` finds it out where `config.json` has none.
     max_position_embeddings
@@ -418,7 +476,15 @@ class ModelConfig:
     head_name: str = "lm_head"
     takes_embeddings: bool = False
     encoder: EncoderConfig | None = None
+    classifier: ClassifierConfig | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def takes_token_types(self) -> bool:
+        """Whether requests bring the kinds of tokens: of two texts that are compared."""
+        own = self.classifier
+        has_types = self.encoder is not None and self.encoder.token_types > 1
+        return has_types and own is not None and own.pooling != "all"
 
     @property
     def max_positions(self) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from src.models.builder import Name, ProgramBuilder
 from src.models.config import ModelConfig
+from src.models.heads.head import write_classifier
 from src.models.layers import embedding as ends
 from src.models.layers.norms import NormSpec
 from src.models.parts import RESIDUAL, WRITERS, LayerWriter
@@ -75,7 +76,7 @@ def write_layer(builder: ProgramBuilder, config: ModelConfig, number: int) -> No
 
 
 def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> None:
-    """Write the final norm and the head, which may be the embedding."""
+    """Write the final norm and the head, which may be the embedding or a classifier's."""
     norm = _norm(builder, "final_norm", config.hidden_size, config.final_norm_name, config.norm)
     taps = tuple(map(_tap, builder.taps))
     builder.segment(
@@ -85,6 +86,9 @@ def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> 
         (RESIDUAL, *taps),
         (builder.step_tensor(HIDDEN, (1 + len(taps)) * config.hidden_size),),
     )
+    if config.classifier is not None:
+        write_classifier(builder, config)
+        return
     if config.tie_word_embeddings:
         head = builder.alias("head", of=embedding)
     else:

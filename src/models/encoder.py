@@ -1,14 +1,23 @@
-"""Writes the program of an encoder in BERT's form: it ends in hidden states, and has no head."""
+"""Writes the program of an encoder in BERT's form: with a classifier's head, or without a head."""
 
 from __future__ import annotations
 
 import torch
 
+from src.core.request import TOKEN_TYPES
 from src.models.builder import Name, ProgramBuilder
 from src.models.config import EncoderConfig, ModelConfig
+from src.models.heads.head import write_classifier
 from src.models.layers import encoder as layers
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
-from src.models.program import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, StepTensor
+from src.models.program import (
+    HIDDEN,
+    INPUT_IDS,
+    LOGITS,
+    POSITIONS,
+    StepInput,
+    StepTensor,
+)
 from src.models.weights.parameters import Placement, rows_of
 from src.ops.attention.spec import ALL_AHEAD
 
@@ -71,13 +80,17 @@ class _Writer:
             types = self.table("types", names.types, encoder.token_types)
         tokens = self.table("embedding", self.config.embedding_name, self.config.vocab_size)
         positions = self.table("positions", names.positions, encoder.position_rows)
+        given: tuple[str, ...] = ()
+        if types is not None and self.config.takes_token_types:
+            kinds = StepInput(StepTensor(TOKEN_TYPES, (), torch.int64), below=encoder.token_types)
+            given = (self.builder.step_input(kinds).name,)
         self.builder.segment(
-            layers.embed,
+            layers.embed_pairs if given else layers.embed,
             layers.EncoderEmbeddingSpec(encoder.eps, encoder.first_position),
             layers.EncoderEmbeddingWeights(
                 tokens, positions, types, *self.norm("embedding_", names.embedding_norm)
             ),
-            (INPUT_IDS, POSITIONS),
+            (INPUT_IDS, POSITIONS, *given),
             (self.stream,),
         )
 
@@ -148,5 +161,8 @@ class _Writer:
     def end(self) -> None:
         hidden = self.builder.step_tensor(HIDDEN, self.hidden)
         self.builder.segment(layers.keep, None, (), (STREAM,), (hidden,))
+        if self.config.classifier is not None:
+            write_classifier(self.builder, self.config)
+            return
         logits = StepTensor(LOGITS, (self.hidden,), torch.float32)
         self.builder.head(layers.widen, None, (), (HIDDEN,), (logits,))

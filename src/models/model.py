@@ -15,7 +15,7 @@ from src.distributed import Group
 from src.models.adapters.memory import AdapterMemory, AdapterRoom
 from src.models.adapters.targets import in_halves
 from src.models.builder import ProgramBuilder
-from src.models.config import ModelConfig
+from src.models.config import ClassifierConfig, ModelConfig
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import CacheScales, LayerKVSpec, kv_of
 from src.models.program import (
@@ -256,6 +256,11 @@ class Model:
     def generation(self) -> GenerationDefaults:
         """The sampling defaults that the checkpoint ships."""
         return self.config.generation
+
+    @property
+    def classifier(self) -> ClassifierConfig | None:
+        """The head that gives scores of labels, if it has one."""
+        return self.config.classifier
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

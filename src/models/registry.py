@@ -49,6 +49,8 @@ from src.models.families.roberta import Roberta, XLMRoberta
 from src.models.families.smollm3 import SmolLM3
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
+from src.models.heads import HEADS
+from src.models.heads.head import with_head
 from src.models.weights.checkpoint_formats import CheckpointFormats
 from src.models.weights.quantization_config import method_of, read_formats, section_of
 
@@ -86,6 +88,7 @@ FAMILIES: tuple[type[Family], ...] = (
 ENCODERS: tuple[type[Family], ...] = (Bert, DistilBert, Roberta, XLMRoberta)
 _ALL = (*FAMILIES, *ENCODERS)
 _BY_ARCHITECTURE = {name: family for family in _ALL for name in family.architectures}
+_HEADS = {head.architecture: head for head in HEADS}
 _ENCODER_NAMES = tuple(name for family in ENCODERS for name in family.architectures)
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 _WRAPPERS = [(wrapper, family) for family in FAMILIES for wrapper in family.wrappers]
@@ -137,6 +140,8 @@ def _chosen(raw: Mapping[str, Any]) -> str | None:
     name = names[0] if isinstance(names, list) else None
     if not isinstance(name, str):
         return None
+    if name in _HEADS:
+        return name if model_type in (None, family_of(name).model_type) else None
     if name in _BY_ARCHITECTURE:
         own = _BY_ARCHITECTURE[name]
         if not own.generates and model_type not in (None, own.model_type):
@@ -191,19 +196,20 @@ def _prefixed(config: ModelConfig, wrapper: Wrapper) -> ModelConfig:
 
 
 def family_of(architecture: str) -> type[Family]:
-    """The family that runs an architecture.
+    """The family that runs an architecture; of one with a classifier's head, that of its body.
 
     Raises
     ------
     ModelLoadError
         There is none; the message lists the supported architectures.
     """
+    head = _HEADS.get(architecture)
     try:
-        return _BY_ARCHITECTURE[architecture]
+        return _BY_ARCHITECTURE[architecture if head is None else head.body]
     except KeyError:
         raise ModelLoadError(
             f"architecture {architecture} is not supported; supported are "
-            + ", ".join(_BY_ARCHITECTURE)
+            + ", ".join((*_BY_ARCHITECTURE, *_HEADS))
         ) from None
 
 
@@ -213,8 +219,8 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
     It is `architectures[0]` or follows from `model_type`. Some converters and trainers write no
     `architectures`, or the class that they have trained.
 
-    A checkpoint may bring code for a supported architecture; that code is never run. An encoder
-    that brings some is refused, because such code gives other vectors.
+    A checkpoint may bring code for a supported architecture; that code is never run. An encoder or
+    a classifier that brings some is refused, because such code gives other vectors or scores.
 
     Raises
     ------
@@ -222,12 +228,15 @@ def architecture_of(raw: Mapping[str, Any], source: str) -> str:
         Remote code, or no architecture that a family can run.
     """
     chosen, names = _chosen(raw), raw.get("architectures")
-    if chosen is not None and raw.get("auto_map") and not _BY_ARCHITECTURE[chosen].generates:
-        raise ModelLoadError(
-            f"{source}: auto_map asks for code from the checkpoint, and without it {chosen} may "
-            "give other vectors; remote code is refused"
-        )
     if chosen is not None:
+        gives = "vectors" if not family_of(chosen).generates else None
+        if chosen in _HEADS:
+            gives = "scores"
+        if raw.get("auto_map") and gives is not None:
+            raise ModelLoadError(
+                f"{source}: auto_map asks for code from the checkpoint, and without it {chosen} "
+                f"may give other {gives}; remote code is refused"
+            )
         return chosen
     if names is None or names == []:
         raise ModelLoadError(
@@ -280,7 +289,10 @@ def load_config(path: Path) -> ModelConfig:
     raw = {**raw, "architectures": [architecture]}
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    config = family.describe(Fields(raw, source, family.defaults, names_of_fields(path)))
+    fields = Fields(raw, source, family.defaults, names_of_fields(path))
+    config = family.describe(fields)
+    if architecture in _HEADS:
+        config = with_head(config, _HEADS[architecture], fields)
     if wrapped is not None and given != [architecture]:
         config = _prefixed(config, wrapped[0])
     dtype = config.dtype

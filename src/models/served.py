@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from src.models.adapters.memory import AdapterMemory
+from src.models.config import ClassifierConfig
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec
 from src.models.model import ModelSpec
@@ -35,6 +36,10 @@ class ServedModel(Protocol):
     @property
     def implementation(self) -> ImplementationName:
         """What computes it."""
+
+    @property
+    def classifier(self) -> ClassifierConfig | None:
+        """The head by which `logits` gives scores of labels; None: those of the vocabulary."""
 
     @property
     def is_program(self) -> bool:
@@ -74,7 +79,7 @@ class ServedModel(Protocol):
         """Hidden states after the final norm, [T, H] or [K, H]; see `Model.forward`."""
 
     def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
-        """Vocabulary scores, float32 [S, V], of selected rows of hidden states [S, H]."""
+        """Scores of the vocabulary or of labels, float32 [S, V], of hidden states [S, H]."""
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """What each layer keeps of a sequence, in layer order."""

@@ -34,6 +34,8 @@ def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_to
         "prompt_tokens": prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.num_tokens,
+        "drafted_tokens": record.drafted,
+        "accepted_tokens": record.accepted,
         "preemptions": len(record.preempted),
         "queue_ms": _milliseconds(times.queue),
         "ttft_ms": _milliseconds(times.first_token),
@@ -61,6 +63,8 @@ def _sentence(figures: dict[str, object]) -> str:
         for field in ("queue", "ttft", "tpot", "e2e")
         if (value := figures[f"{field}_ms"]) is not None
     ]
+    if figures["drafted_tokens"]:
+        parts.append(f"drafted {figures['drafted_tokens']} (accepted {figures['accepted_tokens']})")
     if figures["preemptions"]:
         parts.append(f"preempted {figures['preemptions']} times")
     if "lora" in figures:

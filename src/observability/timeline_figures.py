@@ -44,6 +44,8 @@ class TimelineFigures(msgspec.Struct, frozen=True, kw_only=True):
         Share of the time with work in which the device waited for the host, 0 to 1.
     phases
         Keyed by the names in ``PHASES``.
+    drafted_tokens, accepted_tokens
+        Drafts that were verified, and those of them that were right.
     ttft, whole, between_tokens
         From arrival to the first token, from arrival to the end, between two tokens.
     """
@@ -56,6 +58,8 @@ class TimelineFigures(msgspec.Struct, frozen=True, kw_only=True):
     bubble: float
     preemptions: int
     cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     phases: dict[str, Quantiles]
     ttft: Quantiles | None
     whole: Quantiles | None
@@ -105,18 +109,29 @@ def figures(steps: Sequence[StepRecord], requests: Sequence[RequestTrack]) -> Ti
     return TimelineFigures(
         num_steps=len(steps),
         seconds=end - begin,
-        output_tokens=sum(step.sampled_rows for step in steps),
+        output_tokens=sum(step.sampled_rows + step.accepted_tokens for step in steps),
         prompt_tokens=sum(step.prefill_tokens for step in steps),
         rows_per_step=sum(step.num_rows for step in steps) / max(1, len(steps)),
         bubble=idle / (idle + busy) if idle + busy else 0.0,
         preemptions=sum(step.preemptions for step in steps),
         cached_tokens=sum(step.cached_tokens for step in steps),
+        drafted_tokens=sum(step.drafted_tokens for step in steps),
+        accepted_tokens=sum(step.accepted_tokens for step in steps),
         phases={name: found for name, found in phases.items() if found is not None},
         ttft=quantiles(first_tokens),
         whole=quantiles(ends),
         # A decoding row nearly always had its last token in the step before.
         between_tokens=quantiles([gap for gap, _ in gaps], [rows for _, rows in gaps]),
     )
+
+
+def _draft_line(found: TimelineFigures) -> list[str]:
+    if not found.drafted_tokens:
+        return []
+    share = 100 * found.accepted_tokens / found.drafted_tokens
+    return [
+        f"{found.drafted_tokens} drafts verified, {found.accepted_tokens} ({share:.1f} %) accepted"
+    ]
 
 
 def milliseconds(seconds: float) -> str:
@@ -140,6 +155,7 @@ def summary(view: TimelineView, slowest: int = 5) -> list[str]:
         f"bubble {100 * found.bubble:.1f} % of the time with work "
         f"({100 * view.bubble:.1f} % since the start), {found.preemptions} preemptions, "
         f"{found.cached_tokens} tokens from the prefix cache",
+        *_draft_line(found),
         "",
         f"{'':<16}{'p50':>12}{'p99':>12}{'most':>12}{'of':>8}",
     ]

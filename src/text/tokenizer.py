@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
@@ -20,6 +20,24 @@ from src.text.token_length import max_token_chars
 from src.text.tokenizer_files import read_backend, read_json
 
 logger = logging.getLogger(__name__)
+
+
+class PairEncoding(NamedTuple):
+    """The tokens of two texts that the tokenizer has joined.
+
+    Attributes
+    ----------
+    ids
+        Token ids.
+    types
+        The kind of each, which models that compare texts read.
+    sequences
+        For each, whose token it is: 0 or 1; None: a special one.
+    """
+
+    ids: list[int]
+    types: list[int]
+    sequences: list[int | None]
 
 
 class Tokenizer:
@@ -185,17 +203,27 @@ class Tokenizer:
         InvalidRequestError
             The text has a lone surrogate, so it is no Unicode text; or the tokenizer gives up.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"text: expected valid Unicode, got the lone surrogate "
-                f"U+{ord(text[error.start]):04X} at character {error.start}"
-            ) from None
+        ids: list[int] = self._encoded(text, add_special_tokens).ids
+        return ids
+
+    def encode_pair(self, first: str, second: str, add_special_tokens: bool = True) -> PairEncoding:
+        """Two texts as one, as the tokenizer joins a pair of sequences; errors as of `encode`."""
+        found = self._encoded((first, second), add_special_tokens)
+        return PairEncoding(found.ids, found.type_ids, found.sequence_ids)
+
+    def _encoded(self, given: str | tuple[str, str], add_special_tokens: bool) -> Any:
+        for text in (given,) if isinstance(given, str) else given:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidRequestError(
+                    f"text: expected valid Unicode, got the lone surrogate "
+                    f"U+{ord(text[error.start]):04X} at character {error.start}"
+                ) from None
         try:
             # The batch form lets other threads run, and the fast one computes no offsets.
             encodings = self._backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
+                [given], add_special_tokens=add_special_tokens
             )
         except BaseException as error:
             if not is_panic(error):
@@ -204,8 +232,7 @@ class Tokenizer:
                 "text: an expression by which this model's tokenizer splits text backtracks "
                 "without end in this text; the checkpoint is at fault"
             ) from None
-        ids: list[int] = encodings[0].ids
-        return ids
+        return encodings[0]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``token_ids`` alone, exactly as transformers' ``decode`` does.

@@ -390,3 +390,32 @@ def test_kernels_that_were_waited_for_are_one_part() -> None:
     assert [span for span in spans_of(startup) if span.name == "kernels"] == [
         StartSpan("kernels", 3, 4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        (("--backend", "openai-embeddings"), 1),
+        (("--backend", "openai-embeddings", "--texts-per-request", "5"), 5),
+    ],
+)
+def test_serve_measures_vectors(
+    url: str, options: tuple[str, ...], texts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = ["--random-input-len", "8", "--num-prompts", "7", "--num-warmups", "1"]
+    assert serve(url, *options, *lengths) == 0
+    report = capsys.readouterr().out
+    assert figure(report, "Successful requests:") == 7
+    assert figure(report, "Total input tokens:") >= 7 * texts * 7
+    assert figure(report, "Total generated tokens:") == 0
+    assert figure(report, "Mean E2EL (ms):") > 0
+    assert "TTFT" not in report
+
+
+def test_texts_of_a_request_are_for_vectors_and_ranks(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(url, "--texts-per-request", "5") == 2
+    assert "--texts-per-request is for vectors and ranks" in capsys.readouterr().err
+    assert serve(url, "--backend", "vllm-rerank", "--texts-per-request", "1") == 2
+    assert "a query and documents are 2" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def answer_to(
         app.router.add_post("/v1/anything", handler)
         async with TestServer(app) as server:
             url = str(server.make_url("/v1/anything"))
-            fields = {"is_chat": False, "model": "m"} | endpoint
+            fields = {"kind": "completions", "model": "m"} | endpoint
             async with OpenAIClient.open(Endpoint(url=url, **fields)) as client:
                 return await client.ask(sample, "bench-7")
 
@@ -94,7 +94,7 @@ def test_a_chat_begins_with_its_first_words_and_not_with_its_role() -> None:
             USAGE,
             DONE,
         ),
-        is_chat=True,
+        kind="chat",
     )
     assert answer.error == ""
     assert answer.text == "hma"
@@ -163,7 +163,7 @@ def test_a_server_that_hangs_up_is_a_failure() -> None:
 
 def test_nobody_there_is_a_failure() -> None:
     async def run() -> Answer:
-        endpoint = Endpoint(url="http://127.0.0.1:1/v1/completions", is_chat=False, model="m")
+        endpoint = Endpoint(url="http://127.0.0.1:1/v1/completions", kind="completions", model="m")
         async with OpenAIClient.open(endpoint) as client:
             return await client.ask(SAMPLE, "x")
 
@@ -182,7 +182,13 @@ def test_the_request_carries_what_was_asked_for(
         return web.Response(status=503)
 
     fields = {"top_k": 3, "temperature": 0.5}
-    answer_to(handler, is_chat=is_chat, ignore_eos=True, fields=fields, headers={"x-more": "yes"})
+    answer_to(
+        handler,
+        kind="chat" if is_chat else "completions",
+        ignore_eos=True,
+        fields=fields,
+        headers={"x-more": "yes"},
+    )
     headers = seen.pop("headers")
     assert headers["Authorization"] == "Bearer secret"
     assert headers["x-request-id"] == "bench-7"
@@ -201,10 +207,62 @@ def test_the_request_carries_what_was_asked_for(
     }
 
 
+def whole(status: int = 200, **fields: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(fields, status=status)
+
+    return handler
+
+
+USED = {"prompt_tokens": 5, "total_tokens": 5}
+
+
+@pytest.mark.parametrize(("kind", "field"), [("embeddings", "data"), ("rerank", "results")])
+def test_vectors_and_ranks_are_answered_as_a_whole(kind: str, field: str) -> None:
+    sample = Sample(prompt="once", prompt_len=3, output_len=1, others=("upon", "a"))
+    answer = answer_to(whole(**{field: [{"index": 0}]}, usage=USED), sample, kind=kind)
+    assert answer.error == ""
+    assert answer.latency > 0
+    assert (answer.ttft, answer.itl) == (0, [])
+    assert (answer.prompt_tokens, answer.output_tokens) == (5, 0)
+    answer = answer_to(whole(**{field: []}, usage=USED), sample, kind=kind)
+    assert answer.error == "the answer is empty"
+    answer = answer_to(whole(400, error={"message": "no"}), sample, kind=kind)
+    assert answer.error == "HTTP 400: no"
+    assert answer.latency > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "others", "expected"),
+    [
+        ("embeddings", (), {"input": "once"}),
+        ("embeddings", ("upon", [5]), {"input": ["once", "upon", [5]]}),
+        ("rerank", ("upon", "a"), {"query": "once", "documents": ["upon", "a"]}),
+    ],
+)
+def test_requests_for_vectors_and_ranks(
+    kind: str, others: tuple[Any, ...], expected: dict[str, Any]
+) -> None:
+    seen: dict[str, Any] = {}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.update(await request.json())
+        return web.Response(status=503)
+
+    sample = Sample(prompt="once", prompt_len=1, output_len=1, others=others)
+    answer_to(handler, sample, kind=kind, fields={"priority": 1})
+    assert seen == {"model": "m", "priority": 1, **expected}
+
+
+def test_a_rank_without_documents_is_refused() -> None:
+    with pytest.raises(BenchError, match="a query and documents"):
+        answer_to(whole(), kind="rerank")
+
+
 def test_a_chat_of_token_ids_is_refused() -> None:
     sample = Sample(prompt=[1, 2], prompt_len=2, output_len=1)
     with pytest.raises(BenchError, match="a chat needs text"):
-        answer_to(streaming(DONE), sample, is_chat=True)
+        answer_to(streaming(DONE), sample, kind="chat")
 
 
 @given(

@@ -19,7 +19,7 @@ from src.cli.doctor import kernels, machine, software
 from src.cli.doctor.finding import Finding, run_check
 from src.cli.main import main
 from src.core.config import GIB
-from src.core.settings import CHECKOUT
+from src.core.settings import CHECKOUT, load_config
 from src.ops.build import cpp_compiler, installation
 from src.ops.build import kernels as build
 from src.ops.build.installation import TorchBuild
@@ -65,7 +65,7 @@ def test_an_installation_on_which_all_tests_run_works(
     # Kernels that multiply quantized weights in several ways say which they have chosen.
     assert found.keys() - {"quantized"} == {
         *("python", "packages", "torch", "compiler", "kernels", "gpu"),
-        *("memory", "cpus", "caches", "models", "port"),
+        *("drafts", "memory", "cpus", "caches", "models", "port"),
     }
     states = {one["state"] for each in found.values() for one in each}
     assert states <= {"good", "slow"}
@@ -338,3 +338,29 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
     assert one_of(kernels.compiler).text == "c++: one of its own"
     monkeypatch.setattr(build, "ensure_built", lambda wait: "reference")
     assert one_of(kernels.cpu_kernels).state == "slow"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "state", "words"),
+    [
+        ("method", "off", "good", "nothing drafts: speculation.method = off"),
+        ("method", "auto", "good", "auto: prediction, suffix; not for models with recurrent"),
+        ("method", "ngram", "good", "ngram: prediction, ngram;"),
+        ("prompt_lookup_min", "9", "broken", "prompt_lookup_min must be at most"),
+    ],
+)
+def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -> None:
+    overrides = [("device.type", "cpu"), (f"speculation.{key}", value)]
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
+    assert found.state == state
+    assert words in found.text
+
+
+def test_on_a_gpu_nobody_drafts_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (("NVIDIA H200", 150 << 30),)
+    build_of = TorchBuild(installation.torch_build().version, "13.0", gpus)
+    monkeypatch.setattr(installation, "torch_build", lambda: build_of)
+    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "auto")]))
+    assert "nothing drafts: it needs device.type = cpu" in found.text
+    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "suffix")]))
+    assert found.state == "broken"

@@ -125,3 +125,16 @@ def test_a_number_that_cannot_be_is_a_usage_error(
         main(["plan", str(checkpoint), option])
     assert ended.value.code == 2
     assert "expected a number from 1 to " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("cpu", "(auto): prediction, suffix"), ("h100-80gb", "(auto): nothing drafts: it needs")],
+)
+def test_it_says_who_would_draft(
+    device: str, words: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", str(checkpoint), "--device", device, "--set", "speculation.method=auto"]
+    assert main(asked) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Note: ")]
+    assert any(words in note for note in notes)

@@ -21,6 +21,7 @@ from src.engine.execution.row_state import RowState
 from src.engine.execution.step_computer import StepComputer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiling import compile_options
+from tests.support.encoders import make_encoder, save_encoder_tokenizer
 from tests.support.strange_token import STRANGE, STRANGE_ID, with_a_strange_token
 
 pytestmark = pytest.mark.timeout(240)
@@ -39,6 +40,41 @@ def line(name: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]
         fields.pop("prompt")
         fields.setdefault("messages", [{"role": "user", "content": "Hi"}])
     return {"custom_id": name, "method": "POST", "url": url, "body": fields}
+
+
+def test_vectors_and_scores_are_answered(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make_encoder(tmp_path_factory.mktemp("encoder") / "tiny", "bert")
+    save_encoder_tokenizer(directory)
+    texts = ["the quick brown fox", "a lazy dog"]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": texts},
+        # More than is sent in one piece.
+        "/embed": {"inputs": [[5, 6]] * 400},
+        "/v2/embed": {"texts": texts},
+        "/score": {"text_1": texts[0], "text_2": texts},
+        "/v1/score": {"text_1": texts, "text_2": texts},
+        "/rerank": {"query": texts[1], "documents": texts},
+        "/v1/rerank": {"query": texts[1], "documents": texts},
+        "/v2/rerank": {"query": texts[1], "documents": texts},
+        "/pooling": {"input": texts},
+        "/classify": {"input": texts},
+        "/predict": {"inputs": texts[0]},
+    }
+    lines = [
+        {"custom_id": url, "method": "POST", "url": url, "body": body}
+        for url, body in bodies.items()
+    ]
+    source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    assert main(command(directory, source, target)[3:]) == 0
+    assert "9 answered, 2 refused" in capsys.readouterr().err
+    answers = {each["custom_id"]: each["response"] for each in map(json.loads, target.open())}
+    refused = {url for url, answer in answers.items() if answer["status_code"] == 400}
+    assert refused == {"/classify", "/predict"}
+    assert len(answers["/embed"]["body"]) == 400
+    for url in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        assert answers[url]["body"]["results"][0]["index"] == 1
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:

@@ -36,6 +36,8 @@ def make_request(key: int, **changes: Any) -> RequestView:
         "cached_tokens": 16,
         "computed_tokens": 110,
         "output_tokens": 10,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
         "max_tokens": 40,
         "row": key,
         "blocks": 7,

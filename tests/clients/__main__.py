@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,6 +25,7 @@ from src.core.settings import CHECKOUT
 from tests.clients.clients import CLIENTS, Client
 from tests.clients.environments import Environment, NotInstalled
 from tests.http.processes import ServerProcess
+from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
 
 HERE = Path(__file__).parent
 OUTPUT_LINES = 80
@@ -58,8 +60,11 @@ def main() -> int:
     if options.server:
         results = run_all(chosen, missing, root, options.server)
     else:
-        with ServerProcess.hypercorn(SERVER) as server:
+        with ExitStack() as stack:
+            server = stack.enter_context(ServerProcess.hypercorn(SERVER))
             server.wait_ready()
+            if any(client.reads_vectors for client in chosen):
+                os.environ["CLIENTS_ENCODER"] = stack.enter_context(encoder()).url
             results = run_all(chosen, missing, root, server.url)
             if server.get("/health").status_code != 200:
                 print(f"The server is not healthy afterwards:\n{server.output}")
@@ -70,6 +75,18 @@ def main() -> int:
     return int(
         any(result.failed for result in results) or len(missing) == len(environments(chosen))
     )
+
+
+@contextmanager
+def encoder() -> Iterator[ServerProcess]:
+    """A server of a small encoder with random weights."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-clients-") as scratch:
+        directory = make_encoder(Path(scratch, "encoder"), "bert")
+        save_encoder_tokenizer(directory)
+        save_modules(directory, pooling={"pooling_mode": "mean"})
+        with ServerProcess.hypercorn({"SLIPSTREAM_MODEL": str(directory)}) as server:
+            server.wait_ready()
+            yield server
 
 
 def environments(clients: list[Client]) -> set[Environment]:
@@ -120,6 +137,7 @@ def run(client: Client, root: Path, url: str) -> Result:
                 env={
                     **client.environment.variables(root),
                     "CLIENTS_SERVER": url,
+                    "CLIENTS_ENCODER": os.environ.get("CLIENTS_ENCODER", ""),
                     "CLIENTS_SCRATCH": scratch,
                 },
                 stdin=subprocess.DEVNULL,

@@ -22,6 +22,17 @@ SDKS = Environment(
 INSTRUCTOR = Environment("instructor", ("instructor", "pytest"))
 # It imports mcp wherever tools or responses are used, without requiring it.
 LITELLM = Environment("litellm", ("litellm", "mcp", "pytest"))
+COHERE = Environment("cohere", ("cohere", "pytest"))
+LLAMA_INDEX = Environment(
+    "llama-index",
+    (
+        "llama-index-core",
+        "llama-index-embeddings-openai-like",
+        "llama-index-embeddings-text-embeddings-inference",
+        "llama-index-postprocessor-tei-rerank",
+        "pytest",
+    ),
+)
 # It reads the tokenizer with transformers, which does that without torch.
 LM_EVAL = Environment("lm-eval", ("lm-eval[api]", "transformers"))
 # It requires torch, of which the processor's build will do: pip finds a local one.
@@ -39,7 +50,8 @@ class Client:
 
     ``script`` is a file beside this one. A Python file runs under pytest in the environment itself,
     or in the project's where ``outside`` is set, with the environment's programs on PATH; a
-    JavaScript file runs under Node's test runner. ``seconds`` is the most it may take.
+    JavaScript file runs under Node's test runner. ``reads_vectors``: it needs the encoder's server
+    too. ``seconds`` is the most it may take.
     """
 
     name: str
@@ -47,6 +59,7 @@ class Client:
     script: str
     package: str
     outside: bool = False
+    reads_vectors: bool = False
     seconds: float = 300.0
 
 
@@ -58,7 +71,15 @@ CLIENTS = (
     Client("instructor", INSTRUCTOR, "with_instructor.py", "instructor"),
     Client("pydantic-ai", SDKS, "with_pydantic_ai.py", "pydantic-ai-slim"),
     Client("openai-agents", SDKS, "with_openai_agents.py", "openai-agents"),
-    Client("litellm", LITELLM, "with_litellm.py", "litellm"),
+    Client("litellm", LITELLM, "with_litellm.py", "litellm", reads_vectors=True),
+    Client("cohere", COHERE, "with_cohere.py", "cohere", reads_vectors=True),
+    Client(
+        "llama-index",
+        LLAMA_INDEX,
+        "with_llama_index.py",
+        "llama-index-core",
+        reads_vectors=True,
+    ),
     Client("lm-eval", LM_EVAL, "with_lm_eval.py", "lm-eval", outside=True, seconds=600),
     Client("guidellm", GUIDELLM, "with_guidellm.py", "guidellm", outside=True),
     Client("aiperf", AIPERF, "with_aiperf.py", "aiperf", outside=True),

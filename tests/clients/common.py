@@ -8,6 +8,9 @@ from typing import Any
 # Set by the session; the address of a server of the bundled model, without /v1.
 URL = os.environ["CLIENTS_SERVER"]
 BASE_URL = f"{URL}/v1"
+# Of a small encoder with random weights.
+ENCODER_URL = os.environ.get("CLIENTS_ENCODER", "")
+ENCODER = "encoder"
 MODEL = "demo"
 KEY = "none"
 

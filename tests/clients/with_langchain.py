@@ -8,7 +8,7 @@ import pydantic
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 from tests.clients.common import (
     ADD,
@@ -105,3 +105,15 @@ def test_responses() -> None:
 def test_completions() -> None:
     text = OpenAI(base_url=BASE_URL, api_key=KEY, model=MODEL, max_tokens=8).invoke(STORY)
     assert text
+
+
+def test_embeddings() -> None:
+    # With the check it sends token ids of OpenAI's tokenizer.
+    embeddings = OpenAIEmbeddings(
+        base_url=BASE_URL, api_key=KEY, model=MODEL, check_embedding_ctx_length=False
+    )
+    texts = [STORY, SUM, FACT]
+    vectors = embeddings.embed_documents(texts)
+    assert len(vectors) == 3
+    for text, vector in zip(texts, vectors, strict=True):
+        assert embeddings.embed_query(text) == pytest.approx(vector, abs=1e-3)

@@ -13,6 +13,8 @@ from tests.clients.common import (
     ADD,
     ADD_NUMBERS,
     BASE_URL,
+    ENCODER,
+    ENCODER_URL,
     FACT,
     FACT_ANSWER,
     KEY,
@@ -120,3 +122,29 @@ def test_what_is_too_long_is_known_as_such(provider: str) -> None:
     ):
         with pytest.raises(litellm.ContextWindowExceededError):
             litellm.completion(**{**ask(provider), **fields})
+
+
+TEXTS = ["A happy dog.", "A sad cat.", "The weather in Paris."]
+
+
+@PROVIDERS
+def test_embeddings(provider: str) -> None:
+    asked = {key: value for key, value in ask(provider).items() if key != "temperature"}
+    answer = litellm.embedding(input=TEXTS, **asked)
+    assert [item["index"] for item in answer.data] == [0, 1, 2]
+    assert len({len(item["embedding"]) for item in answer.data}) == 1
+    assert answer.usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "cohere", "jina_ai"])
+def test_rerank(provider: str) -> None:
+    answer = litellm.rerank(
+        model=f"{provider}/{ENCODER}",
+        api_base=ENCODER_URL,
+        api_key=KEY,
+        query="A sad cat.",
+        documents=TEXTS,
+        top_n=2,
+    )
+    assert answer.results[0]["index"] == 1
+    assert len(answer.results) == 2

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pydantic
 import pytest
-from openai.types import Completion, Model
+from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.clients.common import (
@@ -241,3 +241,16 @@ def test_async() -> None:
             return [whole.choices[0].message.content or "", *streams]
 
     assert asyncio.run(main()) == [SUM_ANSWER, *[SUM_ANSWER, FACT_ANSWER] * 8]
+
+
+def test_embeddings() -> None:
+    # The client asks for base64 by itself, and decodes it.
+    made = client.embeddings.create(model=MODEL, input=[STORY, SUM])
+    plain = client.embeddings.create(model=MODEL, input=[STORY, SUM], encoding_format="float")
+    assert made.usage.prompt_tokens == plain.usage.prompt_tokens > 0
+    for one, other in zip(made.data, plain.data, strict=True):
+        assert one.index == other.index
+        assert one.embedding == pytest.approx(other.embedding)
+    strict(CreateEmbeddingResponse, "embeddings", model=MODEL, input=STORY)
+    with pytest.raises(openai.BadRequestError, match="must not be empty"):
+        client.embeddings.create(model=MODEL, input=[STORY, ""])

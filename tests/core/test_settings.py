@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,7 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
         "model.revision": "abc",
         "model.served_model_name": "a, b",
         "model.dtype": "float16",
+        "model.tasks": "score, classify",
         "model.implementation": "native",
         "model.load_format": "dummy",
         "model.quantization": "int8",
@@ -103,6 +105,36 @@ def test_every_setting_can_be_given_by_its_variable() -> None:
 def test_lists_are_separated_by_commas_or_json(text: str, expected: tuple[str, ...]) -> None:
     config = load_config(environ={"SLIPSTREAM_MODEL__SERVED_MODEL_NAME": text})
     assert config.model.served_model_name == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("score", ("score",)),
+        ("embed, token_embed", ("embed", "token_embed")),
+        ('["classify"]', ("classify",)),
+        ("auto", "auto"),
+        ("none", "auto"),
+        ("", "auto"),
+    ],
+)
+def test_tasks_are_a_word_or_a_list(text: str, expected: Any) -> None:
+    config = load_config(environ={"SLIPSTREAM_MODEL__TASKS": text})
+    assert config.model.tasks == expected
+
+
+@pytest.mark.parametrize("text", ["rank", "score,rank", "[]", "[1]"])
+def test_other_tasks_are_refused_and_those_that_there_are_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected 'auto', or a list of generate, embed, "):
+        load_config(environ={"SLIPSTREAM_MODEL__TASKS": text})
+
+
+def test_a_file_has_tasks_as_a_word_or_a_list(tmp_path: Path) -> None:
+    for given, expected in (('"auto"', "auto"), ('["score"]', ("score",))):
+        file = write(tmp_path, f"[model]\ntasks = {given}")
+        assert load_config(file).model.tasks == expected
+    with pytest.raises(ConfigError, match="expected 'auto', or a list of"):
+        load_config(write(tmp_path, '[model]\ntasks = "score"'))
 
 
 @pytest.mark.parametrize("text", ["", "none", "None", "null"])

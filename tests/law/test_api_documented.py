@@ -11,10 +11,19 @@ from src.http.openapi.bounds import accepted_fields, refused_fields
 from src.http.protocol import chat
 from src.http.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from src.http.protocol.chat import ChatRequest
+from src.http.protocol.cohere import CohereEmbedRequest
 from src.http.protocol.completions import CompletionRequest
 from src.http.protocol.embeddings import EmbeddingRequest
 from src.http.protocol.generation import GenerationRequest
+from src.http.protocol.inference import EmbedRequest
 from src.http.protocol.messages import CountTokensRequest, MessageRequest
+from src.http.protocol.ranks import (
+    ClassifyRequest,
+    PoolingRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from src.http.protocol.responses import ResponseRequest
 from src.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from src.http.server.body import MAX_DEPTH
@@ -41,6 +50,13 @@ TABLES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
     "`/tokenize`": (TokenizeRequest, None),
     "`/detokenize`": (DetokenizeRequest, None),
     "`/v1/embeddings`": (EmbeddingRequest, None),
+    "`/v2/embed`": (CohereEmbedRequest, None),
+    "`/embed`": (EmbedRequest, None),
+    "`/score`, `/v1/score`": (ScoreRequest, None),
+    "`/rerank`, `/v1/rerank`, `/v2/rerank`": (RerankRequest, None),
+    "`/classify`": (ClassifyRequest, None),
+    "`/predict`": (PredictRequest, None),
+    "`/pooling`": (PoolingRequest, None),
     "`/v1/load_lora_adapter`": (LoadAdapterRequest, None),
     "`/v1/unload_lora_adapter`": (UnloadAdapterRequest, None),
 }

@@ -80,6 +80,7 @@ HTTP_ROOMS = (
     "responses",
     "messages",
     "embeddings",
+    "ranks",
     "tokens",
     "admin",
     "playground",
@@ -198,15 +199,22 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
         "client",
         "llm",
         "requests.admissions",
+        "requests.embedding_run",
         "requests.prompts",
         "requests.submission",
         "scheduling.replay",
     }
     # `plan` asks how an engine would be sized, without one.
     planned = {"sizing.answer", "sizing.planning"}
+    # `doctor` asks who would guess next tokens.
+    examined = {"speculation.choice"}
     # `simulate` asks the scheduler what it would do, and when, in a time of its own.
     simulated = {"scheduling.scheduler", "scheduling.admission", "scheduling.pace"}
-    of_package = {"http": allowed, "cli": allowed | planned, "bench": allowed | simulated}
+    of_package = {
+        "http": allowed,
+        "cli": allowed | planned | examined,
+        "bench": allowed | simulated,
+    }
     for package, parts in of_package.items():
         for path, line, imported in imports_in(package):
             part = imported.removeprefix("src.engine.") if engine_part(imported) else None

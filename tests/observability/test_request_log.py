@@ -49,6 +49,15 @@ def test_a_line_as_text(lines: pytest.LogCaptureFixture) -> None:
     )
 
 
+def test_drafts_are_told_where_there_were_some(lines: pytest.LogCaptureFixture) -> None:
+    record = finished()
+    record.drafted, record.accepted = 12, 7
+    log_request(record, request_id="abc", index=0, prompt_tokens=7)
+    assert lines.records[0].getMessage().endswith(", drafted 12 (accepted 7)")
+    entry = json.loads(JsonFormatter().format(lines.records[0]))
+    assert (entry["drafted_tokens"], entry["accepted_tokens"]) == (12, 7)
+
+
 def test_a_line_as_json_has_every_figure_as_a_field(lines: pytest.LogCaptureFixture) -> None:
     log_request(finished(TRACE), request_id="abc", index=0, prompt_tokens=7)
     entry = json.loads(JsonFormatter().format(lines.records[0]))
@@ -59,6 +68,8 @@ def test_a_line_as_json_has_every_figure_as_a_field(lines: pytest.LogCaptureFixt
         "prompt_tokens": 7,
         "cached_tokens": 4,
         "output_tokens": 3,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
         "preemptions": 0,
         "queue_ms": 500.0,
         "ttft_ms": 1750.0,

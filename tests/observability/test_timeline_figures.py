@@ -84,3 +84,14 @@ def test_the_summary_names_the_slowest_steps() -> None:
 )  # fmt: skip
 def test_times_have_a_unit(seconds: float, text: str) -> None:
     assert milliseconds(seconds) == text
+
+
+def test_drafts_are_part_of_the_summary() -> None:
+    steps = [make_step(i, 100.0 + 0.01 * i, drafted_tokens=4, accepted_tokens=3) for i in range(5)]
+    found = figures(steps, [])
+    assert (found.drafted_tokens, found.accepted_tokens) == (20, 15)
+    # Accepted drafts are output too.
+    assert found.output_tokens == sum(step.sampled_rows for step in steps) + 15
+    lines = summary(make_view(steps, []))
+    assert "20 drafts verified, 15 (75.0 %) accepted" in lines
+    assert not any("drafts" in line for line in summary(make_view([make_step(1, 100.0)], [])))

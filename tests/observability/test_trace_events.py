@@ -69,6 +69,8 @@ def make_track(key: int = 1, **changes: Any) -> RequestTrack:
         "first_token": None,
         "last_token": None,
         "num_tokens": 0,
+        "drafted": 0,
+        "accepted": 0,
         "ended": None,
         "finish_reason": None,
         "trace_id": "",

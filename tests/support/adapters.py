@@ -70,7 +70,11 @@ def make_adapter(
 
 def merged(checkpoint: Path, adapter: Path) -> Any:
     """The checkpoint in transformers with the adapter's updates added to its weights."""
-    model = load_reference(checkpoint)
+    return merged_into(load_reference(checkpoint), adapter)
+
+
+def merged_into(model: Any, adapter: Path) -> Any:
+    """A model of transformers with the adapter's updates added to its weights."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     modules = dict(model.named_modules())

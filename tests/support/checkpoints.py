@@ -237,9 +237,12 @@ def make_checkpoint(
     seed: int = 0,
     max_shard_size: str = "5GB",
     tokenizer: bool = False,
+    class_name: str | None = None,
     **overrides: Any,
 ) -> Path:
     """Save a random model of `architecture` (a key of `CLASSES`); returns `directory`.
+
+    `class_name` is a class of transformers with another head, such as one for classification.
 
     Weights have enough variance (0.15) that greedy choices are clear and attention matters.
     `overrides` are fields of the transformers configuration. `tokenizer` also trains and saves a
@@ -280,7 +283,7 @@ def make_checkpoint(
         settings["layer_types"] = (pattern * count)[:count]
     config = config_class(**settings)
     torch.manual_seed(seed)
-    model = getattr(transformers, name)(config).to(dtype)
+    model = getattr(transformers, class_name or name)(config).to(dtype)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # transformers initializes norms and biases to constants, which would hide errors.

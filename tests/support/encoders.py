@@ -36,14 +36,16 @@ def make_encoder(
     name: str = "bert",
     *,
     has_head: bool = False,
+    class_ending: str | None = None,
     seed: int = 0,
     config_fields: Mapping[str, Any] = MappingProxyType({}),
     **overrides: Any,
 ) -> Path:
     """Save a random encoder, with a head for masked tokens or without; returns `directory`.
 
-    `overrides` are fields of transformers' configuration. `config_fields` change `config.json`
-    alone, behind transformers' back.
+    `class_ending` is of a class of transformers with another head. `overrides` are fields of
+    transformers' configuration. `config_fields` change `config.json` alone, behind transformers'
+    back.
     """
     import transformers
 
@@ -55,7 +57,8 @@ def make_encoder(
         settings = {renamed.get(field, field): value for field, value in settings.items()}
     config = getattr(transformers, f"{stem}Config")(**settings)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{stem}ForMaskedLM" if has_head else f"{stem}Model")(config)
+    ending = class_ending or ("ForMaskedLM" if has_head else "Model")
+    model = getattr(transformers, f"{stem}{ending}")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # transformers initializes norms and biases to constants, which would hide errors.
@@ -82,7 +85,10 @@ def load_encoder_reference(directory: Path) -> Any:
 
 
 def save_encoder_tokenizer(directory: Path, vocab_size: int = 320) -> None:
-    """A byte-level tokenizer that puts [CLS] (id 1) before a text and [SEP] (id 2) behind it."""
+    """A byte-level tokenizer that puts [CLS] (id 1) before a text and [SEP] (id 2) behind it.
+
+    Of a pair, the second text and the [SEP] behind it are of kind 1.
+    """
     from tokenizers import Tokenizer, processors
 
     from tests.support.checkpoints import save_tokenizer
@@ -92,6 +98,7 @@ def save_encoder_tokenizer(directory: Path, vocab_size: int = 320) -> None:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>",
+        pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
         special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
     )
     tokenizer.save(str(file))

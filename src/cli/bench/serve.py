@@ -25,6 +25,7 @@ from src.core.sampler_parameters import SAMPLER_NAMES, SAMPLER_PARAMETERS
 if TYPE_CHECKING:
     from src.bench.answers import Answer
     from src.bench.codecs import Codec
+    from src.bench.drafts import Drafts
     from src.bench.load import Run
     from src.bench.openai_client import OpenAIClient
     from src.bench.samples import Sample
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 ABOUT: Final = "Load on a server that speaks OpenAI's protocol, this one or another."
 EXIT_ALL_FAILED: Final = 1
+# A query and the documents of a request for ranks.
+_RANKED: Final = 11
 
 
 def add_command(commands: Commands) -> None:
@@ -49,15 +52,19 @@ def add_command(commands: Commands) -> None:
 def _add_target(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server (its key is read from OPENAI_API_KEY)")
     group.add_argument(
-        "--backend", choices=("openai", "openai-chat", "vllm", "vllm-chat"), default="openai",
-        help="completions or chats (default: openai, which is completions)",
+        "--backend", default="openai",
+        choices=(
+            "openai", "openai-chat", "vllm", "vllm-chat", "openai-embeddings", "vllm-rerank"
+        ),
+        help="completions, chats, vectors or ranks (default: openai, which is completions)",
     )  # fmt: skip
     group.add_argument("--base-url", metavar="URL", help="with or without /v1 at its end")
     group.add_argument("--host", default="127.0.0.1", help="without --base-url")
     group.add_argument("--port", type=int, default=8000, help="without --base-url")
     group.add_argument(
         "--endpoint", metavar="PATH",
-        help="default: /v1/completions, or /v1/chat/completions for chats",
+        help="default: by the backend: /v1/completions, /v1/chat/completions, /v1/embeddings or "
+        "/v1/rerank",
     )  # fmt: skip
     group.add_argument("--model", help="its name there (default: the first of /v1/models)")
     group.add_argument("--served-model-name", metavar="NAME", help="where it is not --model")
@@ -94,6 +101,11 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--self-timed", action=argparse.BooleanOptionalAction, default=None,
         help="send at a trace's timestamps (default: with timed_trace)",
+    )  # fmt: skip
+    group.add_argument(
+        "--texts-per-request", type=positive, metavar="N",
+        help="texts of a request for vectors (default: 1), or a query and documents of one for "
+        "ranks (default: 11)",
     )  # fmt: skip
     group.add_argument(
         "--num-warmups", type=natural, default=0, metavar="N",
@@ -147,12 +159,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 def prompts_of(arguments: argparse.Namespace, target: Target, codec: Codec) -> list[Sample]:
     """The requests that the options describe, in a form that this server takes."""
-    from src.bench.samples import in_text
+    from src.bench.samples import in_groups, in_text
 
-    samples = samples_of(arguments, codec)
+    size = texts_of(arguments, target)
+    several = {"num_prompts": arguments.num_prompts * size}
+    samples = samples_of(argparse.Namespace(**{**vars(arguments), **several}), codec)
     # As text, a trace's chunks would not keep their lengths.
-    as_ids = arguments.dataset_name == "timed_trace" and not target.is_chat and codec.exact
-    return samples if as_ids else in_text(samples, codec, arguments.seed)
+    is_trace = arguments.dataset_name == "timed_trace"
+    as_ids = is_trace and target.kind == "completions" and codec.exact
+    samples = samples if as_ids else in_text(samples, codec, arguments.seed)
+    return in_groups(samples, size) if size > 1 else samples
+
+
+def texts_of(arguments: argparse.Namespace, target: Target) -> int:
+    """Texts of each request.
+
+    Raises
+    ------
+    ConfigError
+        There may not be so many.
+    """
+    asked: int | None = arguments.texts_per_request
+    if target.kind == "embeddings":
+        return asked or 1
+    if target.kind == "rerank":
+        size = asked or _RANKED
+        if size < 2:
+            raise ConfigError(f"--texts-per-request: a query and documents are 2, got {size}")
+        return size
+    if asked is not None:
+        raise ConfigError("--texts-per-request is for vectors and ranks (--backend)")
+    return 1
 
 
 def _warm_up_of(
@@ -207,38 +244,38 @@ async def _run(
     samples: list[Sample],
     warm_up: list[Sample],
 ) -> int:
-    from src.bench.openai_client import Endpoint, OpenAIClient
+    from src.bench.openai_client import POOLED, Endpoint, OpenAIClient
     from src.bench.report import error_lines, report_lines, result_fields
 
     endpoint = Endpoint(
         url=target.url,
-        is_chat=target.is_chat,
+        kind=target.kind,
         model=arguments.served_model_name or model,
         headers=target.headers,
-        fields=_fields(arguments, is_chat=target.is_chat),
+        fields=_fields(arguments, is_chat=target.kind == "chat"),
         ignore_eos=ignores_eos(arguments),
         count_tokens=(lambda text: len(codec.encode(text))) if codec.exact else None,
         verify=target.verify,
     )
     async with OpenAIClient.open(endpoint) as client:
-        done = await _measured(arguments, client, samples, warm_up)
+        done, drafts = await _measured(arguments, client, target, samples, warm_up)
     for line in error_lines(done.answers):
         print(line, file=sys.stderr)
     metrics = metrics_of(arguments, done.answers, done.duration)
     names = arguments.percentile_metrics
+    if target.kind in POOLED:
+        # There are no tokens whose times could be told.
+        names = [name for name in names if name not in ("ttft", "tpot", "itl")]
     rate = arguments.request_rate
     shown_rate = None if math.isinf(rate) else rate
-    print(
-        "\n".join(
-            report_lines(
-                metrics,
-                names=names,
-                max_concurrency=arguments.max_concurrency,
-                request_rate=shown_rate,
-            )
-        )
+    *lines, end = report_lines(
+        metrics,
+        names=names,
+        max_concurrency=arguments.max_concurrency,
+        request_rate=shown_rate,
     )
-    fields = result_fields(metrics, done.answers, names)
+    print("\n".join([*lines, *drafts.lines(), end]))
+    fields = result_fields(metrics, done.answers, names) | drafts.fields()
     save_result(arguments, model, codec.name, _traffic(arguments) | fields)
     return 0 if metrics.completed else EXIT_ALL_FAILED
 
@@ -246,9 +283,12 @@ async def _run(
 async def _measured(
     arguments: argparse.Namespace,
     client: OpenAIClient,
+    target: Target,
     samples: list[Sample],
     warm_up: list[Sample],
-) -> Run:
+) -> tuple[Run, Drafts]:
+    """The run, and what the server has drafted in it."""
+    from src.bench.drafts import read_drafts
     from src.bench.load import run_load
     from src.bench.progress import Progress
 
@@ -262,8 +302,9 @@ async def _measured(
             request_id_prefix=f"{prefix}warm-",
         )
         _say_of_warm_up(done.answers)
+    before = await asyncio.to_thread(read_drafts, target)
     with Progress(len(samples), shown=not arguments.disable_tqdm) as progress:
-        return await run_load(
+        done = await run_load(
             client.ask,
             samples,
             times_of(arguments, samples),
@@ -271,6 +312,8 @@ async def _measured(
             request_id_prefix=prefix,
             on_answer=progress,
         )
+    after = await asyncio.to_thread(read_drafts, target)
+    return done, after.since(before)
 
 
 def _say_of_warm_up(answers: list[Answer]) -> None:

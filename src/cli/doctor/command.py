@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         "compiler": kernels.compiler,
         "kernels": kernels.cpu_kernels,
         "gpu": kernels.gpu,
+        "drafts": partial(kernels.drafts, config),
         "memory": machine.memory,
         "cpus": machine.cpus,
         "caches": machine.code_cache,

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from src.cli.doctor.finding import Finding, short
+from src.core.config import Config
+from src.core.errors import ConfigError
 from src.core.memory_report import size
 
 if TYPE_CHECKING:
@@ -124,6 +126,27 @@ def gpu() -> Iterator[Finding]:
     for name, memory in build.gpus:
         yield Finding("gpu", "good", f"{name}, {size(memory)}, driver {_driver()}")
     yield from _triton()
+
+
+def drafts(config: Config) -> Iterator[Finding]:
+    """Who guesses next tokens on this device, and why nobody does."""
+    from src.engine.speculation.choice import choose_sources
+    from src.ops.build.installation import torch_build
+
+    method, kind = config.speculation.method, str(config.device.type)
+    if kind == "auto":
+        kind = "cuda" if torch_build().gpus else "cpu"
+    try:
+        choice = choose_sources(config.speculation, device_type=kind)
+    except ConfigError as error:
+        remedy = "--set speculation.method=auto"
+        yield Finding("drafts", "broken", str(error), remedy)
+        return
+    text = str(choice) if method == "off" else f"{method}: {choice}"
+    if choice.sources:
+        # What the model says is known at a start, and to `plan`.
+        text += "; not for models with recurrent states"
+    yield Finding("drafts", "good", text)
 
 
 def _triton() -> Iterator[Finding]:

@@ -117,7 +117,7 @@ class ModelDrafter(BatchDrafter):
         for row, guesses in writer.guesses.items():
             # The last one was not read.
             self._read[row] = known[row] + max(0, len(guesses) - 1)
-            self.guesses[row] = Guess(guesses, SURE)
+            self.guesses[row] = Guess(guesses, SURE, "draft")
 
     def _logits(self, steps: Sequence[RowStep]) -> Tensor | None:
         """Scores [S, V] float32 behind the rows that sample; ``None`` if none does."""

@@ -189,7 +189,7 @@ class EagleDrafter(BatchDrafter):
                 carried = feature[[place_of[row] for row in going_on]]
                 feature, logits = self._run(steps, carried)
                 place_of = {row: place for place, row in enumerate(going_on)}
-        self.guesses = {row: Guess(each, SURE) for row, each in writer.guesses.items()}
+        self.guesses = {row: Guess(each, SURE, "eagle3") for row, each in writer.guesses.items()}
 
     def _fused(self, hidden: Tensor) -> Tensor:
         """Features [N, H] of the model's hidden states, and of its tapped layers behind them."""

@@ -134,7 +134,7 @@ class MedusaDrafter(BatchDrafter):
                 if not going_on:
                     break
                 going_on = writer.draw(going_on, head.logits(self._hidden_r[going_on]))
-        self.guesses = {row: Guess(each, SURE) for row, each in writer.guesses.items()}
+        self.guesses = {row: Guess(each, SURE, "medusa") for row, each in writer.guesses.items()}
 
 
 def load_medusa(

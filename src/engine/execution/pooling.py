@@ -1,59 +1,105 @@
-"""One vector for each sequence that is pooled, from the hidden states of its tokens."""
+"""A vector or scores for each sequence that is pooled, from the hidden states of its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Pooling
+from src.core.scoring import ScoreTokens
+from src.core.step_message import DeviceRequest
+from src.core.task import HEAD_TASKS
 
 # Positions that are added one by one, beside other groups of as many.
 GROUP: Final = 32
 
 
+Head: TypeAlias = Callable[[Tensor], Tensor]
+"""From hidden states [S, hidden_size] in the model's dtype to scores, float32 [S, labels]."""
+
+
+class Piece(NamedTuple):
+    """What a step gives of a sequence whose every token has a result.
+
+    Attributes
+    ----------
+    start
+        Position of its first token.
+    ends
+        Whether it is the last.
+    """
+
+    start: int
+    ends: bool
+
+
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of a step.
+    """What a step gives of the rows that are pooled.
 
     Attributes
     ----------
     rows
-        The rows that end.
+        The rows that end, and those of which it gives a piece.
     values
-        [S, hidden_size] float32, one for each.
+        One for each, in float32: of a vector or of scores [N], of a piece [T, N].
+    pieces
+        For each row, `Piece` or None.
+    known
+        Row -> the bytes of its pieces so far. Used on the host, in the order of the steps.
     """
 
     rows: Sequence[int]
-    values: Tensor
+    values: Sequence[Tensor]
+    pieces: Sequence[Piece | None]
+    known: dict[int, list[bytes]]
 
     def to_host(self) -> Vectors:
         """Begin the copy to host memory, without waiting for it."""
-        return Vectors(self.rows, self.values.to("cpu", non_blocking=True))
+        if not self.values or self.values[0].device.type == "cpu":
+            return self
+        values = in_one_copy(self.values, lambda flat: flat.to("cpu", non_blocking=True))
+        return replace(self, values=values)
 
     def added_to(self, result: StepResult) -> StepResult:
         """The step's result with the vectors; those that are no numbers make a row unsound."""
-        of_row = dict(zip(self.rows, self.values, strict=True))
+        of_row = dict(zip(self.rows, zip(self.values, self.pieces, strict=True), strict=True))
         rows: list[RowResult] = []
         unsound = list(result.unsound)
         for index, row in enumerate(result.rows):
-            vector = of_row.get(row.row)
-            if vector is None:
+            found = of_row.get(row.row)
+            numbers = None if found is None else self._numbers(row.row, *found)
+            if numbers is None:
                 rows.append(row)
                 continue
-            if not bool(vector.isfinite().all()):
+            if not np.isfinite(np.frombuffer(numbers, np.float32)).all():
                 unsound.append(index)
-            rows.append(msgspec.structs.replace(row, vector=vector.numpy().tobytes()))
+            rows.append(msgspec.structs.replace(row, vector=numbers))
         return msgspec.structs.replace(result, rows=rows, unsound=unsound)
+
+    def _numbers(self, row: int, value: Tensor, piece: Piece | None) -> bytes | None:
+        """The numbers of a row that ends; None: more pieces will come."""
+        own: bytes = value.numpy().tobytes()
+        if piece is None:
+            return own
+        # A row that was preempted, or that another request has got, begins again.
+        before = [] if piece.start == 0 else self.known.pop(row, [])
+        before.append(own)
+        if piece.ends:
+            return b"".join(before)
+        self.known[row] = before
+        return None
 
 
 class RowPooling:
-    """Pools the rows whose requests ask for a vector. Use it on the device thread only.
+    """Pools the rows whose requests ask for a vector or for scores. For the device thread only.
 
     A sequence may be computed in several steps. What its vector needs of the earlier ones is kept
     for each row, in float32: its first token's hidden state, or their sum.
@@ -61,14 +107,14 @@ class RowPooling:
     Parameters
     ----------
     of_rows
-        Row -> how its request is pooled, or None; kept up to date by their owner.
+        Row -> its request, if that is pooled, or None; kept up to date by their owner.
     deterministic
         Add the tokens in an order that does not depend on the steps in which they are computed.
     """
 
     def __init__(
         self,
-        of_rows: Sequence[Pooling | None],
+        of_rows: Sequence[DeviceRequest | None],
         hidden_size: int,
         device: torch.device,
         *,
@@ -81,34 +127,81 @@ class RowPooling:
         # Row -> [2, hidden_size] float32: the state or the sum; the sum of a group of positions
         # that is not complete yet, see `add_in_order`. Made when the first request needs it.
         self._kept: Tensor | None = None
+        self._known: dict[int, list[bytes]] = {}
 
     def wants(self, plan: StepPlan) -> bool:
         """Whether the hidden state of every token of the step is needed."""
         return any(self._of_rows[step.row] is not None for step in plan.rows)
 
     def pool(self, plan: StepPlan, hidden: Tensor) -> Vectors | None:
-        """The vectors of the sequences that end in this step; None if there are none.
+        """Hidden states, or their means, of the sequences that end in this step.
+
+        None if there are none. Sequences whose every token has a result give those of this step.
 
         Parameters
         ----------
         hidden
             [T, hidden_size] of the step's tokens in the plan's order; padding may follow.
         """
-        rows, values = [], []
+        self._forget_pieces()
+        rows: list[int] = []
+        values: list[Tensor] = []
+        pieces: list[Piece | None] = []
         begin = 0
         for step in plan.rows:
             end = begin + step.num_tokens
-            kind = self._of_rows[step.row]
-            if kind is not None:
-                vector = self._vector(kind, step.row, step.start, hidden[begin:end], step.pools)
-                if step.pools:
+            request = self._of_rows[step.row]
+            if request is not None and request.pooling is not None:
+                own, is_all = hidden[begin:end], request.pooling == "all"
+                vector = self._vector(request.pooling, step.row, step.start, own, step.pools)
+                if step.pools or is_all:
                     rows.append(step.row)
                     values.append(vector)
+                    pieces.append(Piece(step.start, step.pools) if is_all else None)
             begin = end
-        return Vectors(rows, torch.stack(values)) if rows else None
+        return Vectors(rows, values, pieces, self._known) if rows else None
+
+    def through_head(self, vectors: Vectors, head: Head, dtype: torch.dtype) -> Vectors:
+        """The same, where scores stand for the hidden states of rows that ask for them.
+
+        Parameters
+        ----------
+        head
+            Called at most once.
+        dtype
+            The model's.
+        """
+        asks = [self._asks_for_scores(row) for row in vectors.rows]
+        if not any(asks):
+            return vectors
+        given = [
+            value.reshape(-1, self._hidden_size)
+            for value, is_asked in zip(vectors.values, asks, strict=True)
+            if is_asked
+        ]
+        scores = head(torch.cat(given).to(dtype)).split([len(each) for each in given])
+        made, left = list(vectors.values), iter(scores)
+        for index, is_asked in enumerate(asks):
+            if is_asked:
+                own = next(left)
+                made[index] = own[0] if vectors.pieces[index] is None else own
+        return replace(vectors, values=made)
+
+    def _asks_for_scores(self, row: int) -> bool:
+        request = self._of_rows[row]
+        return request is not None and request.task in HEAD_TASKS
+
+    def _forget_pieces(self) -> None:
+        """Drop the pieces of rows that were taken from their requests."""
+        for row in list(self._known):
+            request = self._of_rows[row]
+            if request is None or request.pooling != "all":
+                self._known.pop(row, None)
 
     def _vector(self, kind: Pooling, row: int, start: int, hidden: Tensor, is_last: bool) -> Tensor:
-        """What the tokens of a row up to here come to, [hidden_size] float32."""
+        """What a row's tokens up to here come to, float32 [hidden_size]; or these, [T, ...]."""
+        if kind == "all":
+            return hidden.float()
         if kind == "last":
             return hidden[-1].float()
         if kind == "first":
@@ -138,6 +231,23 @@ class RowPooling:
             shape = (len(self._of_rows), 2, self._hidden_size)
             self._kept = torch.zeros(shape, dtype=torch.float32, device=self._device)
         return self._kept
+
+
+def in_one_copy(values: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Tensors of any shapes in the memory to which ``copy`` brings their numbers, in one call."""
+    flat = copy(torch.cat([each.reshape(-1) for each in values]))
+    parts = flat.split([each.numel() for each in values])
+    return [part.view(each.shape) for part, each in zip(parts, values, strict=True)]
+
+
+def score_of(logits: Tensor, tokens: ScoreTokens | None) -> Tensor:
+    """Scores [S, 1] by the logits [S, V] of these tokens; without tokens the logits themselves."""
+    if tokens is None:
+        return logits
+    score = logits[:, tokens.true_id]
+    if tokens.false_id is not None:
+        score = score - logits[:, tokens.false_id]
+    return score[:, None]
 
 
 def add_in_order(total: Tensor, group: Tensor, start: int, values: Tensor) -> None:

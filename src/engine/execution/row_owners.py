@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from src.core.plan import RowInstall, StepPlan
-from src.core.request import Pooling
 from src.core.step_message import DeviceRequest, StepMessage
 from src.engine.execution.held_adapters import HeldAdapters
 from src.engine.execution.row_checks import check_install
@@ -32,8 +31,10 @@ class RowOwners:
     ----------
     unscored
         Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
-    pooling
-        Row -> how its request's vector is made of hidden states; ``None``: it has none.
+    pooled
+        Row -> its request, if that is pooled, or ``None``.
+    on_leave
+        Called with the row and the request that has ended, while its tokens are in the row.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class RowOwners:
         self._vocab_size = vocab_size
         self._adapters = adapters
         self.unscored: list[DeviceRequest | None] = [None] * rows.padding_row
-        self.pooling: list[Pooling | None] = [None] * rows.padding_row
+        self.pooled: list[DeviceRequest | None] = [None] * rows.padding_row
+        self.on_leave: Callable[[int, DeviceRequest], None] | None = None
         # Key -> request that was admitted and has not ended.
         self._known: dict[int, DeviceRequest] = {}
         # Row -> key of the request that was last installed in it. Key -> all rows that the request
@@ -68,6 +70,11 @@ class RowOwners:
         for request in message.admitted:
             self._known[request.key] = request
         self.forget(message.ended)
+
+    def request_of(self, row: int) -> DeviceRequest | None:
+        """The request that was last installed in a row, if it has not ended."""
+        key = self._owners[row]
+        return None if key is None else self._known.get(key)
 
     def apply(self, plan: StepPlan) -> list[tuple[int, str]]:
         """Write a plan into the rows.
@@ -90,13 +97,15 @@ class RowOwners:
     def forget(self, ended: Sequence[int]) -> None:
         """Forget ended requests, and vacate their rows. No later step names these owners."""
         for key in ended:
-            self._known.pop(key, None)
+            request = self._known.pop(key, None)
             self._grammars.forget(key)
             for row in self._rows_of.pop(key, ()):
                 if self._owners[row] == key:
+                    if self.on_leave is not None and request is not None:
+                        self.on_leave(row, request)
                     self._owners[row] = None
                     self.unscored[row] = None
-                    self.pooling[row] = None
+                    self.pooled[row] = None
                     self._sampler.vacate(row)
                     # They may be as large as the client's prompt is long.
                     self._rows.own_inputs.clear(row)
@@ -106,7 +115,7 @@ class RowOwners:
         for install in plan.installs:
             request = self._known[install.request_key]
             self.unscored[install.row] = still_unscored(request, install)
-            self.pooling[install.row] = request.pooling
+            self.pooled[install.row] = None if request.pooling is None else request
             self._sampler.state.neutralize(install.row)
             self._adapters.bring(install)
         self._rows.neutralize(plan)
@@ -117,7 +126,7 @@ class RowOwners:
         self._rows_of.setdefault(install.request_key, set()).add(install.row)
         check_install(install, request.params, self._vocab_size, self._rows.max_model_len)
         self.unscored[install.row] = still_unscored(request, install)
-        self.pooling[install.row] = request.pooling
+        self.pooled[install.row] = None if request.pooling is None else request
         self._adapters.bring(install)
         self._rows.install(install)
         self._rows.own_inputs.install(install.row, request.step_inputs)
@@ -127,7 +136,7 @@ class RowOwners:
     def _clear(self, install: RowInstall) -> None:
         """Make a row harmless whose request could not be installed, since steps still name it."""
         self.unscored[install.row] = None
-        self.pooling[install.row] = None
+        self.pooled[install.row] = None
         self._rows.install_harmless(install)
         self._rows.own_inputs.clear(install.row)
         self._sampler.state.neutralize(install.row)

@@ -28,9 +28,11 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from src.compile import LoadedFunction
 from src.core.plan import RowFailure, StepPlan
+from src.core.scoring import ScoreTokens
 from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.execution.compiled_program import compiled_program
@@ -46,7 +48,7 @@ from src.engine.execution.inputs import (
     sampled_indices,
     sampled_tokens,
 )
-from src.engine.execution.pooling import RowPooling, Vectors
+from src.engine.execution.pooling import RowPooling, Vectors, score_of
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
@@ -92,6 +94,8 @@ class StepComputer:
         Row -> the request that still waits for log-probabilities of its prompt, or ``None``.
     pooling
         Makes vectors of hidden states.
+    score_tokens
+        Whose logits make a score; ``None``: the head gives scores.
 
     Attributes
     ----------
@@ -110,6 +114,7 @@ class StepComputer:
         grammars: RowGrammars,
         unscored: Sequence[DeviceRequest | None],
         pooling: RowPooling,
+        score_tokens: ScoreTokens | None = None,
     ) -> None:
         self.code = code
         self.graphs: GraphPool | None = None
@@ -120,6 +125,7 @@ class StepComputer:
         self._grammars = grammars
         self._unscored = unscored
         self._pooling = pooling
+        self._score_tokens = score_tokens
 
     def compute(
         self,
@@ -320,9 +326,7 @@ class StepComputer:
         scores = vectors = None
         if hidden is not None:
             if self._pooling.wants(plan):
-                # Behind them stands what was tapped.
-                own = hidden[:, : self._model.spec.hidden_size]
-                vectors = self._pooling.pool(plan, own)
+                vectors = self._pooled(plan, hidden, functions)
             scores = score_prompts(
                 plan,
                 self._unscored,
@@ -331,6 +335,22 @@ class StepComputer:
                 lambda positions: self._model.logits(functions, positions),
             )
         return StepOutput(samples, scores, () if masks is None else masks.failures, vectors)
+
+    def _pooled(
+        self, plan: StepPlan, hidden: Tensor, functions: Sequence[Function]
+    ) -> Vectors | None:
+        """Vectors of the rows that are pooled, or their scores by the head."""
+        size, whole = self._model.spec.hidden_size, hidden.shape[1]
+        # Behind hidden states stands what was tapped; the head does not read it.
+        vectors = self._pooling.pool(plan, hidden[:, :size])
+        if vectors is None:
+            return None
+
+        def head(states: Tensor) -> Tensor:
+            states = functional.pad(states, (0, whole - size))
+            return score_of(self._model.logits(functions, states), self._score_tokens)
+
+        return self._pooling.through_head(vectors, head, hidden.dtype)
 
     def _wants_all(self, plan: StepPlan) -> bool:
         """Whether the hidden state of every token is needed, not only of those that sample."""

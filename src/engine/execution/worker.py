@@ -22,6 +22,7 @@ import torch
 from src.core.draft_counts import DraftCounts
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
+from src.core.scoring import ScoreTokens
 from src.core.step_message import StepMessage
 from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
@@ -77,6 +78,8 @@ class Worker:
     speculation
         Makes what guesses the rows' next tokens, of their token buffer, of whether a row may have
         drafts, and of what stands where there is no token; for the host only.
+    score_tokens
+        See `StepComputer`.
 
     Attributes
     ----------
@@ -98,6 +101,7 @@ class Worker:
         num_threads: int,
         attention: Backend | None = None,
         speculation: Callable[[np.ndarray, Callable[[int], bool], int], Speculation] | None = None,
+        score_tokens: ScoreTokens | None = None,
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
@@ -115,18 +119,26 @@ class Worker:
         self._row_owners = RowOwners(rows, sampler, self._grammars, vocab_size, self._adapters)
         unscored = self._row_owners.unscored
         pooling = RowPooling(
-            self._row_owners.pooling,
+            self._row_owners.pooled,
             model.spec.hidden_size,
             rows.device,
             deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
         )
         self._computer = StepComputer(
-            self._forward_pass, code, rows, sampler, self._grammars, unscored, pooling
+            self._forward_pass,
+            code,
+            rows,
+            sampler,
+            self._grammars,
+            unscored,
+            pooling,
+            score_tokens,
         )
         self._speculation: Speculation | None = None
         tokens = host_view(rows.tokens)
         if speculation is not None and tokens is not None:
             self._speculation = speculation(tokens, self._grammars.leaves_free, POISON)
+            self._row_owners.on_leave = self._speculation.leave
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
@@ -300,21 +312,25 @@ class Worker:
         if states is not None:
             states.begin(plan)
         speculation, verification, exact = self._speculation, None, plan
-        if speculation is not None and (verification := speculation.begin(plan)) is not None:
-            exact = verification.plan
+        # What asking and comparing take is part of the price of drafts.
         output, started = StepOutput(None, None), time.monotonic()
+        if speculation is not None:
+            for install in plan.installs:
+                speculation.install(install.row, self._row_owners.request_of(install.row))
+            if (verification := speculation.begin(plan)) is not None:
+                exact = verification.plan
         if exact.rows:
             keeps_hidden = "none" if speculation is None else speculation.wants_hidden
             output = span.copy_out(
                 self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
             )
         if speculation is not None:
-            speculation.observe(exact, time.monotonic() - started)
             if verification is not None:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
             if output.hidden is not None:
                 speculation.keep(exact, output.hidden, verification)
+            speculation.observe(exact, time.monotonic() - started)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)
@@ -406,6 +422,7 @@ class Worker:
             mine = token_ids[at : at + kept]
             scored = [entry for entry in logprobs[at : at + kept] if entry is not None]
             at += exact.num_sampled
+            guess = verification.drafts[index]
             rows.append(
                 RowResult(
                     step.row,
@@ -415,6 +432,8 @@ class Worker:
                     prompt_logprobs,
                     exact.drafts,
                     0 if speculation is None else speculation.rests(step.row),
+                    accepted=0 if guess is None else kept - 1,
+                    source="" if guess is None else guess.source,
                 )
             )
             if min(mine, default=0) < 0 or not (

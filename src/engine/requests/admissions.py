@@ -74,7 +74,7 @@ class Admissions:
             self.discard(admission)
         for namesakes in self.unfinished.values():
             for each in namesakes:
-                if isinstance(each, Preparation):
+                if isinstance(each, Preparation | EmbeddingRun):
                     each.abort()
 
     async def wait_none(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from src.core.embedding import EmbeddingRecipe
 from src.core.errors import InvalidRequestError, PromptTooLongError
@@ -40,8 +41,8 @@ class Embedder:
             if recipe.sizes is None:
                 raise InvalidRequestError(
                     f"dimensions must be {recipe.size}: this model does not say that its vectors "
-                    f"may be cut (is_matryoshka or matryoshka_dimensions in its config.json), got "
-                    f"{shown(dimensions)}",
+                    f"may be cut (is_matryoshka or matryoshka_dimensions in its config.json; "
+                    f"model.cut_vectors allows it all the same), got {shown(dimensions)}",
                     param="dimensions",
                 )
             known = ", ".join(map(str, recipe.sizes))
@@ -122,15 +123,46 @@ class Embedder:
         self._check_length(len(ids))
         return ids
 
-    def vector(self, raw: bytes, dimensions: int | None = None) -> list[float]:
-        """A vector from the numbers that a step has given, shortened before it is normalized."""
+    async def tokens_of_prompt(
+        self,
+        prompt: Any,
+        *,
+        adds_special_tokens: bool = True,
+        truncate: int | None = None,
+        tenant: str = "",
+    ) -> list[int]:
+        """The same of a text, of token ids, or of chat messages, which are rendered as they are.
+
+        Messages are not cut.
+        """
+        is_chat = isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping)
+        if not is_chat:
+            return await self.tokens(
+                prompt,
+                adds_special_tokens=adds_special_tokens,
+                truncate=truncate,
+                tenant=tenant,
+            )
+        chat = ChatOptions(add_generation_prompt=False)
+        ids = await self._builder.tokenize(prompt, chat, tenant)
+        self._check_length(len(ids))
+        return ids
+
+    def vector(
+        self, raw: bytes, dimensions: int | None = None, normalizes: bool | None = None
+    ) -> bytes:
+        """A vector from the numbers that a step has given, shortened before it is normalized.
+
+        Both are float32 in this machine's byte order. ``normalizes``: whether it is scaled to
+        length 1; ``None``: as the checkpoint does.
+        """
         numbers = array("f")
         numbers.frombytes(raw)
         values = numbers.tolist()[:dimensions]
-        if self.recipe.normalizes:
+        if self.recipe.normalizes if normalizes is None else normalizes:
             length = math.sqrt(math.fsum(value * value for value in values))
             values = [value / max(length, 1e-12) for value in values]
-        return values
+        return array("f", values).tobytes()
 
     def _added_behind(self, ids: list[int]) -> list[int]:
         """The special tokens that the tokenizer has put behind a text's own."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypedDict, cast
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
+from src.core.adapter import Adapter
 from src.core.errors import (
     DeadlineExceededError,
     GenerationError,
@@ -15,9 +18,12 @@ from src.core.errors import (
     QueueFullError,
     RequestAbortedError,
     RequestError,
+    SlipstreamError,
 )
 from src.core.outputs import Delta, Embedding, FinishReason
+from src.core.request import Pooling
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
 from src.engine.requests.embedder import Embedder, Text
 from src.engine.requests.prompts import RequestOptions
 from src.engine.requests.prompts import check_options as check_option_types
@@ -26,7 +32,9 @@ from src.engine.requests.submission import Submission
 if TYPE_CHECKING:
     from src.engine.loop import EngineLoop
     from src.engine.scheduling.scheduler import Scheduler
+    from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
+    from src.observability.tracing import RequestTrace
 
 # Texts of one call that wait or run at the same time: a step has work enough, and the queue has
 # room for others. Queueing them takes a few milliseconds.
@@ -48,6 +56,8 @@ class EmbeddingOptions(TypedDict, total=False):
         Prefix-cache entries are shared only between requests with the same salt.
     tenant
         Whose request it is.
+    lora
+        Name of the adapter that they are computed with; ``None`` is the model alone.
     """
 
     request_id: str | None
@@ -55,16 +65,34 @@ class EmbeddingOptions(TypedDict, total=False):
     timeout: float | None
     cache_salt: str
     tenant: str
+    lora: str | None
 
 
 class EmbeddingRun:
     """Prepares texts, queues all of them or none, and collects their vectors.
 
+    What a text asks for, how it becomes token ids, and what is made of the numbers that a step
+    gives, are methods that other runs override (`task_runs`).
+
     Parameters
     ----------
-    dimensions, truncate, adds_special_tokens, prompt_name
+    dimensions, truncate, adds_special_tokens, prompt_name, normalize
         See `AsyncEngine.embed`.
+
+    Attributes
+    ----------
+    adapter
+        What the texts are computed with; set it before they are queued.
+    trace
+        The trace that they belong to; the same.
+    max_values
+        Numbers that all results may have together; ``None``: any.
     """
+
+    task: ClassVar[Task] = "embed"
+    """What each text asks for."""
+    field: ClassVar[str] = "input"
+    """What errors call the texts."""
 
     def __init__(
         self,
@@ -72,6 +100,7 @@ class EmbeddingRun:
         truncate: int | None,
         adds_special_tokens: bool,
         prompt_name: str | None,
+        normalize: bool | None,
         options: EmbeddingOptions,
     ) -> None:
         self.request_id = options.get("request_id") or uuid.uuid4().hex
@@ -80,19 +109,32 @@ class EmbeddingRun:
         self._truncate = truncate
         self._adds = adds_special_tokens
         self._prompt_name = prompt_name
+        self._normalizes = normalize
         self._options = options
+        self.adapter: Adapter | None = None
+        self.trace: RequestTrace | None = None
+        self.max_values: int | None = None
+        self._num_values = 0
         self._embedder: Embedder | None = None
-        self._token_ids: list[list[int]] = []
-        # Those that were queued; the first ``_ended`` of them have their vectors.
-        self._submissions: list[Submission] = []
-        self._ended = 0
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
+        # Told when all texts are queued.
+        self._on_queued: Callable[[], None] | None = None
+        self._aborted = False
+        self._num_texts = 0
+        # Token ids of the texts that are not queued yet, int32: a list takes eight times as much.
+        self._left: deque[array[int]] = deque()
+        self._reservation: Reservation | None = None
+        # Those that are queued and have no vectors yet, in the order of the texts.
+        self._open: deque[Submission] = deque()
 
-    async def prepare(
-        self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
-    ) -> None:
-        """Check everything, and tokenize the texts; an error names the text by its index.
+    @property
+    def lora(self) -> str | None:
+        """Name of the adapter that is asked for."""
+        return self._options.get("lora")
+
+    def check_options(self) -> None:
+        """Refuse options of wrong names or types.
 
         Raises
         ------
@@ -101,14 +143,19 @@ class EmbeddingRun:
         """
         if unknown := self._options.keys() - EmbeddingOptions.__annotations__.keys():
             names = ", ".join(EmbeddingOptions.__annotations__)
-            raise TypeError(f"embed has no option {min(unknown)!r}; there are {names}")
+            raise TypeError(f"{self.task} has no option {min(unknown)!r}; there are {names}")
         check_option_types(None, cast(RequestOptions, self._options))
+
+    async def prepare(
+        self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
+    ) -> None:
+        """Check everything else, and tokenize the texts; an error names the text by its index."""
         if embedder is None:
             raise InvalidRequestError(
                 "this model does not embed: what it can do is generate", param="model"
             )
         self._embedder = embedder
-        embedder.check(self._dimensions, self._truncate, self._prompt_name)
+        self._check(embedder)
         checked: RequestOptions = {
             "priority": self._options.get("priority", 0),
             "timeout": self._options.get("timeout"),
@@ -118,110 +165,185 @@ class EmbeddingRun:
         embedder.check_options(SamplingParams(max_tokens=1), checked)
         if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
             raise InvalidRequestError(
-                f"input must be a list of texts, got {type(texts).__name__}", param="input"
+                f"{self.field} must be a list, got {type(texts).__name__}", param=self.field
             )
         if not texts:
-            raise InvalidRequestError("input must not be an empty list", param="input")
+            raise InvalidRequestError(f"{self.field} must not be an empty list", param=self.field)
         # A full queue refuses before anything is tokenized.
         scheduler.check_queue(1, 1, tenant)
+        self._num_texts = len(texts)
+        self._reservation = scheduler.reservation(tenant)
         for index, text in enumerate(texts):
             try:
-                ids = await embedder.tokens(
-                    text,
-                    adds_special_tokens=self._adds,
-                    truncate=self._truncate,
-                    prompt_name=self._prompt_name,
-                    tenant=tenant,
-                )
+                ids = await self._tokens(embedder, text, tenant)
             except RequestError as error:
-                raise _named(error, index if len(texts) > 1 else None) from None
-            self._token_ids.append(ids)
+                raise self._named(error, index) from None
+            self._add_values(self._values(len(ids)))
+            self._reservation.add(len(ids))
+            self._left.append(array("i", ids))
             # Others get the event loop between two texts.
             await asyncio.sleep(0)
+            self._check_wanted()
 
-    def queue(self, parts: EngineParts, loop: EngineLoop) -> None:
-        """Queue the first texts; the others follow as these end.
+    def _check(self, embedder: Embedder) -> None:
+        """Refuse options that hold for all texts."""
+        embedder.check(self._dimensions, self._truncate, self._prompt_name)
+
+    async def _tokens(self, embedder: Embedder, text: Any, tenant: str) -> list[int]:
+        """The token ids of a text."""
+        return await embedder.tokens(
+            text,
+            adds_special_tokens=self._adds,
+            truncate=self._truncate,
+            prompt_name=self._prompt_name,
+            tenant=tenant,
+        )
+
+    def queue(self, parts: EngineParts, loop: EngineLoop, on_queued: Callable[[], None]) -> None:
+        """Queue the first texts; the others follow as these end, and then ``on_queued`` is called.
 
         Raises
         ------
         QueueFullError
-            There is no room for one.
+            There is no room for one. Once there was room for one, the others wait for theirs.
+        RequestAbortedError
+            `abort` was called.
         """
-        self._parts, self._loop = parts, loop
-        self._queue_more(least=1)
+        self._parts, self._loop, self._on_queued = parts, loop, on_queued
+        self._queue_more(begins=True)
 
-    def _queue_more(self, least: int = 0) -> None:
-        """Queue further texts, as many as may be under way; ``least`` of them or an error."""
+    def _queue_more(self, *, begins: bool = False) -> None:
+        """Queue further texts, as many as may be under way; to begin with, one or an error."""
+        self._check_wanted()
+        assert self._reservation is not None
+        assert self._on_queued is not None
+        while self._left and len(self._open) < self._window():
+            ids = self._left[0].tolist()
+            submission = self._submission(ids)
+            self._reservation.take_off(len(ids))
+            try:
+                # Without this a full queue would end a request that is half done.
+                submission.start(succeeds=not begins and not self._open)
+            except SlipstreamError as error:
+                self._reservation.restore(len(ids))
+                if isinstance(error, QueueFullError) and self._open:
+                    # Those that are queued make room.
+                    return
+                raise
+            self._left.popleft()
+            self._open.append(submission)
+        if not self._left:
+            self._on_queued()
+
+    def _submission(self, ids: list[int]) -> Submission:
         assert self._embedder is not None
         assert self._parts is not None
         assert self._loop is not None
-        parts, loop = self._parts, self._loop
-        first = len(self._submissions)
-        for ids in self._token_ids[first : self._ended + _WINDOW]:
-            request = parts.builder.pooled(
-                ids,
-                self._embedder.recipe.pooling,
-                arrival=self._arrival,
-                priority=self._options.get("priority", 0),
-                timeout=self._options.get("timeout"),
-                cache_salt=self._options.get("cache_salt", ""),
-                tenant=self._options.get("tenant", ""),
+        request = self._parts.builder.pooled(
+            ids,
+            self._pooling(),
+            arrival=self._arrival,
+            priority=self._options.get("priority", 0),
+            timeout=self._options.get("timeout"),
+            cache_salt=self._options.get("cache_salt", ""),
+            tenant=self._options.get("tenant", ""),
+            task=self._asks(),
+            adapter=self.adapter,
+            token_types=self._types(self._num_texts - len(self._left)),
+        )
+        submission = Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
+        if self.trace is not None:
+            for choice in submission.choices:
+                choice.follow(self.trace)
+        return submission
+
+    def _values(self, num_tokens: int) -> int:
+        """Numbers of the result of a text, as far as they depend on its tokens."""
+        return 0
+
+    def _add_values(self, count: int) -> None:
+        self._num_values += count
+        if self.max_values is not None and self._num_values > self.max_values:
+            raise InvalidRequestError(
+                f"the results have more than {self.max_values} numbers together: ask for fewer "
+                "texts at once, or shorter ones",
+                param=self.field,
             )
-            submission = Submission(loop, parts.tokenizer, self.request_id, [request])
-            try:
-                submission.start()
-            except QueueFullError:
-                if len(self._submissions) < first + least:
-                    raise
-                # Those that are queued make room.
-                return
-            self._submissions.append(submission)
 
-    async def vectors(self) -> list[Embedding]:
-        """Wait for all vectors; an error of one text ends the others."""
-        try:
-            made: list[Embedding] = []
-            while len(made) < len(self._token_ids):
-                made.append(await self._vector(len(made)))
-                self._ended = len(made)
-                all_ended = self._ended == len(self._submissions)
-                self._queue_more(least=int(all_ended and self._ended < len(self._token_ids)))
-            return made
-        finally:
-            self.abort()
+    def _window(self) -> int:
+        """How many texts wait or run at the same time."""
+        return _WINDOW
 
-    async def _vector(self, index: int) -> Embedding:
+    def _asks(self) -> Task:
+        """The task of the requests."""
+        return self.task
+
+    def _pooling(self) -> Pooling:
+        """Which hidden states make a result."""
         assert self._embedder is not None
-        submission = self._submissions[index]
+        return self._embedder.recipe.pooling
+
+    def _types(self, index: int) -> bytes:
+        """The kinds of a text's tokens, see `RequestBuilder.pooled`."""
+        return b""
+
+    async def vectors(self) -> list[Any]:
+        """Wait for the results of all texts; an error of one text ends the others."""
+        made: list[Any] = []
+        while self._open:
+            made.append(await self._vector(len(made)))
+            self._open.popleft()
+            self._queue_more()
+        return made
+
+    async def _vector(self, index: int) -> Any:
+        submission = self._open[0]
         await submission.wait_end()
         last: Delta | None = None
         try:
             async for delta in submission:
                 last = delta
         except GenerationError as error:
-            raise _named(error, index if len(self._token_ids) > 1 else None) from None
+            raise self._named(error, index) from None
         if last is None or last.vector is None:
             if last is not None and last.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceededError("the request's deadline passed before its vectors")
             raise RequestAbortedError(f"request {self.request_id} was aborted")
+        return self._made(last.vector, last)
+
+    def _made(self, numbers: bytes, last: Delta) -> Any:
+        """The result of a text, from the numbers that a step has given."""
+        assert self._embedder is not None
         return Embedding(
             request_id=self.request_id,
-            vector=self._embedder.vector(last.vector, self._dimensions),
+            numbers=self._embedder.vector(numbers, self._dimensions, self._normalizes),
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
 
     def abort(self) -> None:
         """Abort the texts that have no vector yet. Does nothing after the end."""
-        for submission in self._submissions:
+        self._aborted = True
+        self._left.clear()
+        if self._reservation is not None:
+            self._reservation.close()
+        for submission in self._open:
             submission.abort()
 
+    def _check_wanted(self) -> None:
+        if self._aborted:
+            raise RequestAbortedError(f"request {self.request_id} was aborted")
 
-def _named(error: RequestError, index: int | None) -> RequestError:
-    """The error of a text, which says which of several it is."""
+    def _named(self, error: RequestError, index: int) -> RequestError:
+        """The error of a text, which says which of several it is."""
+        return named_error(error, self.field, index if self._num_texts > 1 else None)
+
+
+def named_error(error: RequestError, field: str, index: int | None) -> RequestError:
+    """An error that says which text of a field is at fault; ``None``: there is only one."""
     if index is not None:
-        error.message = f"input[{index}]: {error.message}"
+        error.message = f"{field}[{index}]: {error.message}"
         error.args = (error.message,)
     if error.param in (None, "prompt"):
-        error.param = "input"
+        error.param = field
     return error

@@ -114,6 +114,7 @@ class Preparation:
             tenant=tenant,
             adapter=self._adapter,
             step_inputs=options.get("step_inputs"),
+            prediction=await builder.prediction(options.get("prediction"), len(token_ids), tenant),
         )
 
 

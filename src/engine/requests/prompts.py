@@ -7,6 +7,7 @@ import itertools
 import math
 import secrets
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -19,14 +20,16 @@ from src.core.config import LimitsSection
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.limits import check_limits
 from src.core.logits_processors import Declared, check_processors
-from src.core.request import Pooling, Request, StepValues
+from src.core.request import TOKEN_TYPES, Pooling, Request, StepValues
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
+from src.core.task import Task
 from src.engine.requests.step_inputs import salted, step_values
 from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
+from src.text.tokenizer import PairEncoding
 
 if TYPE_CHECKING:
     from src.core.structured_output import StructuredOutput
@@ -83,6 +86,9 @@ class RequestOptions(TypedDict, total=False):
         Name of the adapter that it is computed with; ``None`` is the model alone.
     chat
         How messages become a prompt.
+    prediction
+        The text, or the token ids, that the output is expected to have for the most part. Where the
+        engine speculates, it computes tokens that agree with it several at a time.
     step_inputs
         Values of step inputs that the model's family declares, by name: an array [n, ...] of the
         first n tokens of the prompt.
@@ -98,6 +104,7 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     lora: str | None
     chat: ChatOptions | None
+    prediction: str | Sequence[int] | None
     step_inputs: Mapping[str, Any] | None
     trace: RequestTrace | None
 
@@ -110,6 +117,7 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "tenant": str,
     "lora": str,
     "chat": ChatOptions,
+    "prediction": Sequence,
     "step_inputs": Mapping,
     "trace": RequestTrace,
 }
@@ -128,8 +136,11 @@ class RequestBuilder:
         grammars: GrammarCompiler,
         limits: LimitsSection,
         processors: Mapping[str, Declared] | None = None,
+        *,
+        uses_predictions: bool = False,
     ) -> None:
         self._limits = limits
+        self._uses_predictions = uses_predictions
         self._processors = processors or {}
         self._grammars = grammars
         self._tokenizer = tokenizer
@@ -199,6 +210,32 @@ class RequestBuilder:
             raise InvalidRequestError("prompt must have at least one token", param="prompt")
         return ids
 
+    async def prediction(
+        self, given: str | Sequence[int] | None, prompt_len: int, tenant: str
+    ) -> list[int] | None:
+        """Token ids of a prediction, as many as an output has room for; ``None`` without one.
+
+        Empty if nothing would be drafted from them.
+
+        Raises
+        ------
+        InvalidRequestError
+            It has token ids that the model does not have.
+        """
+        if given is None:
+            return None
+        room = self._room(prompt_len)
+        if not isinstance(given, str):
+            ids = self.checked_ids(given[:room], "prediction") if given else []
+            return ids if self._uses_predictions else []
+        if not self._uses_predictions:
+            return []
+        text = given[: self.max_text_chars]
+        if len(text) <= _INLINE_CHARS:
+            return self._ids_of(text, False, "prediction")[:room]
+        ids = await self._work.run(tenant, len(text), self._ids_of, text, False, "prediction")
+        return ids[:room]
+
     async def requests(
         self,
         prompt_token_ids: list[int],
@@ -211,6 +248,7 @@ class RequestBuilder:
         tenant: str = "",
         adapter: Adapter | None = None,
         step_inputs: Mapping[str, Any] | None = None,
+        prediction: list[int] | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
 
@@ -273,6 +311,7 @@ class RequestBuilder:
                 deadline=None if timeout is None else arrival + timeout,
                 cache_salt=cache_salt,
                 step_inputs=values,
+                prediction=prediction,
                 tenant=tenant,
                 adapter=adapter,
                 grammar=grammar,
@@ -292,8 +331,14 @@ class RequestBuilder:
         timeout: float | None = None,
         cache_salt: str = "",
         tenant: str = "",
+        task: Task = "embed",
+        adapter: Adapter | None = None,
+        token_types: bytes = b"",
     ) -> Request:
-        """A request for a vector. The arguments must have been checked."""
+        """A request for a vector, or for scores. The arguments must have been checked.
+
+        ``token_types``: the kinds of its tokens, for models that read them.
+        """
         return Request(
             key=next(self._keys),
             prompt_token_ids=token_ids,
@@ -304,8 +349,28 @@ class RequestBuilder:
             deadline=None if timeout is None else arrival + timeout,
             cache_salt=cache_salt,
             tenant=tenant,
+            task=task,
             pooling=pooling,
+            adapter=adapter,
+            step_inputs=self._types(token_types),
         )
+
+    def _types(self, types: bytes) -> dict[str, StepValues]:
+        """Kinds of tokens as a step input, if the model reads them.
+
+        Raises
+        ------
+        InvalidRequestError
+            The tokenizer gives kinds that the model does not have.
+        """
+        own = next((each for each in self._info.step_inputs if each.name == TOKEN_TYPES), None)
+        if own is None or not any(types):
+            return {}
+        if own.below is not None and max(types) >= own.below:
+            raise InvalidRequestError(
+                f"the tokenizer tells {max(types) + 1} kinds of tokens apart, the model {own.below}"
+            )
+        return {TOKEN_TYPES: StepValues((len(types),), array("q", list(types)).tobytes())}
 
     def _step_values(
         self, given: Mapping[str, Any], prompt_len: int, max_tokens: int, salt: str
@@ -344,6 +409,33 @@ class RequestBuilder:
         grammar = await self._grammars.compile(constraint, tenant)
         return grammar, (asked, time.monotonic())
 
+    async def encode_pair(
+        self, first: str, second: str, add_special_tokens: bool, tenant: str = ""
+    ) -> PairEncoding:
+        """Two texts as the tokenizer joins them.
+
+        Raises
+        ------
+        InvalidRequestError
+            They have tokens that the model does not have.
+        PromptTooLongError
+            One is far longer than the context.
+        """
+        size = len(first) + len(second)
+        if size <= _INLINE_CHARS:
+            return self._encode_pair(first, second, add_special_tokens)
+        return await self._work.run(
+            tenant, size, self._encode_pair, first, second, add_special_tokens
+        )
+
+    def _encode_pair(self, first: str, second: str, add_special_tokens: bool) -> PairEncoding:
+        longest = max(len(first), len(second))
+        if longest > self.max_text_chars:
+            raise PromptTooLongError.of_text(longest, self._info.max_model_len, param="prompt")
+        found = self._tokenizer.encode_pair(first, second, add_special_tokens)
+        self._check_ids(found.ids, "prompt")
+        return found
+
     async def _encode(self, text: str, tenant: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= _INLINE_CHARS:
             return self._ids_of(text, add_special_tokens, "prompt")
@@ -359,6 +451,10 @@ class RequestBuilder:
     def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Encode a text and refuse ids that the model does not have. All texts go through here."""
         ids = self._tokenizer.encode(text, add_special_tokens)
+        self._check_ids(ids, param)
+        return ids
+
+    def _check_ids(self, ids: list[int], param: str) -> None:
         size = self._info.vocab_size
         if max(ids, default=0) >= size:
             strange = next(token_id for token_id in ids if token_id >= size)
@@ -368,7 +464,6 @@ class RequestBuilder:
                 f"{shown(token)!r} is {strange}, the model's token ids are from 0 to {size - 1}",
                 param=param,
             )
-        return ids
 
     async def _render(self, prompt: Sequence[Any], chat: ChatOptions, tenant: str) -> str:
         if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:
@@ -415,7 +510,7 @@ class RequestBuilder:
             return list(prompt)
         for token_id in prompt:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise _wrong_prompt(token_id)
+                raise _wrong_prompt(token_id, param)
             if not 0 <= token_id <= most:
                 raise InvalidRequestError(
                     f"{param} token ids must be from 0 to {most}, got {shown(token_id)}",
@@ -520,10 +615,9 @@ def _check_rest(priority: int, timeout: float | None, cache_salt: str) -> None:
         raise InvalidRequestError("cache_salt must be valid Unicode", param="cache_salt")
 
 
-def _wrong_prompt(given: object) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"prompt must be text, token ids or messages, got {type(given).__name__}", param="prompt"
-    )
+def _wrong_prompt(given: object, param: str = "prompt") -> InvalidRequestError:
+    kinds = "text, token ids or messages" if param == "prompt" else "text or token ids"
+    return InvalidRequestError(f"{param} must be {kinds}, got {type(given).__name__}", param=param)
 
 
 def _wrapped(seed: int) -> int:

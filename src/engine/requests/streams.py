@@ -23,14 +23,25 @@ class RequestStream:
 
     Deltas of one choice coalesce while the reader is slow, so the waiting deltas are bounded by the
     output itself, and a reader that never reads does not disturb others.
+
+    ``predicts``: whether the request came with a prediction, whose tokens its usage counts.
     """
 
-    def __init__(self, request_id: str, num_prompt_tokens: int, num_choices: int) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        num_choices: int,
+        *,
+        predicts: bool = False,
+    ) -> None:
         self.request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
         self._unfinished = num_choices
         self._completion_tokens = 0
         self._cached_tokens = 0
+        # Tokens of the prediction that were right and wrong, of all choices.
+        self._predicted: tuple[int, int] | None = (0, 0) if predicts else None
         self._pending: dict[int, list[Delta]] = {}
         self._error: SlipstreamError | None = None
         # The reader waits for this future. An asyncio event would cost more than all other work
@@ -55,7 +66,12 @@ class RequestStream:
     @property
     def usage(self) -> Usage:
         """Tokens so far, over all choices."""
-        return Usage(self._num_prompt_tokens, self._completion_tokens, self._cached_tokens)
+        return Usage(
+            self._num_prompt_tokens,
+            self._completion_tokens,
+            self._cached_tokens,
+            *(self._predicted or (None, None)),
+        )
 
     def count(self, index: int, num_tokens: int, cached_tokens: int) -> None:
         """Account for newly committed tokens of a choice."""
@@ -63,6 +79,11 @@ class RequestStream:
         # Only the first choice counts: the others hit the blocks that it has just computed.
         if index == 0:
             self._cached_tokens = max(self._cached_tokens, cached_tokens)
+
+    def count_predicted(self, drafted: int, accepted: int) -> None:
+        """Account for tokens of the prediction that a step has tried, and those that were right."""
+        right, wrong = self._predicted or (0, 0)
+        self._predicted = (right + accepted, wrong + drafted - accepted)
 
     def put(self, delta: Delta) -> None:
         """Add the next delta of a choice, or give it to the sink."""
@@ -201,6 +222,8 @@ class Choice:
         If a stop string ended it, the scheduler does not know that; the caller has to end the
         request there. Tokens after the one that completed the stop string are dropped.
         """
+        if event.drafted:
+            self._count_drafts(event)
         if event.finish_reason is None and not self.watches_text:
             self._go_on(event)
             return None
@@ -242,6 +265,12 @@ class Choice:
             )
         )
         return finish_reason
+
+    def _count_drafts(self, event: RequestEvent) -> None:
+        self.record.drafted += event.drafted
+        self.record.accepted += event.accepted
+        if event.source == "prediction":
+            self._stream.count_predicted(event.drafted, event.accepted)
 
     def _go_on(self, event: RequestEvent) -> None:
         """The fast path of `take`: more tokens, no end, and no stop strings to look for."""

@@ -42,7 +42,12 @@ class Submission:
         self.prompt_token_ids = requests[0].prompt_token_ids
         self._loop = loop
         self._own_loop = OwnLoop(asyncio._get_running_loop())
-        self._stream = RequestStream(request_id, len(self.prompt_token_ids), len(requests))
+        self._stream = RequestStream(
+            request_id,
+            len(self.prompt_token_ids),
+            len(requests),
+            predicts=requests[0].prediction is not None,
+        )
         self._choices: list[Choice] = []
         prompt: Sequence[int] | AfterPrompt = self.prompt_token_ids
         for index, request in enumerate(requests):
@@ -61,8 +66,10 @@ class Submission:
         """Tokens so far, over all completions."""
         return self._stream.usage
 
-    def start(self, ended: FinishReason | None = None) -> None:
+    def start(self, ended: FinishReason | None = None, *, succeeds: bool = False) -> None:
         """Queue all completions or none. If they have ``ended`` already, only tell their reader.
+
+        ``succeeds``: they take the place of one that has ended, see `Scheduler.add_all`.
 
         Raises
         ------
@@ -70,7 +77,7 @@ class Submission:
             The scheduler refuses them.
         """
         if ended is None:
-            self._loop.submit(self._choices)
+            self._loop.submit(self._choices, succeeds=succeeds)
         else:
             self._loop.turn_away(self._choices, ended)
 

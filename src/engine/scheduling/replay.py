@@ -4,7 +4,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
     ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
-            adapter, tenant, pooling, has_grammar]
+            adapter, tenant, pooling, has_grammar, task]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
@@ -17,8 +17,8 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 Installs are ``[row, generation, key, number of tokens, prompt_len, block_ids]``, with one list of
 block ids per group of layers. Block appends are ``[row, group, index, block_ids]``. Rows are
 ``[row, generation, start, num_tokens, samples]``, and with drafts, of the row or of steps before,
-``[..., drafts, slack, limit]``; ``samples`` is 2 for a vector. Copies of recurrent states are
-``[row, slot]``.
+``[..., drafts, slack, limit]``; ``samples`` is 2 where a pooled row ends. Copies of recurrent
+states are ``[row, slot]``.
 A request's adapter is ``[key, number of its content]`` or null, and a plan has
 ``[row, key, slot]`` for each install with one.
 
@@ -41,12 +41,13 @@ from src.core.outputs import FinishReason
 from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.core.request import Pooling, Request
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
 from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.plan_builder import SchedulerStats
 from src.engine.scheduling.scheduler import Scheduler
 
-VERSION: Final = 4
+VERSION: Final = 5
 # Logs from this version on are replayed: what they lack has a default.
 OLDEST_VERSION: Final = 2
 END_TOKEN: Final = -1
@@ -77,6 +78,8 @@ class AddLine(_Line, frozen=True, tag="add"):
     tenant: str = ""
     pooling: Pooling | None = None
     has_grammar: bool = False
+    # Logs up to version 4 have none: there were no tasks beside text and vectors.
+    task: Task | None = None
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -274,7 +277,8 @@ class _Replay:
         if isinstance(line, CommitLine):
             scheduler.commit(self._result(line))
         elif isinstance(line, AddLine):
-            scheduler.add(_request(line))
+            # There was room, or it took the place of another: that is not in the log.
+            scheduler.add(_request(line), succeeds=True)
         elif isinstance(line, ResetLine):
             scheduler.reset_prefix_cache()
         elif isinstance(line, FinishLine):
@@ -333,6 +337,7 @@ def _request(line: AddLine) -> Request:
         cache_salt=str(line.salt) if line.salt else "",
         adapter=_adapter(line.adapter),
         tenant=line.tenant,
+        task=line.task or ("generate" if line.pooling is None else "embed"),
         pooling=line.pooling,
         # Of a grammar the scheduler knows only that there is one.
         grammar=True if line.has_grammar else None,

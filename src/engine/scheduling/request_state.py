@@ -255,7 +255,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
 
         The first event of a request also has its cached tokens and prompt log-probabilities.
         """
-        if self.announced and finish_reason is None and row is not None:
+        if self.announced and finish_reason is None and row is not None and not row.drafted:
             # Nearly all events are this one.
             return RequestEvent(key=self.key, token_ids=row.token_ids, logprobs=row.logprobs)
         token_ids = [] if row is None else row.token_ids
@@ -276,4 +276,8 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
             stop_token_id=token_ids[-1] if ended_by_token else None,
             cached_tokens=cached_tokens,
             vector=None if row is None else row.vector,
+            drafted=0 if row is None else row.drafted,
+            # Right ones behind the token that ended the request are none of its output.
+            accepted=0 if row is None else min(row.accepted, len(token_ids)),
+            source="" if row is None else row.source,
         )

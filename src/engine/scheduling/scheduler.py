@@ -34,7 +34,7 @@ from src.engine.scheduling.planning import StepPlanner
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator
 from src.engine.scheduling.shares import SharingPlanner
-from src.engine.scheduling.waiting import Deadlines, WaitingQueue
+from src.engine.scheduling.waiting import Deadlines, Reservation, WaitingQueue
 
 __all__ = ["InvariantError", "Scheduler", "SchedulerLimits", "SchedulerStats"]
 
@@ -130,7 +130,8 @@ class Scheduler:
         waiting, limits = self._waiting, self.limits
         if len(waiting) >= limits.max_waiting_requests:
             return False
-        return len(waiting) == 0 or waiting.num_tokens < limits.max_waiting_tokens
+        tokens = waiting.num_tokens + waiting.num_reserved
+        return not tokens or tokens < limits.max_waiting_tokens
 
     @property
     def pool(self) -> BlockPool:
@@ -204,15 +205,26 @@ class Scheduler:
         """
         self._waiting.check_room(num_tokens, num_requests, tenant)
 
-    def add(self, request: Request) -> None:
-        """Put a request of one completion into the waiting queue; see `add_all`."""
-        self.add_all((request,))
+    def reservation(self, tenant: str = "") -> Reservation:
+        """Where a caller counts the tokens of requests that it queues later."""
+        return Reservation(self._waiting, tenant)
 
-    def add_all(self, requests: Sequence[Request]) -> None:
+    def add(self, request: Request, *, succeeds: bool = False) -> None:
+        """Put a request of one completion into the waiting queue; see `add_all`."""
+        self.add_all((request,), succeeds=succeeds)
+
+    def add_all(self, requests: Sequence[Request], *, succeeds: bool = False) -> None:
         """Put the completions of one request into the waiting queue, all or none.
 
         Those with the prompt list object, cache salt, adapter and media of the first share the
         prompt's block hashes with it.
+
+        Parameters
+        ----------
+        succeeds
+            Whether they take the place of a request of the same caller that has just ended, and
+            that had no other. They are taken though the queue is full: with one place for each
+            caller it grows by no more than the rows.
 
         Raises
         ------
@@ -226,7 +238,11 @@ class Scheduler:
         for request in requests:
             if request.key in self._requests:
                 raise ValueError(f"request key {request.key} is in use")
-        self.check_room(requests)
+        if succeeds:
+            for request in requests:
+                check_request(request, self.limits)
+        else:
+            self.check_room(requests)
         for request in requests:
             self._enter(request, requests[0].key)
 

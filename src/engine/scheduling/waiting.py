@@ -118,6 +118,57 @@ class Lane:
             self._num_dead = 0
 
 
+class Reservation:
+    """Tokens of one caller's requests that follow those it has queued; they count as waiting.
+
+    Parameters
+    ----------
+    lane
+        Whose they are.
+    """
+
+    def __init__(self, queue: WaitingQueue, lane: str) -> None:
+        self._queue = queue
+        self._lane = lane
+        self.num_tokens = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Count the tokens of one more request.
+
+        Raises
+        ------
+        InvalidRequestError
+            Even an empty queue could not hold all of the caller's.
+        QueueFullError
+            The queue has no room for them now.
+        """
+        queue = self._queue
+        if self.num_tokens:
+            most = queue.max_tokens // 2 if self._lane else queue.max_tokens
+            if self.num_tokens + num_tokens > most:
+                raise InvalidRequestError(
+                    f"more than {most} tokens together, but at most so many may wait"
+                    f"{' for one key' if self._lane else ''}: ask for fewer at once",
+                    param="input",
+                )
+        queue.check_room(num_tokens, lane=self._lane)
+        self.restore(num_tokens)
+
+    def restore(self, num_tokens: int) -> None:
+        """Count tokens again that were taken off for a request that the queue did not take."""
+        self._queue.reserve(num_tokens, self._lane)
+        self.num_tokens += num_tokens
+
+    def take_off(self, num_tokens: int) -> None:
+        """Count a request's tokens no more: it is queued, and they count there."""
+        self._queue.reserve(-num_tokens, self._lane)
+        self.num_tokens -= num_tokens
+
+    def close(self) -> None:
+        """Count nothing more. Harmless when done twice."""
+        self.take_off(self.num_tokens)
+
+
 class WaitingQueue:
     """Waiting requests: a lane for each tenant with unfinished requests, and common bounds.
 
@@ -128,6 +179,8 @@ class WaitingQueue:
     ----------
     lanes
         By name, in the order of their next turns.
+    num_reserved
+        Tokens of requests that are still to follow, see `Reservation`.
     """
 
     def __init__(
@@ -142,6 +195,9 @@ class WaitingQueue:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_tokens = 0
+        self.num_reserved = 0
+        # Of each lane; none that has nothing.
+        self._reserved: dict[str, int] = {}
         self.lanes: dict[str, Lane] = {}
         self._count = 0
         # Key of an adapter -> its requests, sorted by rank.
@@ -186,9 +242,11 @@ class WaitingQueue:
                 f"{len(self)} requests are waiting{asked}, at most {self.max_requests} may",
                 code="queue_full",
             )
-        if len(self) > 0 and self.num_tokens + num_tokens > self.max_tokens:
+        if (waiting := self.num_tokens + self.num_reserved) and (
+            waiting + num_tokens > self.max_tokens
+        ):
             raise QueueFullError(
-                f"{self.num_tokens} tokens are waiting, with {num_tokens} more they would exceed "
+                f"{waiting} tokens are waiting, with {num_tokens} more they would exceed "
                 f"{self.max_tokens}",
                 code="queue_full",
             )
@@ -198,18 +256,29 @@ class WaitingQueue:
     def _check_share(self, num_tokens: int, num_requests: int, name: str) -> None:
         lane = self.lanes.get(name)
         waiting, tokens = (0, 0) if lane is None else (lane.num_waiting, lane.num_tokens)
-        if num_requests == 1 and not waiting:
+        tokens += self._reserved.get(name, 0)
+        if num_requests == 1 and not tokens:
             return
+        of_all = self.num_tokens + self.num_reserved
         if (
             waiting + num_requests > self.max_requests - len(self) - num_requests
-            or tokens + num_tokens > self.max_tokens - self.num_tokens - num_tokens
+            or tokens + num_tokens > self.max_tokens - of_all - num_tokens
         ):
             raise QueueFullError(
                 f"{waiting} requests with {tokens} tokens of this key are waiting, and {len(self)} "
-                f"with {self.num_tokens} of all keys: one key has to leave as much room to the "
+                f"with {of_all} of all keys: one key has to leave as much room to the "
                 f"others as it takes, of {self.max_requests} requests and {self.max_tokens} tokens",
                 code="queue_full",
             )
+
+    def reserve(self, num_tokens: int, lane: str) -> None:
+        """Count so many more tokens that are still to follow, or fewer; see `Reservation`."""
+        self.num_reserved += num_tokens
+        left = self._reserved.get(lane, 0) + num_tokens
+        if left:
+            self._reserved[lane] = left
+        else:
+            self._reserved.pop(lane, None)
 
     def enter(self, state: RequestState) -> None:
         """Insert a new request, which counts as its lane's until `leave`."""

@@ -20,6 +20,7 @@ from src.engine.sizing.attempt import Attempt, Setup
 from src.engine.sizing.device_table import DeviceDescription, describe_device, kind_of
 from src.engine.sizing.speed import Work, decode_speed, prefill_speed
 from src.engine.sizing.start import refuse_for_device
+from src.engine.speculation.choice import choose_sources
 from src.models import Model, ServedModel, choose_implementation, resolve_model
 from src.models.config_file import read_config_file
 
@@ -171,6 +172,13 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
         )
     if device.kind == "cuda":
         yield "on a GPU the step is reckoned from shapes, and graphs are an estimate"
+    section = setup.config.speculation
+    if section.method != "off":
+        states = attempt.plan is not None and attempt.plan.kv.states is not None
+        drafts = choose_sources(section, device_type=device.kind, has_states=states)
+        yield f"drafts of next tokens ({section.method}): {drafts}" + (
+            "; they take logits only, which the step above has" if drafts.sources else ""
+        )
     plan = attempt.plan
     if plan is not None and plan.max_model_len < attempt.reckoned.outline.spec.max_positions:
         yield (

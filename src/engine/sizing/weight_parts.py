@@ -110,6 +110,7 @@ def _part(kind: str, matrices: str) -> str:
     return {
         "embedding": EMBEDDING,
         "head": HEAD,
+        "classifier": HEAD,
         "vector": NORMS,
         "router": EXPERTS,
         "experts": EXPERTS,

@@ -8,8 +8,9 @@ greedy case; "Coupling without Communication and Drafter-Invariant Speculative D
 """
 
 from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, KeptHidden
+from src.engine.speculation.guess import Guess
 from src.engine.speculation.verification import Speculation, Verification
-from src.engine.speculation.widths import Guess, Widths
+from src.engine.speculation.widths import Widths
 
 __all__ = [
     "SURE",

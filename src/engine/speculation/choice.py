@@ -5,30 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
-from src.engine.speculation.drafter import DRAFTERS, Drafter
+from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
 
 
-def choose_speculation(
-    section: SpeculationSection,
-    *,
-    device_type: str,
-    has_states: bool,
-    drafter: Drafter | None = None,
-) -> Callable[..., Speculation] | None:
-    """What makes an engine's `Speculation`; ``None`` if there is none.
+class Choice(NamedTuple):
+    """Who drafts, in the order in which they are asked; nobody, and the reason."""
+
+    sources: tuple[str, ...]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(self.sources) if self.sources else f"nothing drafts: {self.reason}"
+
+
+def choose_sources(
+    section: SpeculationSection, *, device_type: str, has_states: bool = False
+) -> Choice:
+    """Who drafts with these settings on such a device.
 
     Parameters
     ----------
     has_states
         Whether the model keeps recurrent states.
-    drafter
-        The one of a method whose drafters have weights.
 
     Raises
     ------
@@ -42,17 +47,42 @@ def choose_speculation(
             f"speculation.prompt_lookup_min must be at most prompt_lookup_max = {most}, got {least}"
         )
     if section.method == "off":
-        return None
-    reason = None
+        return Choice((), "speculation.method = off")
+    reason = ""
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
     elif has_states:
         reason = "a rejected draft would stay in the model's recurrent states"
-    if reason is None:
-        method = "suffix" if section.method == "auto" else section.method
-        logger.info("speculation: %s, up to %d tokens", method, section.num_speculative_tokens)
-        return partial(Speculation, (drafter or DRAFTERS[method](section),))
+    if not reason:
+        keeps = section.shared_history_bytes > 0
+        return Choice(tuple(s for s in SOURCES[section.method] if keeps or s != "history"))
     if section.method != "auto":
         raise ConfigError(f"speculation.method = {section.method} cannot be served: {reason}")
-    logger.info("speculation is off: %s", reason)
-    return None
+    return Choice((), reason)
+
+
+def choose_speculation(
+    section: SpeculationSection,
+    *,
+    device_type: str,
+    has_states: bool,
+    drafter: Drafter | None = None,
+) -> Callable[..., Speculation] | None:
+    """What makes an engine's `Speculation`; ``None`` if there is none.
+
+    ``drafter`` is the one of a method whose drafters have weights. Other arguments and errors are
+    those of `choose_sources`.
+    """
+    choice = choose_sources(section, device_type=device_type, has_states=has_states)
+    if not choice.sources:
+        if section.method != "off":
+            logger.info("speculation is off: %s", choice.reason)
+        return None
+    logger.info("speculation: %s, up to %d tokens", choice, section.num_speculative_tokens)
+    drafters: list[Drafter] = []
+    for source in choice.sources:
+        if source in DRAFTERS:
+            drafters.append(DRAFTERS[source](section))
+        elif drafter is not None:
+            drafters.append(drafter)
+    return partial(Speculation, drafters)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from src.core.config import SpeculationSection
 from src.core.plan import RowStep
+from src.core.step_message import DeviceRequest
+from src.engine.speculation.guess import Guess
+from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
-from src.engine.speculation.widths import Guess
+from src.engine.speculation.prediction import Predicted
 
 SURE: Final = 16
 """The length of a match that counts for guesses that are from no match, but from a model."""
@@ -99,12 +102,40 @@ class BatchDrafter:
         """
 
 
-# Method -> the drafter that it asks for; those with weights are in `engine.drafters`.
+@runtime_checkable
+class Follower(Drafter, Protocol):
+    """A drafter that knows the rows' requests. The device thread calls it."""
+
+    def install(self, row: int, request: DeviceRequest) -> None:
+        """The row has this request from now on; it may be one that had it, or another, before."""
+        ...
+
+    def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
+        """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
+        ...
+
+
+# Source -> the drafter that it asks for.
 DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = MappingProxyType(
     {
-        "suffix": lambda section: Lookup(least=2, longest=24),
+        "prediction": lambda section: Predicted(),
+        "history": lambda section: SharedHistory(section.shared_history_bytes),
+        "suffix": lambda section: Lookup(least=3, longest=24),
         "ngram": lambda section: Lookup(
-            least=section.prompt_lookup_min, longest=section.prompt_lookup_max
+            least=section.prompt_lookup_min, longest=section.prompt_lookup_max, source="ngram"
         ),
+    }
+)
+
+# Method -> the sources that are asked, in this order.
+SOURCES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "auto": ("prediction", "suffix", "history"),
+        "suffix": ("prediction", "suffix", "history"),
+        "ngram": ("prediction", "ngram"),
+        # Their drafters have weights, see `engine.drafters`.
+        "draft": ("prediction", "draft"),
+        "medusa": ("prediction", "medusa"),
+        "eagle3": ("prediction", "eagle3"),
     }
 )

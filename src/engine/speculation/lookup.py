@@ -6,14 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from src.engine.speculation.widths import Guess
+from src.engine.speculation.guess import Guess
+from src.engine.speculation.places import places_of
 
 # The last tokens of a row, among which places are looked for.
 _WINDOW: Final = 8192
-# Tokens that a place is first found by, at most: each costs a pass over the window.
-_FOUND_BY: Final = 4
-# The most places whose matches are measured, the latest ones: a common end has many.
-_MOST_PLACES: Final = 128
 # The most places of the longest match that are followed, the latest ones.
 _MOST_FOLLOWED: Final = 16
 
@@ -31,41 +28,23 @@ class Lookup:
     ----------
     least, longest
         The fewest tokens that a match has, and the most that it needs.
+    source
+        What its guesses are counted as.
     """
 
-    def __init__(self, *, least: int, longest: int) -> None:
+    def __init__(self, *, least: int, longest: int, source: str = "suffix") -> None:
         self._least = least
-        self._back = np.arange(longest)
+        self._longest = longest
+        self._source = source
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
         window = tokens[-_WINDOW:]
-        places, length = self._places(window)
-        return Guess(followed(window, places, most), length) if len(places) else None
-
-    def _places(self, tokens: np.ndarray) -> tuple[np.ndarray, int]:
-        """Indices behind the places of the longest end that occurs before, and its length."""
-        last, nothing = len(tokens) - 1, (np.empty(0, np.int64), 0)
-        if last < self._least:
-            return nothing
-        # Where matches of a few tokens end; longer ones are among them.
-        few = min(self._least, _FOUND_BY)
-        found = tokens[few - 1 : last] == tokens[last]
-        for before in range(1, few):
-            found &= tokens[few - 1 - before : last - before] == tokens[last - before]
-        ends = np.flatnonzero(found)[-_MOST_PLACES:] + (few - 1)
-        if not len(ends):
-            return nothing
-        # [places, tokens backwards from the end]: whether they are equal.
-        back = self._back[:last]
-        at = ends[:, None] - back
-        equal = (tokens[np.maximum(at, 0)] == tokens[last - back]) & (at >= 0)
-        lengths = np.where(equal.all(1), len(back), equal.argmin(1))
-        length = int(lengths.max())
-        if length < self._least:
-            return nothing
-        behind: np.ndarray = ends[lengths == length][-_MOST_FOLLOWED:] + 1
-        return behind, length
+        places, length = places_of(window[:-1], window, self._least, self._longest)
+        if not length:
+            return None
+        places = places[-_MOST_FOLLOWED:]
+        return Guess(followed(window, places, most), length, self._source)
 
 
 def followed(tokens: np.ndarray, places: np.ndarray, most: int) -> list[int]:

@@ -8,10 +8,10 @@ of several tokens as it computes prompts.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,10 +19,18 @@ from torch import Tensor
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
-from src.engine.speculation.drafter import BatchDrafter, Drafter, KeptHidden
-from src.engine.speculation.widths import Guess, Widths
+from src.core.step_message import DeviceRequest
+from src.engine.speculation.drafter import BatchDrafter, Drafter, Follower, KeptHidden
+from src.engine.speculation.guess import Guess
+from src.engine.speculation.widths import Widths
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A guess that is likelier is taken without asking others.
+_LIKELY_ENOUGH: Final = 0.7
 
 
 @dataclass
@@ -35,19 +43,16 @@ class Verification:
         What is computed: exact starts, and per row as many drafts as there are. Rows that have
         nothing left to compute are left out.
     drafts
-        Per row of ``plan``, the tokens that were guessed.
+        Per row of ``plan``, the tokens that are verified; ``None``: it has none.
     kept
         Per row of ``plan``, how many of its sampled tokens count; known once they are compared.
     index
         Per row of the scheduler's plan, its index in ``plan``; -1: left out.
-    matches
-        Per row of ``plan``, the length of the match that its drafts are from.
     """
 
     plan: StepPlan
-    drafts: list[list[int]]
+    drafts: list[Guess | None]
     index: list[int]
-    matches: list[int]
     kept: Sequence[int] = ()
 
 
@@ -57,7 +62,8 @@ class Speculation:
     Parameters
     ----------
     drafters
-        Asked in turn, until one has an idea. One that raises is not asked again.
+        Asked in turn, until one has an idea that is likely; of all others the likeliest is taken.
+        One that raises is not asked again.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
     drafts_for
@@ -84,11 +90,32 @@ class Speculation:
         self.counts = DraftCounts()
         self._widths = widths or Widths()
         self._drafters = list(drafters)
+        self._followers = [each for each in self._drafters if isinstance(each, Follower)]
         self._tokens = tokens
         self._drafts_for = drafts_for
         self._poison = poison
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
+
+    def install(self, row: int, request: DeviceRequest | None) -> None:
+        """The row has been given to this request; ``None``: to one that could not be installed."""
+        self._lengths.pop(row, None)
+        self._widths.vacate(row)
+        for drafter in self._batch_drafters:
+            self._attempt(drafter, drafter.vacate, row)
+        if request is not None:
+            for follower in tuple(self._followers):
+                self._attempt(follower, follower.install, row, request)
+
+    def leave(self, row: int, request: DeviceRequest) -> None:
+        """The row's request has ended."""
+        if not self._followers:
+            return
+        tokens = self._tokens[row]
+        ends = np.flatnonzero(tokens == self._poison)
+        known = tokens[: int(ends[0]) if len(ends) else len(tokens)]
+        for follower in tuple(self._followers):
+            self._attempt(follower, follower.leave, row, request, known)
 
     def begin(self, plan: StepPlan) -> Verification | None:
         """Draft for the rows that may have drafts; the plan has been applied to its rows.
@@ -96,18 +123,14 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
-        for install in plan.installs:
-            self._lengths.pop(install.row, None)
-            self._widths.vacate(install.row)
-            for drafter in self._batch_drafters:
-                drafter.vacate(install.row)
         if not any(step.drafts or step.slack for step in plan.rows):
             self._compute(plan.rows, {})
             return None
         certain = plan.num_tokens - plan.num_drafts
-        drafts_at_all = not self._widths.none_pays(certain)
+        none_pays = self._widths.none_pays(certain)
+        asks = not none_pays and self._widths.is_measured(certain)
         rows: list[RowStep] = []
-        drafts: list[list[int]] = []
+        drafts: list[Guess | None] = []
         index: list[int] = []
         # Per place among the rows: the row's step in the plan, its number of tokens, most drafts.
         asked: dict[int, tuple[RowStep, int, int]] = {}
@@ -115,7 +138,7 @@ class Speculation:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
                 rows.append(step)
-                drafts.append([])
+                drafts.append(None)
                 continue
             known = step.start + 1
             if step.slack:
@@ -124,14 +147,13 @@ class Speculation:
             if known >= step.limit:
                 index.append(-1)
                 continue
-            if not drafts_at_all:
+            if none_pays:
                 self._widths.nothing_pays(step.row)
-            elif most := self._most(step, known):
+            elif asks and (most := self._most(step, known)):
                 asked[len(rows)] = (step, known, most)
             index.append(len(rows))
             rows.append(RowStep(step.row, step.generation, known - 1, 1, True))
-            drafts.append([])
-        matches = [0] * len(rows)
+            drafts.append(None)
         self._compute(rows, {step.row: most for step, _, most in asked.values()})
         guesses = {
             place: guess
@@ -143,11 +165,12 @@ class Speculation:
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
-                    rows[place] = self._with_drafts(rows[place], guess.token_ids[:width])
-                    drafts[place], matches[place] = guess.token_ids[:width], guess.match
+                    guess = guess._replace(token_ids=guess.token_ids[:width])
+                    rows[place] = self._with_drafts(rows[place], guess.token_ids)
+                    drafts[place] = guess
                 else:
                     self._widths.found_nothing(rows[place].row)
-        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index, matches)
+        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
 
     def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
         """The step of a row, with drafts behind its last token, where they are written too."""
@@ -168,30 +191,38 @@ class Speculation:
 
     def _propose(self, step: RowStep, known: int, most: int) -> Guess | None:
         tokens = self._tokens[step.row, :known]
+        best, highest = None, 0.0
         for drafter in tuple(self._drafters):
-            guess = None
-            with self._guarded(drafter):
-                guess = drafter.propose(step.row, tokens, most)
-            if guess is not None and guess.token_ids:
-                return Guess(guess.token_ids[:most], guess.match)
-        self._widths.found_nothing(step.row)
-        return None
+            guess = self._attempt(drafter, drafter.propose, step.row, tokens, most)
+            if guess is None or not guess.token_ids:
+                continue
+            likelihood = self._widths.likelihood(guess)
+            if likelihood > highest:
+                best, highest = guess._replace(token_ids=guess.token_ids[:most]), likelihood
+            if likelihood >= _LIKELY_ENOUGH:
+                break
+        if best is None:
+            self._widths.found_nothing(step.row)
+        return best
+
+    def _attempt(
+        self, drafter: Drafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What a drafter's method returns; ``None`` if it fails, and then it is asked no more."""
+        try:
+            return call(*args, **kwargs)
+        # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
+        except Exception:
+            self._drafters.remove(drafter)
+            self._followers = [each for each in self._followers if each is not drafter]
+            name = type(drafter).__name__
+            logger.exception("the drafter %s failed, and is not asked any more", name)
+            return None
 
     def _compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """Let those drafters compute that do so for all rows of a step at once."""
         for drafter in self._batch_drafters:
-            with self._guarded(drafter):
-                drafter.compute(rows, asked)
-
-    @contextlib.contextmanager
-    def _guarded(self, drafter: Drafter) -> Iterator[None]:
-        """Ask a drafter that raises here no more. Nobody needs drafts: no request ends by it."""
-        try:
-            yield
-        except Exception:
-            self._drafters.remove(drafter)
-            name = type(drafter).__name__
-            logger.exception("the drafter %s failed, and is not asked any more", name)
+            self._attempt(drafter, drafter.compute, rows, asked)
 
     @property
     def _batch_drafters(self) -> list[BatchDrafter]:
@@ -231,11 +262,10 @@ class Speculation:
             computed[step.row] = (begin, step.start, counts)
             begin += step.num_tokens
         for drafter in self._batch_drafters:
-            with self._guarded(drafter):
-                if drafter.wants_hidden == "sampled":
-                    drafter.keep(last, hidden)
-                elif drafter.wants_hidden == "all":
-                    drafter.keep_all(computed, hidden)
+            if drafter.wants_hidden == "sampled":
+                self._attempt(drafter, drafter.keep, last, hidden)
+            elif drafter.wants_hidden == "all":
+                self._attempt(drafter, drafter.keep_all, computed, hidden)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token."""
@@ -243,7 +273,7 @@ class Speculation:
         if plan.rows and all(
             step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows
         ):
-            self._widths.took(plan.num_tokens, seconds)
+            self._widths.took(plan.num_tokens, plan.num_drafts, seconds)
 
     def rests(self, row: int) -> int:
         """For how many steps from the next one on a row will have no drafts."""
@@ -259,16 +289,15 @@ class Speculation:
         """
         kept: list[int] = []
         at = 0
-        for step, drafts, match in zip(
-            verification.plan.rows, verification.drafts, verification.matches, strict=True
-        ):
+        for step, guess in zip(verification.plan.rows, verification.drafts, strict=True):
             sampled = token_ids[at : at + step.num_sampled]
             at += len(sampled)
+            drafts = () if guess is None else guess.token_ids
             count = _count_kept(sampled, drafts) if step.samples else 0
             kept.append(count)
-            if drafts:
-                self._widths.verified(step.row, match, len(drafts), count - 1)
-                self.counts.add(len(drafts), count - 1)
+            if guess is not None:
+                self._widths.verified(step.row, guess, count - 1)
+                self.counts.add(len(drafts), count - 1, guess.source)
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end

@@ -1,44 +1,34 @@
 """How many drafts each row gets in a step: as many as are expected to pay, and none is usual.
 
 A draft that the model accepts saves its row a step. One that it rejects has made the step longer
-for every row. So a step takes the drafts that are likeliest to be accepted, one after the other, as
-long as they bring more tokens per second than the step would give without them.
+for every row. So a step takes the drafts that are likeliest to be accepted, as many of them as give
+the most tokens per second, if that is more than the step would give without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-# A draft must be expected to bring this much more than what it costs: both are estimates.
+from src.engine.speculation.chances import Chances
+from src.engine.speculation.costs import Costs
+from src.engine.speculation.guess import Guess
+
+# Drafts must be expected to bring this much more than what they cost: both are estimates.
 _MARGIN: Final = 1.2
-# How much longer drafts of others may make a step for rows that have none.
-_NEIGHBOURLY: Final = 1.04
-# Factor on the weight of older observations at each new one.
-_MEMORY: Final = 0.97
-_MIN_STEPS: Final = 4
-# Until the price of a draft is known a guess is tried if it is likely to hold.
-_UNPRICED: Final = 0.5
-# Lengths of a match from which on guesses are counted apart.
-_MATCHES: Final = (2, 3, 4, 6, 9, 16)
-# How many of them are assumed to hold before any was seen, and how much that weighs.
-_PRIORS: Final = (0.25, 0.45, 0.6, 0.7, 0.8, 0.85, 0.9)
-_PRIOR_WEIGHT: Final = 4.0
-_MOST_OBSERVED: Final = 64.0
+# How much longer drafts of others may make a step for rows that have none, if there are many.
+_NEIGHBOURLY: Final = 0.04
+# Once in so many steps likely guesses are tried where they are not expected to pay.
+_PROBED: Final = 128
+_PROBES: Final = 2
+_LIKELY: Final = 0.6
 # The longest pauses of a row, in steps, after wrong guesses and after no guess.
 _LONGEST_PAUSE: Final = 64
 _LONGEST_SEARCH: Final = 8
 # The pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
-
-
-class Guess(NamedTuple):
-    """Guesses of a row's next tokens, and the length of the match that they are from."""
-
-    token_ids: list[int]
-    match: int
 
 
 class _Pause(msgspec.Struct):
@@ -59,15 +49,17 @@ class Widths:
 
     def __init__(self, *, always: bool = False) -> None:
         self._always = always
-        # Per length of a match: the chance that a guess holds if those before it did, and weight.
-        self._chances = [[prior, _PRIOR_WEIGHT] for prior in _PRIORS]
-        self._cost = _Line()
+        self._chances = Chances()
+        self._costs = Costs()
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
+        self._probed = 0
 
     def begin(self) -> None:
         """A step begins."""
         self._step += 1
+        self._chances.begin()
+        self._costs.begin()
 
     def vacate(self, row: int) -> None:
         """The row has another request now."""
@@ -82,11 +74,23 @@ class Widths:
         pause = self._pauses.get(row)
         return 0 if pause is None or self._always else max(0, pause.until - self._step)
 
+    def is_measured(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens may have drafts: their price needs one without."""
+        return self._always or self._costs.is_measured(num_tokens)
+
     def none_pays(self, num_tokens: int) -> bool:
         """Whether no guess, however likely, would pay in a step of so many tokens."""
-        if self._always or not self._cost.is_known:
+        if self._always or self._is_probe:
             return False
-        return num_tokens * self._cost.slope * _MARGIN >= self._cost.at(num_tokens)
+        return num_tokens * self._costs.least_price(num_tokens) * _MARGIN >= 1
+
+    @property
+    def _is_probe(self) -> bool:
+        return self._step - self._probed >= _PROBED
+
+    def likelihood(self, guess: Guess) -> float:
+        """The chance that the first token of a guess holds."""
+        return self._chances.first(guess)
 
     def choose(self, guesses: Sequence[Guess], num_rows: int, num_tokens: int) -> list[int]:
         """How many of each row's guesses are verified.
@@ -102,55 +106,53 @@ class Widths:
         """
         if self._always:
             return [len(guess.token_ids) for guess in guesses]
-        chances = [self._chances[_kind(guess.match)][0] for guess in guesses]
         # (chance that the row comes that far, row), the likeliest first.
         candidates = sorted(
             (
-                (chance ** (place + 1), -index)
-                for index, (guess, chance) in enumerate(zip(guesses, chances, strict=True))
-                for place in range(len(guess.token_ids))
+                (survival, -index)
+                for index, guess in enumerate(guesses)
+                for survival in self._chances.survivals(guess)
             ),
             reverse=True,
         )
         widths = [0] * len(guesses)
-        given = float(num_rows)
-        price = self._cost.slope if self._cost.is_known else None
-        most = self._most(len(guesses) < num_rows, num_tokens)
-        for taken, (chance, index) in enumerate(candidates):
-            if taken >= most:
-                break
-            if price is None:
-                if chance < _UNPRICED:
-                    break
-            elif chance * self._cost.at(num_tokens + taken) <= _MARGIN * given * price:
-                break
+        for _, index in candidates[: self._count(candidates, len(guesses), num_rows, num_tokens)]:
             widths[-index] += 1
-            given += chance
         return widths
 
-    def _most(self, has_others: bool, num_tokens: int) -> float:
-        """The most drafts of a step in which some rows have none."""
-        if not has_others:
-            return float("inf")
-        if not self._cost.is_known:
-            return 2.0
-        price = self._cost.slope
-        return (
-            float("inf") if price <= 0 else self._cost.at(num_tokens) * (_NEIGHBOURLY - 1) / price
-        )
+    def _count(
+        self,
+        candidates: Sequence[tuple[float, int]],
+        num_guessing: int,
+        num_rows: int,
+        num_tokens: int,
+    ) -> int:
+        """How many of the likeliest drafts give the most tokens per second."""
+        lacking = num_rows - num_guessing
+        prices = self._costs.prices(num_tokens, len(candidates))
+        # The more rows have none, the less may drafts of others cost them.
+        most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
+        best, best_rate, expected = 0, float(num_rows), 0.0
+        for count, ((survival, _), price) in enumerate(zip(candidates, prices, strict=True), 1):
+            expected += survival
+            longer = count * price
+            if longer > most:
+                break
+            rate = (num_rows + expected / _MARGIN) / (1 + longer)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        if not best and self._is_probe and candidates and candidates[0][0] >= _LIKELY:
+            self._probed = self._step
+            return min(_PROBES, len(candidates))
+        return best
 
     def found_nothing(self, row: int) -> None:
         """No drafter had an idea for the row, or none that pays."""
         self._wait(row, _LONGEST_SEARCH)
 
-    def verified(self, row: int, match: int, verified: int, accepted: int) -> None:
-        """So many guesses of a row were verified, and so many were right."""
-        entry = self._chances[_kind(match)]
-        reached = min(accepted + 1, verified)
-        entry[1] = min(entry[1] + reached, _MOST_OBSERVED)
-        # The mean of the last observations: each guess that was reached held or did not.
-        entry[0] += (accepted - entry[0] * reached) / entry[1]
-        entry[0] = min(max(entry[0], 0.02), 0.995)
+    def verified(self, row: int, guess: Guess, accepted: int) -> None:
+        """A row's guess was verified, and so many of its tokens were right."""
+        self._chances.verified(guess, accepted)
         if accepted:
             self._pauses.pop(row, None)
         else:
@@ -158,61 +160,18 @@ class Widths:
 
     def _wait(self, row: int, longest: int) -> None:
         pause = self._pauses.setdefault(row, _Pause())
-        pause.until = self._step + 1 + min(pause.length, longest)
+        self._pause(pause, min(pause.length, longest))
         pause.length = min(2 * pause.length, _LONGEST_PAUSE)
 
     def nothing_pays(self, row: int) -> None:
         """No guess would have paid in a step of the row."""
-        self._pauses.setdefault(row, _Pause()).until = self._step + 1 + _UNPAID
+        self._pause(self._pauses.setdefault(row, _Pause()), _UNPAID)
 
-    def took(self, num_tokens: int, seconds: float) -> None:
-        """A step of rows that sample, with their drafts, took so long."""
-        self._cost.add(num_tokens, seconds)
+    def _pause(self, pause: _Pause, length: int) -> None:
+        # Up to a multiple of its length, so that rows are asked in the same steps. All others are
+        # then planned and computed as they are without speculation.
+        pause.until = (self._step + 1 + length) // length * length
 
-
-def _kind(match: int) -> int:
-    return sum(match >= least for least in _MATCHES)
-
-
-class _Line:
-    """Seconds of a step by its tokens, fitted by weighted least squares to the last steps."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._fewest, self._most = 1 << 30, 0
-        # Weighted sums of 1, tokens, seconds, tokens squared, and tokens times seconds.
-        self._ones = self._tokens = self._seconds = self._squares = self._products = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        seconds = max(seconds, 1e-6)
-        weight = 1.0 / seconds
-        self._count += 1
-        self._fewest, self._most = min(self._fewest, tokens), max(self._most, tokens)
-        self._ones = _MEMORY * self._ones + weight
-        self._tokens = _MEMORY * self._tokens + weight * tokens
-        self._seconds = _MEMORY * self._seconds + weight * seconds
-        self._squares = _MEMORY * self._squares + weight * tokens * tokens
-        self._products = _MEMORY * self._products + weight * tokens * seconds
-
-    @property
-    def _spread(self) -> float:
-        mean = self._tokens / self._ones
-        return self._squares / self._ones - mean * mean
-
-    @property
-    def is_known(self) -> bool:
-        """Whether enough steps of different sizes were seen to tell what a token costs."""
-        return self._count >= _MIN_STEPS and self._spread > 0.05
-
-    @property
-    def slope(self) -> float:
-        """Seconds per token; 0 if unknown."""
-        if not self.is_known:
-            return 0.0
-        mean_tokens, mean_seconds = self._tokens / self._ones, self._seconds / self._ones
-        together = self._products / self._ones - mean_tokens * mean_seconds
-        return max(0.0, together / self._spread)
-
-    def at(self, tokens: int) -> float:
-        mean_tokens, mean_seconds = self._tokens / self._ones, self._seconds / self._ones
-        return max(1e-6, mean_seconds + self.slope * (tokens - mean_tokens))
+    def took(self, num_tokens: int, drafts: int, seconds: float) -> None:
+        """A step of rows that sample took so long: so many tokens, some of which are drafts."""
+        self._costs.took(num_tokens - drafts, drafts, seconds)

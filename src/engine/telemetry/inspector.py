@@ -133,6 +133,8 @@ class Inspector:
             cached_tokens=0 if state is None else state.cached_tokens or 0,
             computed_tokens=0 if state is None else state.committed,
             output_tokens=record.num_tokens,
+            drafted_tokens=record.drafted,
+            accepted_tokens=record.accepted,
             max_tokens=request.max_tokens,
             row=-1 if state is None else state.row,
             blocks=0 if state is None else sum(map(len, state.held_blocks())),

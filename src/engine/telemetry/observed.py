@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from src.core.request import Request
+from src.core.task import Task
 from src.engine.requests.prompts import Prompt, RequestOptions
 from src.engine.requests.streams import Choice
 from src.observability.tracing import CompletionTrace, PromptTrace, RequestTrace, Telemetry
@@ -92,6 +93,58 @@ class Observed:
         if failure is not None:
             trace.failed(failure)
         self._telemetry.end(trace)
+
+
+class ObservedRun:
+    """A context around the texts of one call that ask for something else than text.
+
+    They have one span, with their task; inactive if telemetry is off.
+
+    Attributes
+    ----------
+    trace
+        The call's trace, if it is sampled.
+    """
+
+    def __init__(self, telemetry: Telemetry, task: Task, request_id: str) -> None:
+        self.trace: RequestTrace | None = None
+        self._telemetry = telemetry
+        self._arrival = time.monotonic()
+        # As the conventions call it, where they do.
+        self._operation = "embeddings" if task == "embed" else task
+        if not telemetry.active:
+            return
+        self.trace = telemetry.begin(self._operation, received=self._arrival, server=False)
+        if self.trace is not None:
+            self.trace.response_id = request_id
+            self.trace.attributes = {"slipstream.task": task}
+
+    def __enter__(self) -> ObservedRun:
+        return self
+
+    def answered(self, num_texts: int, num_tokens: int) -> None:
+        """Note what was computed."""
+        if self.trace is not None:
+            self.trace.attributes |= {
+                "slipstream.texts": num_texts,
+                "gen_ai.usage.input_tokens": num_tokens,
+            }
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._telemetry.active:
+            return
+        # A cancellation means that the client went away; it is not recorded as an error.
+        failure = error if isinstance(error, Exception) else None
+        self._telemetry.prompt_ended(self._operation, self._arrival, [], failure)
+        if self.trace is not None:
+            if failure is not None:
+                self.trace.failed(failure)
+            self._telemetry.end(self.trace)
 
 
 def _shown(

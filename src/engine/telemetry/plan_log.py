@@ -68,9 +68,9 @@ class RecordingScheduler(Scheduler):
         self._log = log
         log.put(LimitsLine(VERSION, limits))
 
-    def add_all(self, requests: Sequence[Request]) -> None:
+    def add_all(self, requests: Sequence[Request], *, succeeds: bool = False) -> None:
         """As the scheduler's own."""
-        super().add_all(requests)
+        super().add_all(requests, succeeds=succeeds)
         for request in requests:
             self._log.put(request)
 
@@ -239,6 +239,7 @@ class _Writer:
             request.tenant,
             request.pooling,
             request.grammar is not None,
+            request.task,
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:

@@ -57,6 +57,8 @@ def read_engine(parts: EngineParts, stalled_seconds: float) -> Readings:
         draft_tokens=drafts.drafted,
         accepted_tokens=drafts.accepted,
         accepted_tokens_at={str(at): count for at, count in enumerate(drafts.accepted_at)},
+        # A copy, because the device thread adds to it.
+        drafts_by_source=dict(drafts.by_source),
         tenants=scheduler.tenants(_MAX_TENANTS),
         compiled_graphs=worker.code.num_graphs,
         compile_seconds=worker.code.compile_seconds,

@@ -61,6 +61,8 @@ def _track(choice: Choice) -> RequestTrack:
         first_token=record.first_token,
         last_token=record.last_token,
         num_tokens=record.num_tokens,
+        drafted=record.drafted,
+        accepted=record.accepted,
         ended=record.ended,
         finish_reason=record.finish_reason,
         trace_id=record.trace_id,

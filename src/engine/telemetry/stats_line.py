@@ -36,6 +36,7 @@ class StatsLine:
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
         self._counts = metrics.token_counts
+        self._drafts = metrics.draft_counts
         self._time = time.monotonic()
 
     def write(self, stats: EngineStats) -> None:
@@ -45,13 +46,17 @@ class StatsLine:
         prompt, generation = (
             (count - before) / elapsed for count, before in zip(counts, self._counts, strict=True)
         )
-        self._time, self._counts = now, counts
+        drafts = self._metrics.draft_counts
+        drafted, accepted = (
+            count - before for count, before in zip(drafts, self._drafts, strict=True)
+        )
+        self._time, self._counts, self._drafts = now, counts, drafts
         if not (prompt or generation or stats.num_running or stats.num_waiting):
             return
         queries = stats.prefix_cache_queries
         logger.info(
             "running %d, waiting %d, KV %.1f %%, prefix hits %.1f %%, prompt %.1f tok/s, "
-            "generation %.1f tok/s, bubble %.1f %%",
+            "generation %.1f tok/s, bubble %.1f %%%s",
             stats.num_running,
             stats.num_waiting,
             100 * stats.kv_usage,
@@ -59,4 +64,5 @@ class StatsLine:
             prompt,
             generation,
             100 * self._metrics.bubble,
+            f", drafts accepted {100 * accepted / drafted:.1f} %" if drafted else "",
         )

@@ -236,7 +236,7 @@ class CompletionEncoder:
 
     def _counted(self, usage: Usage) -> Usage:
         if self._only_prompt:
-            return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
+            return msgspec.structs.replace(usage, completion_tokens=0)
         return usage
 
     def _usage_field(self, usage: Usage) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 import anyio
+import msgspec
 
 from src.core.errors import DeadlineExceededError, RequestAbortedError, RequestError
 from src.core.outputs import Completion, Delta, FinishReason, GenerationResult, Usage
@@ -105,16 +106,28 @@ def describe_trace(call: Call, response_id: str, model: str | None, *, stream: b
 
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> UsageBody:
-    """Usage as OpenAI spells it, with how many of the tokens were reasoning where there may be."""
+    """Usage as OpenAI spells it.
+
+    It says how many of the tokens were reasoning where there may be, and how many of a prediction
+    were right and wrong where there was one.
+    """
     body = UsageBody(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
     )
-    if reasoning_tokens is not None:
-        body.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
+    if reasoning_tokens is not None or usage.accepted_prediction_tokens is not None:
+        body.completion_tokens_details = CompletionTokensDetails(
+            _if_there(reasoning_tokens),
+            _if_there(usage.accepted_prediction_tokens),
+            _if_there(usage.rejected_prediction_tokens),
+        )
     return body
+
+
+def _if_there(number: int | None) -> int | msgspec.UnsetType:
+    return msgspec.UNSET if number is None else number
 
 
 def finish_reason(delta_reason: FinishReason | None) -> str | None:
@@ -146,6 +159,7 @@ async def submitted(
         submissions = await _submit(stack, job, request_id, trace)
         # What may be large is the engine's now.
         job.prompts, job.prompt_token_ids, job.chat = (), None, None
+        job.prediction = None
         if job.admission is not None:
             job.admission.release()
         yield submissions
@@ -168,6 +182,7 @@ async def _submit(
             cache_salt=job.cache_salt,
             tenant=job.tenant,
             lora=job.lora,
+            prediction=job.prediction,
             chat=job.chat,
             trace=trace,
             admission=job.admission,
@@ -286,4 +301,12 @@ def _total(submissions: Sequence[Submission]) -> Usage:
         sum(usage.prompt_tokens for usage in usages),
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
+        _sum_of_some([usage.accepted_prediction_tokens for usage in usages]),
+        _sum_of_some([usage.rejected_prediction_tokens for usage in usages]),
     )
+
+
+def _sum_of_some(numbers: Sequence[int | None]) -> int | None:
+    """The sum of those that are there; ``None`` if none is."""
+    there = [number for number in numbers if number is not None]
+    return sum(there) if there else None

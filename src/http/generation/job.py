@@ -35,6 +35,8 @@ class GenerationJob(msgspec.Struct, kw_only=True):
         The field that asks for these.
     streams, with_usage
         Whether the answer is a stream, and whether its last event has the usage.
+    prediction
+        Text that the outputs are expected to have; there until it has been submitted.
     timeout
         Seconds until the deadline: the client's, but never later than the configured one.
     """
@@ -54,6 +56,7 @@ class GenerationJob(msgspec.Struct, kw_only=True):
     cache_salt: str = ""
     tenant: str = ""
     lora: str | None = None
+    prediction: str | None = None
     admission: Admission | None = None
 
     @classmethod
@@ -73,6 +76,7 @@ class GenerationJob(msgspec.Struct, kw_only=True):
             timeout=call.timeout(request.timeout, call.server.config.http.request_timeout),
             cache_salt=request.cache_salt or "",
             tenant=call.tenant,
+            prediction=None if request.prediction is None else request.prediction.text,
             admission=call.admission,
             **more,
         )

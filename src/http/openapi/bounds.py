@@ -19,17 +19,20 @@ from src.core.sampling_params import (
     MAX_N,
     MAX_STOP_STRING_CHARS,
 )
+from src.http.protocol.cohere import NEUTRAL_IN_COHERE, UnsupportedByCohere
 from src.http.protocol.embeddings import (
     NEUTRAL_IN_EMBEDDINGS,
     AcceptedByEmbeddings,
     UnsupportedByEmbeddings,
 )
 from src.http.protocol.generation import NEUTRAL, Accepted, Unsupported
+from src.http.protocol.inference import NEUTRAL_IN_INFERENCE, UnsupportedByInference
 from src.http.protocol.messages import (
     NEUTRAL_IN_MESSAGES,
     AcceptedByMessages,
     UnsupportedByMessages,
 )
+from src.http.protocol.ranks import NEUTRAL_IN_RANKS, AcceptedByRanks, UnsupportedByRanks
 from src.http.protocol.responses import (
     NEUTRAL_IN_RESPONSES,
     AcceptedByResponses,
@@ -90,6 +93,10 @@ _FAMILIES: Final = (
     (UnsupportedByResponses, NEUTRAL_IN_RESPONSES, AcceptedByResponses),
     (UnsupportedByMessages, NEUTRAL_IN_MESSAGES, AcceptedByMessages),
     (UnsupportedByEmbeddings, NEUTRAL_IN_EMBEDDINGS, AcceptedByEmbeddings),
+    (UnsupportedByRanks, NEUTRAL_IN_RANKS, AcceptedByRanks),
+    # Nothing is accepted without an effect.
+    (UnsupportedByCohere, NEUTRAL_IN_COHERE, UnsupportedByCohere),
+    (UnsupportedByInference, NEUTRAL_IN_INFERENCE, UnsupportedByInference),
 )
 
 

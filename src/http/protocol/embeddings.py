@@ -7,15 +7,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from src.http.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_CHARS, ChatMessage
+
 # A field of `UnsupportedByEmbeddings` may be sent with one of these values: they ask for nothing.
 NEUTRAL_IN_EMBEDDINGS: Final[dict[str, tuple[Any, ...]]] = {
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
     "embed_dtype": ("float32",),
     "endianness": ("little",),
     "input_type": (),
     "late_chunking": (False,),
-    "messages": (),
     "mm_processor_kwargs": ({},),
     "normalize": (),
     "task": (),
@@ -27,13 +26,10 @@ NEUTRAL_IN_EMBEDDINGS: Final[dict[str, tuple[Any, ...]]] = {
 class UnsupportedByEmbeddings(msgspec.Struct, kw_only=True):
     """Fields of others' protocols that would change the vectors; see `NEUTRAL_IN_EMBEDDINGS`."""
 
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
     embed_dtype: Any = None
     endianness: Any = None
     input_type: Any = None
     late_chunking: Any = None
-    messages: Any = None
     mm_processor_kwargs: Any = None
     normalize: Any = None
     task: Any = None
@@ -51,8 +47,15 @@ class EmbeddingRequest(AcceptedByEmbeddings, kw_only=True):
     """``POST /v1/embeddings``. ``None`` everywhere means "as if it were not there"."""
 
     model: str | None = None
-    # A text, token ids, or a list of either. Needed; what has `messages` is refused by that name.
+    # A text, token ids, or a list of either; or a conversation in its place.
     input: str | list[int | str | list[int]] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     # vLLM's. Only so many tokens of a text, -1: as many as the model takes.

@@ -20,6 +20,8 @@ from src.http.protocol.structured import ResponseFormat, StructuredOutputs
 
 # More tokens than any vocabulary has. It is walked on the event loop.
 MAX_ALLOWED_TOKEN_IDS: Final = 1 << 19
+# Parts of a predicted text.
+MAX_PREDICTED_PARTS: Final = 1024
 
 # A field of `Unsupported` may be sent with one of these values: they ask for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
@@ -64,7 +66,6 @@ class Accepted(Unsupported, kw_only=True):
 
     metadata: Any = None
     moderation: Any = None
-    prediction: Any = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
@@ -73,6 +74,27 @@ class Accepted(Unsupported, kw_only=True):
     store: Any = None
     user: Any = None
     verbosity: Any = None
+
+
+class PredictedPart(msgspec.Struct):
+    """A part of a predicted text; there is only this kind."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct):
+    """What the output is expected to be for the most part: a text, or the parts of one."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Meta(max_length=MAX_PREDICTED_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class StreamOptions(msgspec.Struct):
@@ -125,6 +147,8 @@ class GenerationRequest(_Sampled, kw_only=True):
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    # The text that the output is expected to be for the most part; drafts are taken from it.
+    prediction: Prediction | None = None
     # What the text must conform to; at most one asks for something. The last are vLLM's older ones.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

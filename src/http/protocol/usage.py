@@ -12,9 +12,14 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """How many tokens of the completions were reasoning."""
+    """Tokens of the completions: reasoning, and tokens of the request's prediction that were tried.
 
-    reasoning_tokens: int
+    A field is there where there may be such tokens.
+    """
+
+    reasoning_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    accepted_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    rejected_prediction_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class UsageBody(msgspec.Struct):

@@ -55,8 +55,8 @@ STREAM_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 TIMEOUT_HEADER: Final = b"x-request-timeout"
-# Bytes of a whole answer that a reader takes within `http.write_timeout`, or is given up.
-_PIECE: Final = 256 * 1024
+PIECE: Final = 256 * 1024
+"""Bytes of a whole answer that a reader takes within `http.write_timeout`, or is given up."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -140,6 +140,27 @@ class Call:
             if left:
                 # A server whose reader keeps up never suspends in `send`.
                 await asyncio.sleep(0)
+
+    async def answer_in_pieces(self, pieces: Iterable[bytes], kind: bytes = JSON_TYPE) -> None:
+        """Send a whole answer whose pieces are made while its reader takes them.
+
+        So most of it is never held. Its length is told only if it is short. Making a piece must
+        not fail: its beginning may have been sent.
+        """
+        parcels = _parcels(pieces)
+        parcel = next(parcels)
+        headers = [(b"content-type", kind)]
+        # All parcels are whole but the last one.
+        if len(parcel) < PIECE:
+            headers.append((b"content-length", str(len(parcel)).encode()))
+        await self._start(200, headers)
+        while len(parcel) >= PIECE:
+            await self._send_body(parcel, more=True)
+            # A server whose reader keeps up never suspends in `send`.
+            await asyncio.sleep(0)
+            parcel = next(parcels, b"")
+        self.finished = True
+        await self._send_body(parcel, more=False)
 
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer but its end, so that the connection stays open for a while."""
@@ -225,10 +246,11 @@ def _parcels(pieces: Iterable[bytes]) -> Iterator[bytes]:
     size = 0
     for piece in pieces:
         rest = memoryview(piece)
-        while size + len(rest) > _PIECE:
-            cut = _PIECE - size
-            yield b"".join((*waiting, rest[:cut]))
+        while size + len(rest) > PIECE:
+            cut = PIECE - size
+            parcel = b"".join((*waiting, rest[:cut]))
             waiting, size, rest = [], 0, rest[cut:]
+            yield parcel
         waiting.append(rest)
         size += len(rest)
     yield b"".join(waiting)

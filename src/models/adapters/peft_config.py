@@ -26,6 +26,8 @@ _HONOURED = frozenset({
     "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
     "init_lora_weights", "bias",
 })  # fmt: skip
+# Of models that end in text, in hidden states, or in a head for labels.
+_TASK_TYPES = ("CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_CLS", "TOKEN_CLS", None)
 # Values of `init_lora_weights` that leave the base model's weights as they are. Others (PiSSA,
 # OLoRA, LoftQ, CorDA, EVA) belong to a base model whose weights were changed or must be known.
 _INITS = (True, False, "gaussian", "orthogonal", None)
@@ -100,8 +102,8 @@ def read_peft_config(directory: Path, max_rank: int) -> PeftConfig:
     _refuse_unsupported(path, raw)
     if raw.get("peft_type") != "LORA":
         raise wrong("peft_type", "LORA")
-    if raw.get("task_type") not in ("CAUSAL_LM", None):
-        raise wrong("task_type", "CAUSAL_LM")
+    if raw.get("task_type") not in _TASK_TYPES:
+        raise wrong("task_type", f"one of {', '.join(filter(None, _TASK_TYPES))}")
     if raw.get("bias", "none") != "none":
         raise wrong("bias", "none: biases that were trained are not supported")
     init = raw.get("init_lora_weights", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ _WITHOUT = {
     "router": "a router",
     "latent": "the projection that latent attention absorbs",
     "vector": "no projection",
+    "classifier": "the classifier's head",
 }
 
 
@@ -100,13 +102,20 @@ class Targets:
         ModelLoadError
             The model has no such module, or it may have no adapter.
         """
-        target = self._by_module.get(module)
-        if target is not None:
-            return target
+        # An adapter of a model without its head lacks what names of the whole one begin with.
+        whole = (module, *(f"{body}.{module}" for body in self._bodies))
+        for name in whole:
+            if (target := self._by_module.get(name)) is not None:
+                return target
         reason = self._without.get(module)
         if reason is None:
             raise ModelLoadError(f"{module[:200]} is no module of this model")
         raise ModelLoadError(f"{module[:200]} is {reason}: adapters of it are not supported")
+
+    @functools.cached_property
+    def _bodies(self) -> tuple[str, ...]:
+        """What names of modules begin with."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self._by_module))
 
     @property
     def num_modules(self) -> int:

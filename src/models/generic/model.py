@@ -38,6 +38,7 @@ class TransformersModel:
     is_program = False
     cache_dtype: torch.dtype | None = None
     adapters = None
+    classifier = None
     own_inputs = ()
     functions: tuple[Function, ...] = ()
 

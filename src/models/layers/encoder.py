@@ -40,7 +40,7 @@ class EncoderEmbeddingWeights(NamedTuple):
 
     tokens: Tensor  # [V, H]
     positions: Tensor  # [P, H]
-    types: Tensor | None  # [kinds, H]: the first row is added to every token
+    types: Tensor | None  # [kinds, H]; `embed` adds the first row to every token
     norm: Tensor  # [H]
     norm_bias: Tensor  # [H]
 
@@ -109,6 +109,21 @@ def embed(
     tokens = functional.embedding(input_ids, weights.tokens)
     if weights.types is not None:
         tokens = tokens + weights.types[0]
+    summed = tokens + functional.embedding(positions + spec.first_position, weights.positions)
+    return layer_norm(summed, weights.norm, weights.norm_bias, spec.eps)
+
+
+def embed_pairs(
+    spec: EncoderEmbeddingSpec,
+    weights: EncoderEmbeddingWeights,
+    input_ids: Tensor,
+    positions: Tensor,
+    token_types: Tensor,
+) -> Tensor:
+    """The same with the kind of each token, int64 [T]."""
+    assert weights.types is not None
+    tokens = functional.embedding(input_ids, weights.tokens)
+    tokens = tokens + functional.embedding(token_types, weights.types)
     summed = tokens + functional.embedding(positions + spec.first_position, weights.positions)
     return layer_norm(summed, weights.norm, weights.norm_bias, spec.eps)
 

@@ -24,7 +24,10 @@ from src.ops.projections.projection import Projection
 # latent: makes keys and values of latents; its mixer takes it as it is.
 # vector: norms, biases and other small parameters.
 # embedding: a table whose rows are looked up.
-Kind: TypeAlias = Literal["matrix", "head", "experts", "router", "latent", "vector", "embedding"]
+# classifier: of a head that makes scores of labels; always plain.
+Kind: TypeAlias = Literal[
+    "matrix", "head", "experts", "router", "latent", "vector", "embedding", "classifier"
+]
 Index: TypeAlias = tuple[int | slice, ...]
 
 WEIGHT = "weight"

@@ -239,6 +239,13 @@ class EngineMetrics(Collector):
         return self._vllm.prompt_tokens.value, self._vllm.generation_tokens.value
 
     @property
+    def draft_counts(self) -> tuple[float, float]:
+        """Drafts that were verified since the start, and those of them that were right."""
+        self._refresh()
+        vllm = self._vllm
+        return vllm.spec_decode_num_draft_tokens.value, vllm.spec_decode_num_accepted_tokens.value
+
+    @property
     def bubble(self) -> float:
         """Share of the last minute's time with work in which the device waited, 0 to 1."""
         return self._own.bubble.value(time.monotonic())
@@ -297,7 +304,7 @@ _COUNTED: Final = (
         "kernels",
         "kernel_builds",
     ),
-    *("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_at"),
+    *("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_at", "drafts_by_source"),
     *("graph_steps", "graph_tokens", "graph_padding_tokens", "graph_capture_seconds"),
 )
 

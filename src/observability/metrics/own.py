@@ -61,6 +61,9 @@ class OwnMetrics:
         self.bypasses.value = readings.bypasses
         self.shortages.value = readings.shortages
         self.yields.value = readings.yields
+        for source, (drafted, accepted) in readings.drafts_by_source.items():
+            self._drafted.child(source).value = drafted
+            self._accepted.child(source).value = accepted
         self._of_tenants.clear()
         for tenant, (running, waiting) in readings.tenants.items():
             self._of_tenants.child(tenant, "running").value = running
@@ -124,6 +127,12 @@ class OwnMetrics:
         self.yields = counter(
             "yields", "Preemptions for a waiting request of an owner of keys below its share."
         ).child()
+        self._drafted = counter(
+            "draft_tokens", "Drafts that were verified, by who has drafted.", "source"
+        )
+        self._accepted = counter(
+            "accepted_draft_tokens", "Drafts that were accepted, by who has drafted.", "source"
+        )
         self._of_tenants = gauge(
             "tenant_requests", "Completions by owner of API keys and state.", "tenant", "state"
         )

@@ -41,6 +41,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
         Rows of steps that verified drafts, their drafts, and those of them that were right.
     accepted_tokens_at
         Place among a row's drafts, from 0 -> how many were right there.
+    drafts_by_source
+        Who has drafted -> how many drafts were verified, and how many of them were right.
     tenants
         Tenant -> its running and its waiting requests, of up to 1,024 tenants.
     compiled_graphs, compile_seconds
@@ -81,6 +83,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_tokens_at: Mapping[str, int] = {}
+    drafts_by_source: Mapping[str, tuple[int, int]] = {}
     tenants: Mapping[str, tuple[int, int]] = {}
     compiled_graphs: int = 0
     compile_seconds: float = 0.0

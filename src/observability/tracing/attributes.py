@@ -61,6 +61,9 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
         "gen_ai.request.n": trace.prompts[0].params.n,
         "gen_ai.latency.e2e": trace.ended - trace.received,
     }
+    if drafted := sum(record.drafted for record in records):
+        found["slipstream.usage.drafted_tokens"] = drafted
+        found["slipstream.usage.accepted_tokens"] = sum(record.accepted for record in records)
     if records and records[0].lora:
         found["slipstream.request.adapter"] = records[0].lora
     firsts = [record.first_token for record in records if record.first_token is not None]

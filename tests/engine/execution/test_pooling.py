@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from src.engine.execution.pooling import GROUP, add_in_order
+from src.core.plan import RowResult, StepResult
+from src.engine.execution.pooling import GROUP, Piece, Vectors, add_in_order, in_one_copy
 
 
 @pytest.mark.parametrize("length", [1, GROUP - 1, GROUP, GROUP + 1, 5 * GROUP, 333])
@@ -29,3 +30,37 @@ def test_a_sum_in_order_has_the_same_bits_in_any_pieces(length: int) -> None:
             start += count
         assert torch.equal(total + group, want), longest
     torch.testing.assert_close(want.double(), values.double().sum(0), rtol=1e-4, atol=0.1)
+
+
+def test_tensors_of_several_shapes_are_copied_in_one_call() -> None:
+    values = [torch.randn(3), torch.randn(2, 3), torch.randn(1)]
+    calls: list[torch.Tensor] = []
+
+    def copy(flat: torch.Tensor) -> torch.Tensor:
+        calls.append(flat)
+        return flat.clone()
+
+    for made, given in zip(in_one_copy(values, copy), values, strict=True):
+        assert torch.equal(made, given)
+    assert [len(flat) for flat in calls] == [10]
+
+
+def test_a_row_that_begins_again_forgets_the_pieces_before() -> None:
+    known: dict[int, list[bytes]] = {}
+
+    def step(start: int, ends: bool, *numbers: float) -> bytes | None:
+        value, piece = torch.tensor(numbers)[:, None], Piece(start, ends)
+        result = StepResult(0, [RowResult(2, 1, [])])
+        (row,) = Vectors([2], [value], [piece], known).added_to(result).rows
+        return row.vector
+
+    assert step(0, False, 1.0, 2.0) is None
+    # Preempted: its tokens are computed anew.
+    assert step(0, False, 3.0) is None
+    assert step(1, False, 4.0, 5.0) is None
+    whole = step(3, True, 6.0)
+    assert whole is not None
+    assert memoryview(whole).cast("f").tolist() == [3.0, 4.0, 5.0, 6.0]
+    assert not known
+    # The first step of the row has failed, and so will its request.
+    assert step(5, False, 1.0) is None

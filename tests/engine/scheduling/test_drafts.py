@@ -178,11 +178,27 @@ def test_models_with_recurrent_states_have_no_drafts() -> None:
 
 def test_drafts_and_right_ones_are_counted() -> None:
     rows = [
-        RowResult(0, 1, [1, 2], drafted=3),
+        RowResult(0, 1, [1, 2], drafted=3, accepted=1),
         RowResult(1, 1, [1]),
         RowResult(2, 1, [1], drafted=2),
     ]
     assert drafted_tokens(StepResult(1, rows)) == (5, 1)
+
+
+def test_an_event_says_which_drafts_its_output_has() -> None:
+    scheduler = drafting()
+    begun(scheduler, ends=True)
+    plan: StepPlan | None = planned(scheduler)
+    for tokens, accepted in (([6, 6, 6], 2), ([6, END_TOKEN, 6, 6], 2)):
+        assert plan is not None
+        [step] = plan.rows
+        given = RowResult(
+            step.row, step.generation, tokens, drafted=3, accepted=len(tokens) - 1, source="suffix"
+        )
+        [event] = scheduler.commit(StepResult(plan.step_id, [given]))
+        assert (event.drafted, event.accepted, event.source) == (3, accepted, "suffix")
+        plan = scheduler.schedule()
+    assert event.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -238,6 +238,35 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+async def test_the_same_question_again_takes_fewer_steps(depth: int, checkpoint: Path) -> None:
+    """For its owner, and for nobody else; and the answer is the same."""
+    changes = {
+        "speculation__method": "auto",
+        "speculation__shared_history_bytes": 1 << 20,
+        "scheduler__pipeline_depth": depth,
+    }
+    params = SamplingParams(seed=3, max_tokens=50, logprobs=1, ignore_eos=True)
+    found: dict[str, tuple[Any, int]] = {}
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        for name, options in (
+            ("first", {}),
+            ("another owner", {"tenant": "b"}),
+            ("another salt", {"cache_salt": "b"}),
+            ("again", {}),
+        ):
+            before = len(engine.timeline)
+            result = await engine.generate(PROMPTS[0], params, **options)  # type: ignore[arg-type]
+            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            found[name] = answer(result), len(engine.timeline) - before
+        drafted = engine._loop._worker.draft_counts
+        assert drafted is not None
+        assert drafted.by_source["history"][1] > 20
+    answers, steps = zip(*found.values(), strict=True)
+    assert all(each == answers[0] for each in answers)
+    assert steps[3] < 0.7 * min(steps[:3])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 async def test_drafts_are_no_tokens_of_a_prompt(
     depth: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

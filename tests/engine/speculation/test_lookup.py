@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from src.core.config import SpeculationSection
+from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.speculation import Guess
 from src.engine.speculation import lookup as lookup_module
-from src.engine.speculation.drafter import DRAFTERS
+from src.engine.speculation.drafter import DRAFTERS, SOURCES, Follower
+from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
 
 
@@ -36,26 +39,26 @@ def plainly(tokens: list[int], longest: int) -> tuple[int, list[int]]:
 
 def test_a_text_goes_on_as_before() -> None:
     lookup = Lookup(least=1, longest=24)
-    assert propose(lookup, [1, 2, 3, 4, 5, 9, 2, 3]) == Guess([4, 5, 9, 2], 2)
-    assert propose(lookup, [1, 2, 3, 4, 5, 9, 2, 3], 1) == Guess([4], 2)
+    assert propose(lookup, [1, 2, 3, 4, 5, 9, 2, 3]) == Guess([4, 5, 9, 2], 2, "suffix")
+    assert propose(lookup, [1, 2, 3, 4, 5, 9, 2, 3], 1) == Guess([4], 2, "suffix")
     # What follows the match may end where the text ends.
-    assert propose(lookup, [7, 7, 7]) == Guess([7], 2)
+    assert propose(lookup, [7, 7, 7]) == Guess([7], 2, "suffix")
     for without in ([], [1], [1, 2, 3]):
         assert propose(lookup, without) is None
 
 
 def test_most_places_win_and_then_the_last_one() -> None:
     lookup = Lookup(least=1, longest=24)
-    assert propose(lookup, [1, 5, 0, 1, 6, 0, 1, 5, 8, 0, 1]) == Guess([5, 8, 0, 1], 2)
-    assert propose(lookup, [3, 1, 5, 4, 1, 6, 1], 2) == Guess([6, 1], 1)
+    assert propose(lookup, [1, 5, 0, 1, 6, 0, 1, 5, 8, 0, 1]) == Guess([5, 8, 0, 1], 2, "suffix")
+    assert propose(lookup, [3, 1, 5, 4, 1, 6, 1], 2) == Guess([6, 1], 1, "suffix")
 
 
 def test_a_match_has_bounds() -> None:
     tokens = [1, 2, 3, 8, 3, 9, 1, 2, 3]
     assert propose(Lookup(least=4, longest=5), tokens) is None
-    assert propose(Lookup(least=3, longest=5), tokens) == Guess([8, 3, 9, 1], 3)
+    assert propose(Lookup(least=3, longest=5), tokens) == Guess([8, 3, 9, 1], 3, "suffix")
     # With one token for a match, the later place is as good.
-    assert propose(Lookup(least=1, longest=1), tokens, 1) == Guess([9], 1)
+    assert propose(Lookup(least=1, longest=1), tokens, 1) == Guess([9], 1, "suffix")
 
 
 @pytest.mark.parametrize("longest", [1, 2, 5, 24])
@@ -81,11 +84,24 @@ def test_it_is_what_a_plain_search_finds(longest: int) -> None:
 
 
 def test_the_table_has_every_method() -> None:
-    section = SpeculationSection(prompt_lookup_min=2, prompt_lookup_max=3)
-    tokens = np.array([1, 2, 3, 4, 1, 2], np.int32)
-    for method, build in DRAFTERS.items():
-        guess = build(section).propose(0, tokens, 2)
-        assert guess == Guess([3, 4], 2), method
+    section = SpeculationSection(
+        prompt_lookup_min=2, prompt_lookup_max=3, shared_history_bytes=20480
+    )
+    tokens = np.array([1, 2, 3, 4, 5, 1, 2, 3], np.int32)
+    params = SamplingParams()
+    for source, build in DRAFTERS.items():
+        drafter = build(section)
+        if isinstance(drafter, Follower):
+            request = DeviceRequest(key=1, prompt_len=6, params=params, prediction=[2, 3, 4, 5])
+            drafter.install(0, request)
+            if isinstance(drafter, SharedHistory):
+                drafter.leave(0, request, np.array([0, 5, 1, 2, 3, 4, 5], np.int32))
+                drafter.install(0, request)
+                assert drafter.propose(0, tokens, 2) == Guess([4, 5], 4, source)
+                continue
+        guess = drafter.propose(0, tokens, 2)
+        assert guess == Guess([4, 5], 3, source), source
+    assert {source for sources in SOURCES.values() for source in sources} == set(DRAFTERS)
     assert DRAFTERS["ngram"](section).propose(0, np.array([1, 3, 1], np.int32), 2) is None
 
 
@@ -134,11 +150,12 @@ def test_no_text_takes_more_than_a_bounded_look(period: int, least: int) -> None
 def test_what_is_far_back_is_not_looked_for() -> None:
     lookup = Lookup(least=2, longest=24)
     between = list(range(100, 100 + 8192))
-    assert propose(lookup, [1, 2, 3, *between[:-8], 1, 2], 1) == Guess([3], 2)
+    assert propose(lookup, [1, 2, 3, *between[:-8], 1, 2], 1) == Guess([3], 2, "suffix")
     assert propose(lookup, [1, 2, 3, *between, 1, 2], 1) is None
 
 
-def test_one_token_is_no_match_for_suffix() -> None:
+def test_two_tokens_are_no_match_for_suffix() -> None:
     suffix = DRAFTERS["suffix"](SpeculationSection())
-    assert suffix.propose(0, np.array([1, 2, 3, 1], np.int32), 2) is None
-    assert suffix.propose(0, np.array([1, 2, 3, 1, 2], np.int32), 2) == Guess([3, 1], 2)
+    assert suffix.propose(0, np.array([1, 2, 3, 4, 1, 2], np.int32), 2) is None
+    tokens = np.array([1, 2, 3, 4, 1, 2, 3], np.int32)
+    assert suffix.propose(0, tokens, 2) == Guess([4, 1], 3, "suffix")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from src.core.plan import RowStep, StepPlan
+from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.speculation import Guess, Speculation, Widths
 
 POISON = -1
@@ -133,6 +135,7 @@ def test_a_drafter_that_fails_is_left_alone_and_the_others_go_on(
 def test_without_a_drafter_rows_go_on_token_by_token() -> None:
     failing = Failing()
     made = Speculation((failing,), buffer(4), lambda _: True, POISON)
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
     for _ in range(40):
         verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
         assert verification is not None
@@ -142,6 +145,7 @@ def test_without_a_drafter_rows_go_on_token_by_token() -> None:
 
 def test_a_row_that_something_restricts_rests() -> None:
     made = Speculation((Counting(),), buffer(4), lambda _: False, POISON)
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
     assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
     assert made.rests(0) > 8
 
@@ -149,8 +153,58 @@ def test_a_row_that_something_restricts_rests() -> None:
 def test_a_step_without_rows_says_nothing_of_what_steps_take() -> None:
     widths = Widths()
     taken: list[int] = []
-    widths.took = lambda num_tokens, _: taken.append(num_tokens)  # type: ignore[method-assign]
+    widths.took = lambda tokens, *_: taken.append(tokens)  # type: ignore[method-assign]
     made = Speculation((Counting(),), buffer(4), lambda _: True, POISON, widths)
     made.observe(plan(), 1e-6)
     made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
     assert taken == [1]
+
+
+class Sure:
+    """Guesses one token, from a match of so many."""
+
+    def __init__(self, token: int, match: int) -> None:
+        self.guess = Guess([token], match, f"match of {match}")
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess:
+        return self.guess
+
+
+@pytest.mark.parametrize(
+    ("matches", "taken"), [((3, 20), 20), ((20, 3), 20), ((3, 1), 3), ((9, 20), 9)]
+)
+def test_a_likely_guess_is_taken_and_else_the_likeliest(
+    matches: tuple[int, int], taken: int
+) -> None:
+    drafters = [Sure(match, match) for match in matches]
+    made = Speculation(drafters, buffer(4), lambda _: True, POISON, Widths(always=True))
+    first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert first is not None
+    assert first.drafts == [Guess([taken], taken, f"match of {taken}")]
+    made.settle(first, [taken, 1])
+    assert made.counts.by_source == {f"match of {taken}": (1, 1)}
+
+
+class Following(Counting):
+    """Is told of a row's requests."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def install(self, row: int, request: DeviceRequest) -> None:
+        self.told.append((row, request.key))
+
+    def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
+        self.told.append((row, request.key, tokens.tolist()))
+
+
+def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:
+    following, tokens = Following(), buffer(4)
+    made = Speculation((following,), tokens, lambda _: True, POISON, Widths(always=True))
+    request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
+    made.install(0, request)
+    made.install(0, None)
+    made.leave(0, request)
+    tokens[0] = 5
+    made.leave(0, request)
+    assert following.told == [(0, 7), (0, 7, [10, 11, 12, 13]), (0, 7, [5] * 12)]

@@ -202,6 +202,7 @@ async def test_there_is_a_line_with_figures_while_there_is_work(
         await asyncio.sleep(0.2)
         lines = [r.message for r in caplog.records if r.name == "src.engine.telemetry.stats_line"]
         assert any("generation" in line and " bubble " in line for line in lines)
+        assert not any("drafts" in line for line in lines)
         caplog.clear()
         await asyncio.sleep(0.2)
         assert not [r for r in caplog.records if r.name == "src.engine.telemetry.stats_line"]

@@ -213,8 +213,8 @@ def test_what_is_no_log_is_refused(text: str) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     recorded_run(tmp_path / "log")
-    text = (tmp_path / "log").read_text().replace('["limits",4', '["limits",5', 1)
-    with pytest.raises(ReplayError, match="version 5, expected 2 to 4"):
+    text = (tmp_path / "log").read_text().replace('["limits",5', '["limits",6', 1)
+    with pytest.raises(ReplayError, match="version 6, expected 2 to 5"):
         replay(read_lines(text.splitlines()))
 
 

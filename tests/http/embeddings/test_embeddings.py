@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 import torch
 
-from src.core.config import Config, ModelSection
 from src.core.plan import StepPlan
 from src.engine.execution.pooling import RowPooling, Vectors
-from src.http import create_app
-from tests.http.asking import client_of
-from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
+from tests.http.embeddings.conftest import SIZE
 
 pytestmark = pytest.mark.anyio
-
-SIZE = 64
-
-
-@pytest.fixture(scope="session")
-async def embedding_client(
-    config: Config, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
-) -> AsyncIterator[httpx.AsyncClient]:
-    directory = make_encoder(tmp_path_factory.mktemp("embeddings") / "tiny", "bert")
-    save_encoder_tokenizer(directory)
-    save_modules(directory, pooling={"pooling_mode": "mean"}, prompts={"query": "query: "})
-    http = msgspec.structs.replace(
-        config.http, max_embedding_inputs=40, max_embedding_values=36 * SIZE
-    )
-    model = ModelSection(path=str(directory), served_model_name=("tiny-bert",))
-    app = create_app(msgspec.structs.replace(config, model=model, http=http), owns_process=False)
-    async with app.router.lifespan_context(app):
-        await app.state.server._engine.wait_ready()
-        async with client_of(app) as client:
-            yield client
 
 
 async def embedded(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
@@ -147,7 +122,6 @@ async def test_bad_input_is_400_and_names_its_field(
         ("normalize", False),
         ("input_type", "query"),
         ("task", "retrieval.query"),
-        ("messages", [{"role": "user", "content": "fox"}]),
         ("truncation_side", "left"),
         ("embed_dtype", "float16"),
         ("endianness", "big"),
@@ -226,6 +200,41 @@ async def test_a_vector_that_is_not_finite_is_500_and_names_its_text(
     assert len(vectors(await embedded(embedding_client, input=[[5], [5, 6]]))) == 2
 
 
+CHAT = [{"role": "user", "content": "Once upon"}, {"role": "assistant", "content": "a time"}]
+
+
+async def test_a_conversation_is_embedded_as_its_template_spells_it(
+    client: httpx.AsyncClient,
+) -> None:
+    for options in ({}, {"add_generation_prompt": True}, {"continue_final_message": True}):
+        asked = {"messages": CHAT, "add_generation_prompt": False, **options}
+        ids = (await client.post("/tokenize", json=asked)).json()["tokens"]
+        body = await embedded(client, messages=CHAT, **options)
+        assert body["usage"]["prompt_tokens"] == len(ids)
+        (want,) = vectors(await embedded(client, input=ids))
+        assert vectors(body) == [pytest.approx(want, abs=1e-5)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": CHAT, "input": "fox"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": CHAT, "chat_template": "{{ messages }}"}, "chat_template"),
+        ({"messages": CHAT, "prompt_name": "query"}, "prompt_name"),
+        ({"messages": [{"role": "user", "content": "fox " * 4000}]}, "messages"),
+        ({"input": "fox", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"input": "fox", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+    ],
+)
+async def test_bad_conversations_are_400(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    answer = await client.post("/v1/embeddings", json=fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
 async def test_a_model_that_embeds_refuses_to_generate(
     embedding_client: httpx.AsyncClient,
 ) -> None:
@@ -240,8 +249,9 @@ async def test_a_model_that_generates_embeds_too(client: httpx.AsyncClient) -> N
     body = await embedded(client, model="tiny", input=["Once upon a time", "One day"])
     assert [len(vector) for vector in vectors(body)] == [SIZE] * 2
     cards = (await client.get("/v1/models")).json()["data"]
-    assert cards[0]["tasks"] == ["generate", "embed"]
+    assert cards[0]["tasks"] == ["generate", "embed", "token_embed"]
 
 
 async def test_models_say_their_tasks(embedding_client: httpx.AsyncClient) -> None:
-    assert (await embedding_client.get("/v1/models")).json()["data"][0]["tasks"] == ["embed"]
+    (card,) = (await embedding_client.get("/v1/models")).json()["data"]
+    assert card["tasks"] == ["embed", "score", "token_embed"]

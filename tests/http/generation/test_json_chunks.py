@@ -37,7 +37,7 @@ from src.http.generation.logprobs import check_number
 from src.http.generation.prompts import Echo
 from src.http.generation.split_delta import split_delta
 from src.http.protocol.completions import CompletionRequest
-from src.http.server.call import _PIECE, _parcels
+from src.http.server.call import PIECE, _parcels
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from tests.http.waiting import until
 
@@ -66,13 +66,13 @@ def test_pieces_are_the_same_text(values: list[str], others: list[list[int]]) ->
         list(json_chunks(object()))
 
 
-@given(sizes=st.lists(st.integers(0, 3 * _PIECE), max_size=6))
+@given(sizes=st.lists(st.integers(0, 3 * PIECE), max_size=6))
 def test_parcels_are_the_same_bytes(sizes: list[int]) -> None:
     pieces = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
     parcels = list(_parcels(pieces))
     assert b"".join(parcels) == b"".join(pieces)
-    assert [len(parcel) for parcel in parcels[:-1]] == [_PIECE] * (len(parcels) - 1)
-    assert len(parcels[-1]) <= _PIECE
+    assert [len(parcel) for parcel in parcels[:-1]] == [PIECE] * (len(parcels) - 1)
+    assert len(parcels[-1]) <= PIECE
     assert parcels[-1] or not any(sizes)
 
 

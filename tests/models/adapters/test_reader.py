@@ -121,7 +121,7 @@ def test_a_scale_is_of_the_rank_that_the_module_has(
           for name in ("pissa", "pissa_niter_16", "olora", "eva", "loftq", "corda")),
         ({"init_lora_weights": ["pissa"]}, "init_lora_weights must be"),
         ({"peft_type": "IA3"}, "peft_type must be LORA"),
-        ({"task_type": "SEQ_CLS"}, "task_type must be CAUSAL_LM"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type must be one of CAUSAL_LM, FEATURE_EXTRACTION"),
         ({"r": 17}, "r must be an integer from 1 to lora.max_rank = 16, got 17"),
         ({"r": 0}, "r must be an integer"),
         ({"r": True}, "r must be an integer"),

@@ -197,7 +197,7 @@ MUTATIONS = (
         ),
         (
             "a tokenizer that gives up is the server's fault",
-            "Tokenizer.encode",
+            "Tokenizer._encoded",
             "if not is_panic(error):\n    raise",
             "raise",
         ),

@@ -10,7 +10,7 @@ MUTATIONS = rewrites_of(
     ),
     (
         "a text may have the first id behind the vocabulary",
-        "RequestBuilder._ids_of",
+        "RequestBuilder._check_ids",
         "max(A, default=0) >= B",
         "max(A, default=0) > B",
     ),

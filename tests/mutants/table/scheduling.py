@@ -278,8 +278,8 @@ MUTATIONS = (
         ),
         (
             "an empty queue refuses a long request",
-            "if len(self) > 0 and self.num_tokens + num_tokens > self.max_tokens:",
-            "if self.num_tokens + num_tokens > self.max_tokens:",
+            "if (waiting := self.num_tokens + self.num_reserved) and (\n            waiting +",
+            "if (waiting := self.num_tokens + self.num_reserved) >= 0 and (\n            waiting +",
         ),
         (
             "a queue takes one more than it may",

@@ -5,7 +5,110 @@ from tests.mutants.mutation import mutations_of, rewrites_of
 _ENGINE = ("tests/engine/test_embeddings.py",)
 _HTTP = ("tests/http/embeddings/test_embeddings.py",)
 
+_LABELS = "tests/engine/test_classifiers.py"
+_RANKS = "tests/engine/test_rerankers.py"
+
 MUTATIONS = (
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        (f"{_LABELS}::test_labels_of_texts_are_those_of_transformers",),
+        (
+            "labels are the hidden state itself",
+            "RowPooling.through_head",
+            "not any(A)",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
+        (
+            "a row's tokens begin with those of the request before it",
+            "Vectors._numbers",
+            "[] if A.start == 0 else B",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        (f"{_RANKS}::test_a_published_reranker_scores_by_yes_and_no",),
+        (
+            "the logit of no is not taken off",
+            "score_of",
+            "if A.false_id is not None: B",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_LABELS}::test_scores_of_pairs_are_those_of_transformers",),
+        (
+            "both texts of a pair are of the first kind",
+            "PairRun._types",
+            "self._kinds[A]",
+            'b""',
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_LABELS}::test_labels_of_texts_are_those_of_transformers",),
+        (
+            "probabilities are the head's own numbers",
+            "LabelRun.__init__",
+            'A.activation if B else "none"',
+            '"none"',
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_LABELS}::test_a_model_that_embeds_scores_by_the_cosine",),
+        (
+            "equal texts are computed again",
+            "CosineRun.__init__",
+            "A.setdefault(B, C)",
+            "C",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/pairs.py",
+        (f"{_LABELS}::test_a_pair_that_is_too_long_is_cut_as_transformers_does",),
+        (
+            "the second text is cut alone",
+            "_longest_first",
+            "2 * A <= B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/heads/head.py",
+        (f"{_LABELS}::test_the_activation_that_files_name_is_used",),
+        (
+            "the kind of problem is passed over",
+            "activation_of",
+            "_PROBLEMS.get(A, B)",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/registry.py",
+        (f"{_LABELS}::test_what_a_checkpoint_asks_for_that_is_not_known_is_refused",),
+        (
+            "a classifier's own code is passed over",
+            "architecture_of",
+            'if A in _HEADS: B = "scores"',
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/tasks.py",
+        (f"{_RANKS}::test_the_chat_template_of_a_checkpoint_is_used",),
+        (
+            "the template of the checkpoint is passed over",
+            "_Finder._templated",
+            "self.tokenizer.has_chat_template and any(A)",
+            "False",
+        ),
+    ),
     *rewrites_of(
         "src/engine/execution/pooling.py",
         _ENGINE,
@@ -30,8 +133,8 @@ MUTATIONS = (
         (
             "tokens of all rows are those of the first",
             "RowPooling.pool",
-            "if A is not None: B\nC = D",
-            "if A is not None: B",
+            "if A is not None and A.pooling is not None: B\nC = D",
+            "if A is not None and A.pooling is not None: B",
         ),
     ),
     *rewrites_of(
@@ -71,15 +174,59 @@ MUTATIONS = (
         _HTTP,
         (
             "a failed text is not named",
-            "EmbeddingRun._vector",
-            "A if len(self._token_ids) > 1 else None",
+            "EmbeddingRun._named",
+            "A if self._num_texts > 1 else None",
             "None",
         ),
         (
             "a salt is passed over",
-            "EmbeddingRun._queue_more",
+            "EmbeddingRun._submission",
             'self._options.get("cache_salt", "")',
             '""',
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        ("tests/engine/test_embedding_calls.py",),
+        (
+            "a full queue ends a call that has begun",
+            "EmbeddingRun._queue_more",
+            "not A and (not self._open)",
+            "False",
+        ),
+        (
+            "a call that has begun is drained between two of its texts",
+            "EmbeddingRun._queue_more",
+            "if not self._left: A",
+            "self._on_queued()",
+        ),
+        (
+            "texts that are not queued count in no queue",
+            "EmbeddingRun.prepare",
+            "self._reservation.add(len(A))",
+            "",
+        ),
+        (
+            "texts of a call that ended count as waiting",
+            "EmbeddingRun.abort",
+            "if self._reservation is not None: A",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/server/held_answers.py",
+        ("tests/http/server/test_held_answers.py",),
+        (
+            "answers that wait are held however much they are",
+            "HeldAnswers.holding",
+            "A and A + B > C",
+            "False",
+        ),
+        (
+            "one key's answers take the room of others",
+            "HeldAnswers.holding",
+            "A + B > C - D - B",
+            "False",
         ),
     ),
     *mutations_of(
@@ -120,13 +267,13 @@ MUTATIONS = (
             "Embedder.vector",
             (
                 "A = B.tolist()[:C]\n"
-                "if self.recipe.normalizes:\n"
+                "if self.recipe.normalizes if N is None else N:\n"
                 "    D = math.sqrt(math.fsum(E * E for E in A))\n"
                 "    F"
             ),
             (
                 "A = B.tolist()\n"
-                "if self.recipe.normalizes:\n"
+                "if self.recipe.normalizes if N is None else N:\n"
                 "    D = math.sqrt(math.fsum(E * E for E in A))\n"
                 "    F\n"
                 "A = A[:C]"
@@ -140,19 +287,23 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/http/embeddings/handlers.py",
+        "src/http/embeddings/inputs.py",
         _HTTP,
         (
             "one text more than the limit is taken",
-            "_texts",
+            "given_texts",
             "len(A) > B",
             "len(A) > B + 1",
         ),
+    ),
+    *rewrites_of(
+        "src/http/embeddings/handlers.py",
+        _HTTP,
         (
-            "vectors behind the first turn are numbered anew",
-            "_body",
-            "enumerate(A[B:B + _PER_TURN], B)",
-            "enumerate(A[B:B + _PER_TURN])",
+            "all vectors have one number",
+            "_pieces",
+            'b\'{"object":"embedding","index":%d,"embedding":\' % A',
+            'b\'{"object":"embedding","index":%d,"embedding":\' % 0',
         ),
     ),
     *rewrites_of(

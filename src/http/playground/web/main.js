@@ -180,6 +180,7 @@ models.addEventListener("change", () => (models.dataset.chosen = models.value));
 byId("keys-button").addEventListener("click", openKeys);
 byId("legend").append(
   ...LEGEND.map((text, i) => el("span", { className: `token p${4 - i}` }, text)),
+  el("span", { className: "token together" }, "came together"),
 );
 showLink();
 setUpTheme(byId("theme"));

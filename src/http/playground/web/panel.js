@@ -62,7 +62,13 @@ export class Panel {
     const attributes = { class: "spark", viewBox: `0 0 ${KEPT - 1} 24`, preserveAspectRatio: "none", role: "img" };
     attributes["aria-label"] = `Tokens per second, at most ${figure(most)}`;
     const prompt = this.#rate("vllm:prompt_tokens_total");
-    const words = `${figure(output)} written, ${figure(prompt)} read; peak ${figure(Math.max(...this.#rates))}`;
+    let words = `${figure(output)} written, ${figure(prompt)} read; peak ${figure(Math.max(...this.#rates))}`;
+    // Speculation: guesses of next tokens that a step verified, and those that were right.
+    const drafted = this.#rate("vllm:spec_decode_num_draft_tokens_total");
+    if (drafted > 0) {
+      const accepted = this.#rate("vllm:spec_decode_num_accepted_tokens_total");
+      words += `; ${figure(drafted)} drafted, ${Math.round((100 * accepted) / drafted)} % of them right`;
+    }
     const head = el("h3", {}, "Tokens per second");
     this.parts.speed.replaceChildren(head, svg("svg", attributes, line), el("p", { className: "muted" }, words));
   }

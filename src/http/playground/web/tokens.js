@@ -7,7 +7,8 @@ const BOUNDS = [0.95, 0.7, 0.4, 0.15];
 
 export const LEGEND = ["≥ 95 %", "≥ 70 %", "≥ 40 %", "≥ 15 %", "less"];
 
-/** Tokens of a chunk's logprobs. Characters that are split over tokens show where they end. */
+/** Tokens of a chunk's logprobs. Characters that are split over tokens show where they end. A step
+ * that verifies drafts gives several tokens, which come in one chunk. */
 export class TokenReader {
   #decoder = new TextDecoder();
 
@@ -15,6 +16,7 @@ export class TokenReader {
     return entries.map((entry) => ({
       text: this.#decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true }),
       probability: Math.exp(entry.logprob),
+      together: entries.length > 1,
       others: entry.top_logprobs.map((other) => ({
         text: other.token,
         probability: Math.exp(other.logprob),
@@ -47,7 +49,8 @@ export class TokenView {
   /** Show these tokens; those that were shown stay. `content` is the text that the answer has. */
   update(tokens, content) {
     for (const token of tokens.slice(this.#tokens.length)) {
-      const props = { className: `token ${classOf(token.probability)}` };
+      const together = token.together ? " together" : "";
+      const props = { className: `token ${classOf(token.probability)}${together}` };
       props["data-index"] = this.#tokens.length;
       this.text.append(el("span", props, token.text));
       this.#tokens.push(token);

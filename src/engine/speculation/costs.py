@@ -1,0 +1,114 @@
+"""What drafts cost: how much longer they make a step, measured while serving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+# Numbers of tokens, and of drafts, from which on steps are counted apart.
+_TOKENS: Final = (2, 3, 5, 9, 17, 33, 65, 129)
+_DRAFTS: Final = (2, 4, 8, 16, 32, 64)
+# How fast the usual duration of steps without drafts follows the last ones.
+_FRESH: Final = 0.2
+# After so many steps the duration is of other lengths of texts, and is measured again.
+_STALE: Final = 64
+_FORGOTTEN: Final = 1024
+# How much the assumed price weighs against measured ones, and the most that they weigh.
+_PRIOR_WEIGHT: Final = 8.0
+_MOST_OBSERVED: Final = 48.0
+# The least price that is believed, as a part of the assumed one: no draft is free, and clocks of a
+# busy machine say anything.
+_LEAST_PART: Final = 0.15
+
+
+class _Base(msgspec.Struct):
+    """The usual seconds of a step without drafts, and the step in which that was last seen."""
+
+    seconds: float
+    seen: int
+
+
+class _Price(msgspec.Struct):
+    """How much longer a draft makes a step, as a part of that step without any, and its weight."""
+
+    mean: float
+    weight: float = _PRIOR_WEIGHT
+
+
+class Costs:
+    """How much longer drafts make a step of ``certain`` tokens that is computed anyway.
+
+    Durations drift, because texts grow and machines are shared. So a step with drafts is compared
+    with the last ones without that had as many other tokens, and what is kept is the ratio.
+
+    Before anything was measured a draft is assumed to cost a token's part of a step that would take
+    4 tokens longer than it has.
+    """
+
+    def __init__(self) -> None:
+        self._bases: dict[int, _Base] = {}
+        self._prices: dict[tuple[int, int], _Price] = {}
+        self._step = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step += 1
+
+    def is_measured(self, certain: int) -> bool:
+        """Whether it is known how long such a step takes without drafts at the moment."""
+        base = self._bases.get(certain)
+        return base is not None and self._step - base.seen <= _STALE
+
+    def took(self, certain: int, drafts: int, seconds: float) -> None:
+        """A step took so long."""
+        base = self._bases.get(certain)
+        if not drafts:
+            if base is None or self._step - base.seen > _FORGOTTEN:
+                self._bases[certain] = _Base(seconds, self._step)
+                return
+            # A step that was disturbed says little.
+            seconds = min(seconds, 2 * base.seconds)
+            base.seconds += _FRESH * (seconds - base.seconds)
+            base.seen = self._step
+        elif base is not None and base.seconds > 0:
+            price = self._prices.setdefault(*self._cell(certain, drafts))
+            found = (min(seconds / base.seconds, 1 + 2 * drafts) - 1) / drafts
+            price.weight = min(price.weight + 1, _MOST_OBSERVED)
+            price.mean += (found - price.mean) / price.weight
+
+    def price(self, certain: int, drafts: int) -> float:
+        """How much longer each of so many drafts makes the step, as a part of its duration."""
+        key, assumed = self._cell(certain, drafts)
+        price = self._prices.get(key, assumed)
+        return max(price.mean, _LEAST_PART * _assumed(certain))
+
+    def prices(self, certain: int, most: int) -> list[float]:
+        """Those of 1 to ``most`` drafts."""
+        found: list[float] = []
+        for bound, end in pairwise((1, *_DRAFTS, most + 1)):
+            found += [self.price(certain, bound)] * (min(end, most + 1) - bound)
+        return found
+
+    def least_price(self, certain: int) -> float:
+        """The price of a draft if there are as many as are cheapest."""
+        return min(self.price(certain, drafts) for drafts in (1, *_DRAFTS))
+
+    def _cell(self, certain: int, drafts: int) -> tuple[tuple[int, int], _Price]:
+        """Where such steps are counted, and what is assumed before any was."""
+        kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
+        # Fewer drafts, of which something is known, tell more than nothing.
+        for fewer in range(size, -1, -1):
+            if (price := self._prices.get((kind, fewer))) is not None:
+                return (kind, size), _Price(price.mean)
+        return (kind, size), _Price(_assumed(certain))
+
+
+def _assumed(certain: int) -> float:
+    return 1 / (certain + 4)
+
+
+def _at(bounds: Sequence[int], number: int) -> int:
+    return sum([number >= bound for bound in bounds])

@@ -1,0 +1,1 @@
+"""`/score`, `/rerank`, `/classify`, `/pooling` and `/predict`."""

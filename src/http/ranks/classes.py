@@ -1,0 +1,144 @@
+"""``POST /classify``, and ``/predict`` as text-embeddings-inference has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from src.core.errors import InvalidRequestError, RequestError
+from src.core.outputs import Classification
+from src.http.embeddings.inputs import given_inputs, pooled_options, renamed
+from src.http.generation.sampling import check_neutral
+from src.http.protocol.embeddings import EmbeddingUsage
+from src.http.protocol.ranks import (
+    NEUTRAL_IN_RANKS,
+    ClassifyBody,
+    ClassifyItem,
+    ClassifyRequest,
+    Prediction,
+    PredictRequest,
+)
+from src.http.server.call import Call
+from src.http.server.fields import RequestDecoder
+from src.http.server.state import adapter_name, served_name
+
+_decode_classify: Final = RequestDecoder(ClassifyRequest)
+_decode_predict: Final = RequestDecoder(PredictRequest)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+async def classify(call: Call) -> None:
+    """The probabilities of the model's labels, of one text or of many."""
+    request = _decode_classify(call)
+    check_neutral(request, NEUTRAL_IN_RANKS)
+    engine = await call.admitted_engine()
+    name = served_name(engine, request.model)
+    texts = await given_inputs(call, engine, request)
+    made = engine.classify(
+        texts,
+        use_activation=request.use_activation is not False,
+        truncate=request.truncate_prompt_tokens,
+        add_special_tokens=request.add_special_tokens is not False,
+        admission=call.admission,
+        **pooled_options(
+            call,
+            lora=adapter_name(engine, name),
+            priority=request.priority,
+            timeout=request.timeout,
+            cache_salt=request.cache_salt,
+        ),
+    )
+    del texts, request
+    found = await made
+    tokens = sum(each.prompt_tokens for each in found)
+    items = [
+        ClassifyItem(
+            index=index,
+            label=each.label,
+            probs=list(each.probs),
+            num_classes=len(each.labels),
+        )
+        for index, each in enumerate(found)
+    ]
+    body = ClassifyBody(
+        id=f"classify-{call.id}",
+        created=int(time.time()),
+        model=name,
+        data=items,
+        usage=EmbeddingUsage(tokens, tokens),
+    )
+    await call.answer(_encode(body))
+
+
+async def predict(call: Call) -> None:
+    """The labels of one text or of many, each with its probability, likeliest first."""
+    request = _decode_predict(call)
+    engine = await call.admitted_engine()
+    texts, is_batch = _inputs(request, call.server.config.http.max_embedding_inputs)
+    made = engine.classify(
+        texts,
+        use_activation=not request.raw_scores,
+        truncate=-1 if request.truncate else None,
+        admission=call.admission,
+        **pooled_options(call, timeout=request.timeout),
+    )
+    del texts, request
+    try:
+        found = await made
+    except RequestError as error:
+        raise renamed(error, {"input": "inputs"}) from None
+    answers = [_predictions(each) for each in found]
+    await call.answer(_encode(answers if is_batch else answers[0]))
+
+
+def _inputs(request: PredictRequest, most: int) -> tuple[list[str], bool]:
+    """The texts, and whether the answer is a list of what one of them gets.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is none, there are more than ``most``, two belong together, or a list mixes kinds.
+    """
+    given = request.inputs
+    if given is None:
+        raise InvalidRequestError("missing required field `inputs`", param="inputs")
+    if isinstance(given, str):
+        return [given], False
+    if not given:
+        raise InvalidRequestError("inputs must not be an empty list", param="inputs")
+    if len(given) > most:
+        raise InvalidRequestError(
+            f"inputs may have at most {most} entries, got {len(given)}", param="inputs"
+        )
+    if all(isinstance(each, str) for each in given):
+        return [_only(given)], False
+    if not all(isinstance(each, list) for each in given):
+        raise InvalidRequestError(
+            "inputs must be a text, or a list of lists of a text, got a mixed list", param="inputs"
+        )
+    return [_only(each) for each in given], True
+
+
+def _only(texts: Sequence[str | list[str]]) -> str:
+    """The text of a list of one. Two belong together: those are scored.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is another number of them.
+    """
+    if len(texts) == 1 and isinstance(texts[0], str):
+        return texts[0]
+    raise InvalidRequestError(
+        f"inputs: a list of texts has one, got {len(texts)}; how well two match is a matter of "
+        "/score and /rerank",
+        param="inputs",
+    )
+
+
+def _predictions(found: Classification) -> list[Prediction]:
+    made = map(Prediction, found.probs.tolist(), found.labels)
+    return sorted(made, key=lambda prediction: -prediction.score)

@@ -1,0 +1,160 @@
+"""Calls for many vectors: their share of the queue, and their end while the engine drains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src.core.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    RequestAbortedError,
+    ShuttingDownError,
+)
+from src.engine.client import AsyncEngine
+from src.engine.execution.step_computer import StepComputer
+from src.engine.scheduling.replay import read_lines, replay
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import assert_idle, random_prompts, small_config
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = [[5 + index % 300] * 8 for index in range(200)]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("calls") / "tiny", "qwen3", tokenizer=True)
+
+
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = StepComputer.compute
+
+    def slow(self: StepComputer, *arguments: Any) -> Any:
+        time.sleep(0.005)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(StepComputer, "compute", slow)
+
+
+async def begun(engine: AsyncEngine) -> None:
+    while not engine.stats.num_running:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("slow_steps")
+async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> None:
+    config = small_config(decoder, scheduler__max_waiting_tokens=1700)
+    async with AsyncEngine.open(config) as engine:
+        with pytest.raises(InvalidRequestError, match="more than 1700 tokens together") as raised:
+            await engine.embed([*TEXTS, *TEXTS])
+        assert raised.value.param == "input"
+        for ends in (True, False):
+            many = asyncio.create_task(engine.embed(TEXTS))
+            await begun(engine)
+            # Most are not queued: only few of one call are at a time.
+            assert engine.stats.num_waiting < 80
+            with pytest.raises(QueueFullError, match="tokens are waiting, with 250 more") as full:
+                await engine.embed([[5] * 250])
+            assert full.value.retry_after >= 1
+            with pytest.raises(QueueFullError, match="tokens are waiting"):
+                await engine.generate([5] * 250)
+            if ends:
+                assert len(await many) == len(TEXTS)
+            else:
+                many.cancel()
+                await asyncio.gather(many, return_exceptions=True)
+            assert len(await engine.embed([[5] * 250])) == 1
+        assert_idle(engine)
+
+
+@pytest.mark.usefixtures("slow_steps")
+async def test_texts_of_one_tenant_leave_room_for_those_of_others(decoder: Path) -> None:
+    config = small_config(decoder, scheduler__max_waiting_tokens=3400)
+    async with AsyncEngine.open(config) as engine:
+        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one key"):
+            await engine.embed([*TEXTS, *TEXTS], tenant="one")
+        many = asyncio.create_task(engine.embed(TEXTS, tenant="one"))
+        await begun(engine)
+        with pytest.raises(QueueFullError, match="of this key are waiting"):
+            await engine.embed([[5] * 250], tenant="one")
+        (other,) = await engine.embed([[5] * 250], tenant="other")
+        assert other.prompt_tokens == 250
+        assert not many.done()
+        assert len(await many) == len(TEXTS)
+        assert_idle(engine)
+
+
+async def test_a_call_that_has_begun_waits_for_room_in_a_full_queue(
+    decoder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "plans.jsonl"
+    config = small_config(
+        decoder,
+        scheduler__max_waiting_requests=2,
+        scheduler__max_num_seqs=2,
+        observability__plan_log=str(log),
+    )
+    async with AsyncEngine.open(config) as engine:
+        many = asyncio.create_task(engine.embed(TEXTS[:60]))
+        await begun(engine)
+        refused = 0
+
+        async def press(texts: list[list[int]]) -> None:
+            nonlocal refused
+            while not many.done():
+                try:
+                    await engine.embed(texts)
+                except QueueFullError:
+                    refused += 1
+                assert engine.stats.num_waiting <= 2 + 2
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(press([prompt]) for prompt in random_prompts(6, longest=20)))
+        made = await many
+        assert_idle(engine)
+        (alone,) = await engine.embed([TEXTS[50]])
+    assert refused
+    assert len(made) == 60
+    assert made[50].vector == pytest.approx(alone.vector, abs=1e-6)
+    with log.open() as lines:
+        assert replay(read_lines(lines)).difference is None
+
+
+async def test_a_call_that_has_begun_is_finished_while_the_engine_drains(decoder: Path) -> None:
+    # One text of a call is under way at a time, so that nothing runs between two of them.
+    async with AsyncEngine.open(small_config(decoder, scheduler__max_waiting_requests=1)) as engine:
+        many = asyncio.create_task(engine.embed(TEXTS[:40]))
+        await begun(engine)
+        await engine.drain(60)
+        await engine.close()
+        assert len(await many) == 40
+        with pytest.raises(ShuttingDownError):
+            await engine.embed(TEXTS[:1])
+
+
+@pytest.mark.usefixtures("slow_steps")
+async def test_a_call_that_takes_longer_than_draining_may_is_aborted(decoder: Path) -> None:
+    async with AsyncEngine.open(small_config(decoder, scheduler__max_waiting_requests=1)) as engine:
+        many = asyncio.create_task(engine.embed(TEXTS))
+        await begun(engine)
+        await engine.drain(0.05)
+        with pytest.raises(RequestAbortedError):
+            await many
+        assert_idle(engine)
+
+
+async def test_an_abort_ends_a_call_whose_texts_are_not_queued_yet(decoder: Path) -> None:
+    async with AsyncEngine.open(small_config(decoder)) as engine:
+        many = asyncio.create_task(engine.embed(["the quick brown fox"] * 300, request_id="mine"))
+        await asyncio.sleep(0)
+        assert engine.stats.num_waiting == 0
+        assert engine.abort("mine")
+        with pytest.raises(RequestAbortedError):
+            await many
+        assert_idle(engine)

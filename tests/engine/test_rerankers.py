@@ -1,0 +1,190 @@
+"""Decoders that score pairs: by the logits of two tokens, or by a head, with a template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from src.core.errors import ConfigError, InvalidRequestError, ModelLoadError, PromptTooLongError
+from src.engine.client import AsyncEngine
+from tests.support.checkpoints import load_reference, make_checkpoint, save_tokenizer
+from tests.support.classifiers import (
+    load_classifier_reference,
+    make_classifier,
+    reference_logits,
+)
+from tests.support.engines import assert_idle, small_config
+
+pytestmark = pytest.mark.anyio
+
+TOLERANCE = 1e-4
+# As Qwen's model card writes it.
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: {}\n<Query>: "
+)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+BETWEEN, BEHIND = "\n<Document>: ", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+ROLES = (
+    "{% for message in messages %}{% if message['role'] == 'query' %}Q: {{ message['content'] }} "
+    "{% elif message['role'] == 'document' %}D: {{ message['content'] }}{% else %}"
+    "[{{ message['content'] }}] {% endif %}{% endfor %}{% if add_generation_prompt %} A:{% endif %}"
+)
+QUERY = "a small engine"
+DOCUMENTS = ("the long train", "pulls a small engine over the hill", "fox", "12 plus 30 makes 42")
+PAIRS = [(QUERY, document) for document in DOCUMENTS]
+
+
+def with_words(directory: Path) -> Path:
+    """A tokenizer with the tokens "yes" and "no" beside the checkpoint."""
+    save_tokenizer(directory, 300)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens(["yes", "no"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("published") / "tiny"
+    return with_words(make_checkpoint(directory, "qwen3", max_position_embeddings=1024))
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("converted") / "tiny"
+    return make_classifier(directory, "qwen3", labels=1, max_position_embeddings=1024)
+
+
+def ids_of(directory: Path, text: str) -> list[int]:
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@torch.inference_mode()
+def log_odds(directory: Path, ids: list[int]) -> float:
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    logits = load_reference(directory)(torch.tensor([ids])).logits[0, -1].double()
+    yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
+    return float(logits[yes] - logits[no])
+
+
+def prompt(query: str, document: str, instruction: str = INSTRUCTION) -> str:
+    return f"{BEFORE.format(instruction)}{query}{BETWEEN}{document}{BEHIND}"
+
+
+@pytest.mark.parametrize("budget", [9, 2048])
+async def test_a_published_reranker_scores_by_yes_and_no(
+    published: Path, budget: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = small_config(
+        published, model__tasks=("score",), scheduler__max_num_batched_tokens=budget
+    )
+    async with AsyncEngine.open(config) as engine:
+        assert engine.model_info.tasks == ("score",)
+        raw = await engine.score(PAIRS, use_activation=False)
+        made = await engine.score(PAIRS)
+        assert_idle(engine)
+        with pytest.raises(InvalidRequestError, match=r"does not generate text: .* score"):
+            await engine.generate("fox")
+    assert "put into the template built in for this kind of model" in caplog.text
+    for (query, document), number, result in zip(PAIRS, raw, made, strict=True):
+        ids = ids_of(published, prompt(query, document))
+        want = log_odds(published, ids)
+        assert number.score == pytest.approx(want, abs=TOLERANCE)
+        assert result.score == pytest.approx(torch.tensor(want).sigmoid().item(), abs=TOLERANCE)
+        assert result.prompt_tokens == len(ids)
+    # The template and the query are computed once.
+    assert all(result.cached_tokens > len(BEFORE) // 4 for result in made)
+
+
+async def test_a_converted_reranker_scores_by_its_head(converted: Path) -> None:
+    reference = load_classifier_reference(converted)
+    async with AsyncEngine.open(small_config(converted)) as engine:
+        assert engine.model_info.tasks == ("classify", "score")
+        made = await engine.score(PAIRS, use_activation=False)
+        text = prompt(*PAIRS[1])
+        (same,) = await engine.classify([text], add_special_tokens=False, use_activation=False)
+    for (query, document), result in zip(PAIRS, made, strict=True):
+        want = reference_logits(reference, ids_of(converted, prompt(query, document)))
+        assert result.score == pytest.approx(float(want), abs=TOLERANCE)
+    assert same.probs[0] == pytest.approx(made[1].score, abs=1e-5)
+
+
+async def test_the_chat_template_of_a_checkpoint_is_used(published: Path, tmp_path: Path) -> None:
+    """With the modules, the prompt and the activation that sentence-transformers writes."""
+    import shutil
+
+    shutil.copytree(published, tmp_path, dirs_exist_ok=True)
+    package = "sentence_transformers"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{package}.base.modules.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Own", "type": f"{package}.cross_encoder.LogitScore"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Own").mkdir()
+    own = {"true_token_id": 7, "false_token_id": None, "module_input_name": "causal_logits"}
+    (tmp_path / "1_Own" / "config.json").write_text(json.dumps(own))
+    (tmp_path / "chat_template.jinja").write_text(ROLES)
+    told: dict[str, Any] = {
+        "prompts": {"mine": "be strict"},
+        "default_prompt_name": "mine",
+        "activation_fn": "torch.nn.modules.linear.Identity",
+    }
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(told))
+    async with AsyncEngine.open(small_config(tmp_path)) as engine:
+        assert engine.model_info.tasks == ("generate", "score")
+        made = await engine.score(PAIRS)
+    reference = load_reference(published)
+    for (query, document), result in zip(PAIRS, made, strict=True):
+        ids = ids_of(published, f"[be strict] Q: {query} D: {document} A:")
+        with torch.inference_mode():
+            want = float(reference(torch.tensor([ids])).logits[0, -1, 7])
+        assert result.score == pytest.approx(want, abs=TOLERANCE)
+        assert result.prompt_tokens == len(ids)
+    (tmp_path / "1_Own" / "config.json").write_text(json.dumps({"true_token_id": 320}))
+    with pytest.raises(ModelLoadError, match="true_token_id must be a token id up to 319"):
+        async with AsyncEngine.open(small_config(tmp_path)):
+            pass
+
+
+async def test_of_a_pair_that_is_too_long_the_document_is_cut(published: Path) -> None:
+    long = "the long train pulls " * 100
+    async with AsyncEngine.open(small_config(published, model__tasks=("score",))) as engine:
+        with pytest.raises(PromptTooLongError, match=r"both texts together have \d+ tokens"):
+            await engine.score([(QUERY, long)])
+        empty = len(ids_of(published, prompt(QUERY, "")))
+        (cut,) = await engine.score([(QUERY, long)], truncate=empty + 20)
+        assert empty + 15 < cut.prompt_tokens <= empty + 20
+        kept = ids_of(published, long)
+        begins = [engine.tokenizer.decode(kept[:count]) for count in range(12, 24)]
+        same = await engine.score([(QUERY, begin) for begin in begins])
+        fitting = [one.score for one in same if one.prompt_tokens == cut.prompt_tokens]
+        assert any(cut.score == pytest.approx(score, abs=1e-5) for score in fitting)
+        (whole,) = await engine.score([(QUERY, long)], truncate=-1)
+        assert whole.prompt_tokens <= 1024
+        with pytest.raises(PromptTooLongError, match="leaves no token of the document"):
+            await engine.score([(QUERY, long)], truncate=empty - 1)
+        (few,) = await engine.score([(QUERY, long)], max_tokens_per_doc=5)
+        (same,) = await engine.score([(QUERY, engine.tokenizer.decode(kept[:5]))])
+        assert few.score == pytest.approx(same.score, abs=1e-5)
+
+
+async def test_a_score_needs_a_template_and_words(tmp_path: Path) -> None:
+    for name, message in (
+        ("llama", r"cannot score: it needs a chat template with the roles query and document"),
+        ("qwen3", r'cannot score: its tokenizer has no tokens "yes" and "no"'),
+    ):
+        directory = make_checkpoint(tmp_path / name, name, tokenizer=True)
+        if name == "llama":
+            with_words(directory)
+        with pytest.raises(ConfigError, match=message):
+            async with AsyncEngine.open(small_config(directory, model__tasks=("score",))):
+                pass
