@@ -454,6 +454,7 @@ def _build_runner(
         attention=attention,
         speculation=speculation,
         score_tokens=None if tasks.scoring is None else tasks.scoring.tokens,
+        vector_modules=tasks.modules,
     )
     ends.callback(worker.close)
     return worker, memory
@@ -543,6 +544,7 @@ def _tasks(config: Config, path: Path, model: ServedModel, tokenizer: Tokenizer)
         context=model.spec.max_positions,
         is_encoder=_is_encoder(model),
         cut_vectors=config.model.cut_vectors,
+        is_dummy=config.model.load_format == "dummy",
     )
     if tasks.scoring is not None and "score" in tasks.tasks:
         logger.info("%s", describe_scoring(tasks.scoring))

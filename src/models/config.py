@@ -46,6 +46,9 @@ class AttentionConfig:
     chunk
         A query sees only tokens of its own chunk of so many, counted from the sequence's first.
         None: no chunks.
+    ahead
+        Later tokens that a query sees, `ops.attention.spec.ALL_AHEAD` for all. None: no later one.
+        Either all layers of a model see later tokens or none.
     cap
         Soft cap: scores become ``cap * tanh(score / cap)``. None: no cap.
     rope
@@ -78,6 +81,7 @@ class AttentionConfig:
     scale: float | None = None
     window: int | None = None
     chunk: int | None = None
+    ahead: int | None = None
     cap: float | None = None
     rotary_dim: int | None = None
     interleaved: bool = False
@@ -441,6 +445,8 @@ class ModelConfig:
         Beginnings of the names of tensors that the checkpoint may have and that are not read.
     logit_cap
         Soft cap of the logits, see `AttentionConfig.cap`.
+    embedding_norm_name
+        A norm of the embedding, before the first layer; None: there is none.
     in_pairs
         Whether the file has rows of queries and keys as pairs, though the published model, for
         which adapters are made, has not.
@@ -471,6 +477,7 @@ class ModelConfig:
     in_pairs: bool = False
     formats: StoredFormats | None = None
     embedding_name: str = "model.embed_tokens"
+    embedding_norm_name: str | None = None
     layer_name: str = "model.layers.{}"
     final_norm_name: str = "model.norm"
     head_name: str = "lm_head"
@@ -478,6 +485,11 @@ class ModelConfig:
     encoder: EncoderConfig | None = None
     classifier: ClassifierConfig | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether tokens of its layers see later ones, so that it has no use for a head."""
+        return any(getattr(layer.attention, "ahead", None) is not None for layer in self.layers)
 
     @property
     def takes_token_types(self) -> bool:

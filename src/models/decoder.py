@@ -10,6 +10,7 @@ from src.models.builder import Name, ProgramBuilder
 from src.models.config import ModelConfig
 from src.models.heads.head import write_classifier
 from src.models.layers import embedding as ends
+from src.models.layers.encoder import widen
 from src.models.layers.norms import NormSpec
 from src.models.parts import RESIDUAL, WRITERS, LayerWriter
 from src.models.program import (
@@ -42,13 +43,18 @@ def write_embedding(builder: ProgramBuilder, config: ModelConfig) -> Name:
     # The reference multiplies by a tensor of the model's dtype, so the factor is rounded to it.
     multiplier = float(torch.tensor(config.embedding_multiplier, dtype=builder.dtype))
     given = _given_embeddings(builder, config) if config.takes_embeddings else ()
+    residual = builder.step_tensor(RESIDUAL, config.hidden_size)
     builder.segment(
         ends.embed_or_take if given else ends.embed,
         ends.EmbeddingSpec(multiplier),
         ends.EmbeddingWeights(embedding),
         (INPUT_IDS, *given),
-        (builder.step_tensor(RESIDUAL, config.hidden_size),),
+        (residual,),
     )
+    if (name := config.embedding_norm_name) is not None:
+        norm = _norm(builder, "embedding_norm", config.hidden_size, name, config.norm)
+        weights = ends.NormWeights(norm)
+        builder.segment(ends.final_norm, config.norm, weights, (RESIDUAL,), (residual,))
     return embedding
 
 
@@ -76,7 +82,10 @@ def write_layer(builder: ProgramBuilder, config: ModelConfig, number: int) -> No
 
 
 def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> None:
-    """Write the final norm and the head, which may be the embedding or a classifier's."""
+    """Write the final norm and the head, which may be the embedding or a classifier's.
+
+    Without a classifier's, a model whose tokens see later ones ends in hidden states.
+    """
     norm = _norm(builder, "final_norm", config.hidden_size, config.final_norm_name, config.norm)
     taps = tuple(map(_tap, builder.taps))
     builder.segment(
@@ -88,6 +97,10 @@ def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> 
     )
     if config.classifier is not None:
         write_classifier(builder, config)
+        return
+    if config.looks_ahead:
+        states = StepTensor(LOGITS, (config.hidden_size,), torch.float32)
+        builder.head(widen, None, (), (HIDDEN,), (states,))
         return
     if config.tie_word_embeddings:
         head = builder.alias("head", of=embedding)

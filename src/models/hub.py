@@ -19,6 +19,8 @@ _WEIGHT_FILES: Final = (
     "model.safetensors",
     "model-*.safetensors",
     "model.safetensors.index.json",
+    # Of modules behind the pooling, see `sentence_transformers`.
+    "[0-9]*_*/model.safetensors",
 )
 _TEMPLATES: Final = "*.jinja"
 # A repository and the precision or the name of one of its GGUF files.

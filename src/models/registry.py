@@ -37,6 +37,7 @@ from src.models.families.llama import Llama
 from src.models.families.llama4 import Llama4
 from src.models.families.mistral import Mistral
 from src.models.families.mixtral import Mixtral
+from src.models.families.modernbert import ModernBert
 from src.models.families.olmo2 import Olmo2
 from src.models.families.olmo3 import Olmo3
 from src.models.families.phi3 import Phi3
@@ -85,7 +86,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Qwen3Next,
     SmolLM3,
 )
-ENCODERS: tuple[type[Family], ...] = (Bert, DistilBert, Roberta, XLMRoberta)
+ENCODERS: tuple[type[Family], ...] = (Bert, DistilBert, ModernBert, Roberta, XLMRoberta)
 _ALL = (*FAMILIES, *ENCODERS)
 _BY_ARCHITECTURE = {name: family for family in _ALL for name in family.architectures}
 _HEADS = {head.architecture: head for head in HEADS}

@@ -1,13 +1,14 @@
 """Reads what sentence-transformers puts beside a checkpoint: how texts become vectors.
 
-`modules.json` lists modules in order: the transformer, its pooling, perhaps a normalization. A
-module that is not known is refused, because leaving it out would give other vectors.
+`modules.json` lists modules in order: the transformer, its pooling, perhaps projections and
+normalizations. A module that is not known is refused, because leaving it out would give other
+vectors.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,12 @@ from src.core.embedding import EmbeddingRecipe
 from src.core.errors import ModelLoadError
 from src.core.request import Pooling
 from src.models.fields import read_json
+from src.models.vector_modules import (
+    Normalize,
+    VectorModule,
+    describe_dense,
+    describe_layer_norm,
+)
 
 logger: Final = logging.getLogger(__name__)
 
@@ -38,6 +45,14 @@ _POOLINGS: Final[dict[str, Pooling]] = {
     "last_token": "last",
 }
 _FLAG: Final = "pooling_mode_"
+_FIRST: Final = ["Transformer", "Pooling"]
+# Class of a module behind the pooling -> reads what it is; None: it changes nothing.
+_BEHIND: Final[Mapping[str, Callable[[Path, int], VectorModule] | None]] = {
+    "Dense": describe_dense,
+    "Dropout": None,
+    "LayerNorm": describe_layer_norm,
+    "Normalize": lambda directory, size: Normalize(size),
+}
 
 
 class _Module(msgspec.Struct):
@@ -58,7 +73,7 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     path
         Of the model's directory, or a GGUF file.
     size
-        Numbers of a hidden state.
+        Numbers of a hidden state; modules behind the pooling may make more or fewer of them.
     context
         The model's context, in tokens.
     is_encoder
@@ -70,12 +85,10 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
         A file cannot be read, or a module or a setting is not supported; names it.
     """
     pooling: Pooling = "mean" if is_encoder else "last"
-    plain = EmbeddingRecipe(
-        pooling=pooling, size=size, max_tokens=context, sizes=_sizes(path / "config.json", size)
-    )
     source = path / MODULES_FILE
     if not source.is_file():
-        return plain
+        sizes = _sizes(path / "config.json", size)
+        return EmbeddingRecipe(pooling=pooling, size=size, max_tokens=context, sizes=sizes)
     own = _optional(path / _OWN)
     if _optional(path / "config.json").get("auto_map"):
         logger.warning(
@@ -90,38 +103,80 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
         raise ModelLoadError(
             f"{path / _OWN}: default_prompt_name must be one of {sorted(prompts)}, got {name!r}"
         )
-    changes: dict[str, Any] = {"prompts": prompts, "default_prompt": name}
     modules = _modules(source)
+    behind, normalizes = _behind(path, modules, size)
+    made = behind[-1].outputs if behind else size
+    return EmbeddingRecipe(
+        pooling=_pooling(path / modules[1].path / "config.json", any(prompts.values()), size),
+        size=made,
+        normalizes=normalizes,
+        max_tokens=_longest(path / modules[0].path, context),
+        prompts=prompts,
+        default_prompt=name,
+        sizes=_sizes(path / "config.json", made),
+    )
+
+
+def read_vector_modules(path: Path, *, size: int) -> tuple[VectorModule, ...]:
+    """What makes vectors of pooled ones, before a normalization at the end.
+
+    Parameters
+    ----------
+    path
+        Of the model's directory, or a GGUF file.
+    size
+        Numbers of a hidden state.
+
+    Raises
+    ------
+    ModelLoadError
+        As of `read_recipe`.
+    """
+    source = path / MODULES_FILE
+    return _behind(path, _modules(source), size)[0] if source.is_file() else ()
+
+
+def _behind(path: Path, modules: list[_Module], size: int) -> tuple[tuple[VectorModule, ...], bool]:
+    """The modules behind the pooling, and whether a normalization ends them."""
+    source = path / MODULES_FILE
     kinds = [_kind(module, source) for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if kinds[:2] != _FIRST or not set(kinds[2:]) <= _BEHIND.keys():
         raise ModelLoadError(
-            f"{source}: expected Transformer, Pooling and perhaps Normalize, got "
+            f"{source}: expected Transformer, Pooling and perhaps {', '.join(_BEHIND)}, got "
             f"{', '.join(kinds)}: another order, or another number, is not supported"
         )
-    changes["max_tokens"] = _longest(path / modules[0].path, context)
-    changes |= _pooled(path / modules[1].path / "config.json", any(prompts.values()), size)
-    changes["normalizes"] = kinds[-1] == "Normalize"
-    return msgspec.structs.replace(plain, **changes)
+    made: list[VectorModule] = []
+    for module, kind in zip(modules[2:], kinds[2:], strict=True):
+        describe = _BEHIND[kind]
+        if describe is not None:
+            made.append(describe(path / module.path, made[-1].outputs if made else size))
+    normalizes = False
+    # At the end it comes behind what requests cut off.
+    while made and isinstance(made[-1], Normalize):
+        normalizes = True
+        made.pop()
+    return tuple(made), normalizes
 
 
 def _modules(source: Path) -> list[_Module]:
     try:
-        return msgspec.json.decode(source.read_bytes(), type=list[_Module])
+        modules = msgspec.json.decode(source.read_bytes(), type=list[_Module])
     except (OSError, msgspec.DecodeError) as error:
         raise ModelLoadError(f"{source} cannot be read: {error}") from error
+    for module in modules:
+        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+            raise ModelLoadError(f"{source}: path must be a directory beside it: {module.path!r}")
+    return modules
 
 
 def _kind(module: _Module, source: Path) -> str:
     """The class of a module, whatever package of sentence-transformers it is in by now."""
     package, _, name = module.type.rpartition(".")
-    if package.partition(".")[0] != "sentence_transformers" or name not in (
-        "Transformer",
-        "Pooling",
-        "Normalize",
-    ):
+    known = [*_FIRST, *_BEHIND]
+    if package.partition(".")[0] != "sentence_transformers" or name not in known:
         raise ModelLoadError(
             f"{source}: the module {module.type!r} is not supported, and without it vectors would "
-            "be others; supported are Transformer, Pooling and Normalize of sentence_transformers"
+            f"be others; supported are {', '.join(known)} of sentence_transformers"
         )
     return name
 
@@ -145,7 +200,7 @@ def _longest(directory: Path, context: int) -> int:
     return min(longest, context)
 
 
-def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
+def _pooling(source: Path, has_prompts: bool, size: int) -> Pooling:
     settings = read_json(source)
     given = settings.get("pooling_mode")
     if given is None:
@@ -157,14 +212,16 @@ def _pooled(source: Path, has_prompts: bool, size: int) -> dict[str, Any]:
         raise ModelLoadError(
             f"{source}: pooling must be one of {', '.join(_POOLINGS)}, got {given!r}"
         )
-    if has_prompts and settings.get("include_prompt") is False:
+    pooling = _POOLINGS[modes[0]]
+    # The last token is never one of the prompt.
+    if has_prompts and pooling != "last" and settings.get("include_prompt") is False:
         raise ModelLoadError(
             f"{source}: include_prompt = false is not supported: the prompt's tokens would count"
         )
     for name in ("word_embedding_dimension", "embedding_dimension"):
         if settings.get(name) not in (None, size):
             raise ModelLoadError(f"{source}: {name} must be {size}, got {settings[name]!r}")
-    return {"pooling": _POOLINGS[modes[0]]}
+    return pooling
 
 
 def _sizes(source: Path, size: int) -> tuple[int, ...] | None:

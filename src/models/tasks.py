@@ -23,8 +23,9 @@ from src.models.cross_encoders import (
     read_instruction,
     read_score_tokens,
 )
-from src.models.sentence_transformers import read_recipe
+from src.models.sentence_transformers import read_recipe, read_vector_modules
 from src.models.served import ServedModel
+from src.models.vector_modules import VectorModules, load_vector_modules
 from src.text import Tokenizer
 
 logger: Final = logging.getLogger(__name__)
@@ -60,12 +61,15 @@ class ModelTasks:
         What its head says of texts or tokens; None: it has no such head.
     scoring
         How two texts get a score; None: they do not.
+    modules
+        What is computed of pooled vectors; None: nothing.
     """
 
     tasks: tuple[Task, ...]
     embedding: EmbeddingRecipe | None = None
     labels: LabelRecipe | None = None
     scoring: ScoringRecipe | None = None
+    modules: VectorModules | None = None
 
     def within(self, context: int) -> ModelTasks:
         """The same for a context that is shorter, since memory holds no longer one."""
@@ -76,7 +80,8 @@ class ModelTasks:
             most = min(recipe.max_tokens, context)
             return msgspec.structs.replace(recipe, max_tokens=most)
 
-        return ModelTasks(self.tasks, cut(self.embedding), cut(self.labels), cut(self.scoring))
+        recipes = (cut(self.embedding), cut(self.labels), cut(self.scoring))
+        return ModelTasks(self.tasks, *recipes, self.modules)
 
 
 def find_tasks(
@@ -88,6 +93,7 @@ def find_tasks(
     context: int,
     is_encoder: bool,
     cut_vectors: bool = False,
+    is_dummy: bool = False,
 ) -> ModelTasks:
     """What a loaded model does.
 
@@ -103,6 +109,8 @@ def find_tasks(
         Whether tokens see later ones.
     cut_vectors
         Whether vectors may be cut although the files do not say so.
+    is_dummy
+        Whether weights are made up and no file is read.
 
     Raises
     ------
@@ -111,7 +119,7 @@ def find_tasks(
     ModelLoadError
         A file cannot be read, or asks for something that is not supported.
     """
-    finder = _Finder(path, model, tokenizer, context, is_encoder, cut_vectors)
+    finder = _Finder(path, model, tokenizer, context, is_encoder, cut_vectors, is_dummy)
     found = finder.of_classifier() if model.classifier is not None else finder.of_body(wish)
     if wish == "auto":
         return found
@@ -133,7 +141,9 @@ class _Finder:
     context: int
     is_encoder: bool
     cut_vectors: bool
+    is_dummy: bool
     why_no_score: str = field(default="", init=False)
+    modules: VectorModules | None = field(default=None, init=False)
 
     def of_classifier(self) -> ModelTasks:
         own = self.model.classifier
@@ -180,7 +190,8 @@ class _Finder:
             scoring = self._by_logits(tokens)
         if scoring is not None:
             tasks.append("score")
-        return ModelTasks(tuple(t for t in TASKS if t in tasks), embedding, scoring=scoring)
+        found = tuple(t for t in TASKS if t in tasks)
+        return ModelTasks(found, embedding, scoring=scoring, modules=self.modules)
 
     def _embedding(self) -> EmbeddingRecipe | None:
         """How texts become vectors; None if only text can be generated."""
@@ -188,6 +199,11 @@ class _Finder:
         try:
             recipe = read_recipe(
                 self.path, size=size, context=self.context, is_encoder=self.is_encoder
+            )
+            self.modules = load_vector_modules(
+                read_vector_modules(self.path, size=size),
+                self.model.spec.device,
+                is_dummy=self.is_dummy,
             )
         except ModelLoadError as error:
             if self.is_encoder:

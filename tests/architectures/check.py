@@ -22,7 +22,8 @@ import transformers.modeling_utils
 from src import AsyncEngine, SamplingParams
 from src.core.errors import ModelLoadError
 from src.engine import startup
-from tests.architectures.tiny import make_tiny
+from tests.architectures.page import ENCODER
+from tests.architectures.tiny import make_tiny, make_tiny_encoder
 from tests.support.engines import assert_idle, random_prompts, small_config
 
 __all__ = ["check", "startup", "transformers"]
@@ -73,8 +74,61 @@ def errors_of(reference: Any, prompt: list[int], result: Any) -> list[float]:
     return errors
 
 
+async def embedded(directory: Path) -> tuple[str, list[Any]]:
+    """What serves it; texts and their vectors, alone and together, in one step or several."""
+    prompts = [*random_prompts(6, longest=60, seed=1), list(range(100, 131))]
+    config = small_config(
+        directory,
+        compile__enforce_eager=True,
+        model__max_model_len=64,
+        scheduler__max_num_batched_tokens=70,
+        cache__memory_bytes=16 << 20,
+    )
+    async with AsyncEngine.open(config) as engine:
+        together = await engine.embed(prompts)
+        alone = [(await engine.embed([prompt]))[0] for prompt in prompts]
+        assert_idle(engine)
+        name = engine.model_info.implementation
+        assert engine.model_info.tasks[0] == "embed"
+    return name, [*zip(prompts, together, strict=True), *zip(prompts, alone, strict=True)]
+
+
+def error_of_vector(reference: Any, prompt: list[int], embedding: Any) -> float:
+    """The largest of any number, in parts of the vector's root mean square."""
+    with torch.inference_mode():
+        wanted = reference(input_ids=torch.tensor([prompt]))[0][0].mean(0).double()
+    found = torch.tensor(embedding.vector, dtype=torch.float64)
+    return float((found - wanted).abs().max() / wanted.square().mean().sqrt())
+
+
+def check_encoder(model_type: str, line: str) -> dict[str, Any]:
+    """The line of one encoder, which is called ``line``."""
+    from transformers import AutoModel
+
+    found: dict[str, Any] = {"model_type": line, "date": time.strftime("%Y-%m-%d")}
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        try:
+            found["class"] = make_tiny_encoder(directory, model_type).__name__
+        except Exception as error:
+            return found | {"failed": f"no tiny model: {_told(error)}"}
+        try:
+            found["implementation"], answers = asyncio.run(embedded(directory))
+        except ModelLoadError as error:
+            return found | {"refused": str(error)}
+        except Exception as error:
+            return found | {"failed": _told(error)}
+        reference = AutoModel.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        found["error"] = max(error_of_vector(reference, *one) for one in answers)
+    return found
+
+
 def check(model_type: str) -> dict[str, Any]:
-    """The line of one architecture."""
+    """The line of one architecture; of an encoder if its name begins with `ENCODER`."""
+    if model_type.startswith(ENCODER):
+        return check_encoder(model_type.removeprefix(ENCODER), model_type)
     started = time.monotonic()
     found: dict[str, Any] = {"model_type": model_type, "date": time.strftime("%Y-%m-%d")}
     with tempfile.TemporaryDirectory() as folder:

@@ -15,10 +15,14 @@ SERVED = """
 
 | Model type | Class | Served | Error | Date |
 |---|---|---|---|---|"""
+ENCODER = "encoder/"
+"""What a model type begins with where it stands for an encoder."""
+# Begins the part of the page that is about encoders.
+_ENCODERS = "## Encoders that were compared"
 _CELLS = re.compile(r"(?:^| )(?<!\\)\|(?: |$)")
 REFUSED = (
     "",
-    "## Not served",
+    "{title}",
     "",
     "What a start says of each, or why no tiny model of it could be made.",
     "",
@@ -28,10 +32,14 @@ REFUSED = (
 
 
 def model_types() -> list[str]:
-    """Every entry of transformers' causal language models."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Every entry of transformers' causal language models, and of its models of masked tokens."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
 
-    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    encoders = [f"{ENCODER}{name}" for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES]
+    return [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *encoders]
 
 
 def lines_of(results: Path) -> dict[str, dict[str, Any]]:
@@ -45,11 +53,14 @@ def lines_of(results: Path) -> dict[str, dict[str, Any]]:
 def lines_on(page: str) -> dict[str, dict[str, Any]]:
     """The lines that a page shows, by model type: what has not been checked again."""
     lines: dict[str, dict[str, Any]] = {}
+    before = ""
     for row in page.partition(MARK)[2].splitlines():
+        if row == _ENCODERS:
+            before = ENCODER
         if not row.startswith("| `"):
             continue
         kind, *cells = (cell.replace("\\|", "|") for cell in _CELLS.split(row)[1:-1])
-        line: dict[str, Any] = {"model_type": kind.strip("`")}
+        line: dict[str, Any] = {"model_type": before + kind.strip("`")}
         if cells[0]:
             line["class"] = cells[0].strip("`")
         if len(cells) == len(("class", "served", "error", "date")):
@@ -71,6 +82,19 @@ def summary(lines: Mapping[str, Mapping[str, Any]]) -> str:
 
 def text(page: str, lines: Mapping[str, Mapping[str, Any]], versions: str) -> str:
     """The page, with its tables written anew; ``versions`` are those of what was compared."""
+    decoders = {name: line for name, line in lines.items() if not name.startswith(ENCODER)}
+    encoders = {name: line for name, line in lines.items() if name.startswith(ENCODER)}
+    rows = [
+        page.partition(MARK)[0] + MARK,
+        *_tables(decoders, versions, "## Not served"),
+        "",
+        _ENCODERS,
+        *_tables(encoders, versions, "## Encoders that are not served"),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _tables(lines: Mapping[str, Mapping[str, Any]], versions: str, title: str) -> list[str]:
     # A model that is served from now on changes its table.
     ordered = sorted(lines.values(), key=lambda line: str(line["model_type"]))
     served = [line for line in ordered if "error" in line]
@@ -84,16 +108,18 @@ def text(page: str, lines: Mapping[str, Mapping[str, Any]], versions: str) -> st
         versions=versions,
     )
     rows = [
-        f"| `{line['model_type']}` | `{line['class']}` | {_by(line)} | {line['error']:.1e} "
+        f"| {_kind(line)} | `{line['class']}` | {_by(line)} | {line['error']:.1e} "
         f"| {line['date']} |"
         for line in served
     ]
     refused = [
-        f"| `{line['model_type']}` | {_cell(_class(line))} | {_cell(_reason(line))} |"
-        for line in others
+        f"| {_kind(line)} | {_cell(_class(line))} | {_cell(_reason(line))} |" for line in others
     ]
-    prose = page.partition(MARK)[0]
-    return "\n".join([prose + MARK, head, *rows, *REFUSED, *refused]) + "\n"
+    return [head, *rows, *(each.format(title=title) for each in REFUSED), *refused]
+
+
+def _kind(line: Mapping[str, Any]) -> str:
+    return f"`{line['model_type'].removeprefix(ENCODER)}`"
 
 
 def _by(line: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A small random checkpoint of any causal language model that transformers has."""
+"""A small random checkpoint of any causal language model, or encoder, that transformers has."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": _EXPERTS | {"topk_method": "greedy"},
     "dots1": _EXPERTS,
+    "esm": {"vocab_size": VOCAB_SIZE},
+    "esmc": {"num_key_value_heads": None},
     "dots3_note": {"text_config": {"per_layer_config": {}}},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -107,8 +109,8 @@ CALLED = {"exaone": "ExaoneForCausalLM"}
 _EVEN_IF_NONE = {"head_dim", "num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
-def tiny_config(model_type: str) -> Any:
-    """A small configuration of a model type, as a decoder."""
+def tiny_config(model_type: str, *, is_decoder: bool = True) -> Any:
+    """A small configuration of a model type."""
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
@@ -116,7 +118,7 @@ def tiny_config(model_type: str) -> Any:
     own = EXCEPTIONS.get(model_type, {})
     settings = _settings(kind(), own)
     if "is_decoder" in _fields(kind()):
-        settings |= {"is_decoder": True, "is_encoder_decoder": False}
+        settings |= {"is_decoder": is_decoder, "is_encoder_decoder": False}
     return kind(**_merged(settings, own))
 
 
@@ -124,9 +126,20 @@ def make_tiny(directory: Path, model_type: str) -> Any:
     """Save a random checkpoint and a tokenizer; returns transformers' class of the model."""
     from transformers import AutoModelForCausalLM
 
-    config = tiny_config(model_type)
+    return _saved(directory, model_type, tiny_config(model_type), AutoModelForCausalLM)
+
+
+def make_tiny_encoder(directory: Path, model_type: str, *, has_head: bool = False) -> Any:
+    """The same of an encoder, with a head for masked tokens or without any."""
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    config = tiny_config(model_type, is_decoder=False)
+    return _saved(directory, model_type, config, AutoModelForMaskedLM if has_head else AutoModel)
+
+
+def _saved(directory: Path, model_type: str, config: Any, kind: Any) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             _draw(name, tensor, is_buffer=name not in dict(model.named_parameters()))

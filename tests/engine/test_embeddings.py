@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.encoders import (
     load_encoder_reference,
     make_encoder,
+    save_dense,
     save_encoder_tokenizer,
     save_modules,
 )
@@ -221,6 +223,47 @@ async def test_vectors_are_cut_before_they_are_normalized(tmp_path: Path) -> Non
             await engine.embed([[5, 6, 7]], dimensions=17)
 
 
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+async def test_projections_behind_the_pooling(
+    encoder: Path, decoder: Path, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(encoder if name == "encoder" else decoder, tmp_path, dirs_exist_ok=True)
+    save_modules(tmp_path, pooling=MEAN, behind=["Dense", "Dense", "Normalize"])
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "is_matryoshka": True}))
+    tanh = "torch.nn.modules.activation.Tanh"
+    wide = save_dense(tmp_path / "2_Dense", 64, 160, activation=tanh)
+    last = save_dense(tmp_path / "3_Dense", 160, 96, bias=False)
+    encodes = name == "encoder"
+    reference = load_encoder_reference(tmp_path) if encodes else load_reference(tmp_path).model
+    prompts = random_prompts(12, longest=50, seed=2)
+    async with AsyncEngine.open(small_config(tmp_path)) as engine:
+        made = await engine.embed(prompts)
+        cut = await engine.embed(prompts, dimensions=80)
+        assert engine.model_info.embedding is not None
+        assert engine.model_info.embedding.size == 96
+        with pytest.raises(InvalidRequestError, match="up to 96"):
+            await engine.embed(prompts, dimensions=97)
+    weight, bias = (each.double() for each in wide.values())
+    for prompt, embedding, short in zip(prompts, made, cut, strict=True):
+        inner = (weight @ states(reference, prompt).mean(0) + bias).tanh()
+        want = last["linear.weight"].double() @ inner
+        check(embedding.vector, unit(want))
+        check(short.vector, unit(want[:80]))
+
+
+async def test_a_decoder_without_the_weights_of_its_projection_gives_no_vectors(
+    decoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(decoder, tmp_path, dirs_exist_ok=True)
+    save_modules(tmp_path, pooling=MEAN, behind=["Dense"])
+    save_dense(tmp_path / "2_Dense", 64, 32)
+    (tmp_path / "2_Dense" / "model.safetensors").unlink()
+    async with AsyncEngine.open(small_config(tmp_path)) as engine:
+        assert engine.model_info.tasks == ("generate",)
+    assert caplog.text.count("gives no vectors: ") == 1
+
+
 async def test_an_encoder_says_that_it_does_not_generate(engine_of_encoder: AsyncEngine) -> None:
     with pytest.raises(InvalidRequestError, match="what it can do is embed"):
         await engine_of_encoder.generate("fox")
@@ -229,7 +272,7 @@ async def test_an_encoder_says_that_it_does_not_generate(engine_of_encoder: Asyn
 async def test_a_decoder_whose_module_is_not_known_generates_all_the_same(
     decoder: Path, encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    package, kinds = "sentence_transformers.models", ("Transformer", "Pooling", "Dense")
+    package, kinds = "sentence_transformers.models", ("Transformer", "Pooling", "CNN")
     modules = [
         {"idx": index, "name": kind, "path": kind if index else "", "type": f"{package}.{kind}"}
         for index, kind in enumerate(kinds)
@@ -245,8 +288,8 @@ async def test_a_decoder_whose_module_is_not_known_generates_all_the_same(
         with pytest.raises(InvalidRequestError, match="does not embed"):
             await engine.embed([prompt])
     assert "gives no vectors: " in caplog.text
-    assert "models.Dense" in caplog.text
-    with pytest.raises(ModelLoadError, match=r"models\.Dense"):
+    assert "models.CNN" in caplog.text
+    with pytest.raises(ModelLoadError, match=r"models\.CNN"):
         async with AsyncEngine.open(small_config(tmp_path / "encoder")):
             pass
 

@@ -395,7 +395,6 @@ class TestRefusals:
         ("change", "reason"),
         [
             ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
-            ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
             ({"rope_parameters": {"rope_theta": 5.0}}, r"rope_parameters must be by .*rope_theta"),
         ],
     )

@@ -22,6 +22,7 @@ from src.models.generic.loading import load_by_transformers
 from src.models.generic.masks import Reach, reach_of
 from src.models.generic.positions import position_limit
 from src.models.loading.options import LoadHooks, LoadOptions
+from src.ops.attention.spec import ALL_AHEAD
 from tests.architectures import tiny
 from tests.architectures.tiny import make_tiny
 
@@ -251,6 +252,9 @@ def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
         (lambda b, h, q, k: (k <= q) & (k > q - 5), 5, Reach(window=5)),
         (lambda b, h, q, k: (k <= q) & (k > q - 1), 1, Reach(window=1)),
         (lambda b, h, q, k: (k <= q) & (k // 8 == q // 8), 8, Reach(chunk=8)),
+        (lambda b, h, q, k: q >= 0, None, Reach(ahead=ALL_AHEAD)),
+        (lambda b, h, q, k: abs(q - k) <= 5, 5, Reach(window=6, ahead=5)),
+        (lambda b, h, q, k: abs(q - k) < 5, 5, Reach(window=5, ahead=4)),
         # Of one pair of tokens at a time.
         (lambda b, h, q, k: bool(k <= q) and bool(k > q - 5), 5, Reach(window=5)),
         (lambda b, h, q, k: q.item() - 5 < k.item() <= q.item(), 5, Reach(window=5)),
@@ -264,7 +268,10 @@ def test_what_a_mask_lets_through(sees: Callable[..., Any], size: int | None, re
     ("sees", "size"),
     [
         (lambda b, h, q, k: k <= q + 1, None),
-        (lambda b, h, q, k: q >= 0, None),
+        (lambda b, h, q, k: q >= 0, 5),
+        (lambda b, h, q, k: abs(q - k) <= 5, None),
+        (lambda b, h, q, k: (k <= q + 1) | (k == q + 3), None),
+        (lambda b, h, q, k: (abs(q - k) <= 5) & (k != q - 3), 5),
         (lambda b, h, q, k: k < q, None),
         (lambda b, h, q, k: (k <= q) & (k > q - 5), None),
         (lambda b, h, q, k: (k <= q) & (k % 2 == 0), 4),

@@ -97,7 +97,9 @@ TWO = [module(KNOWN + "Transformer"), module(KNOWN + "Pooling", "1_Pooling")]
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ([*TWO, module(KNOWN + "Dense")], "models.Dense"),
+        ([*TWO, module(KNOWN + "CNN")], "models.CNN"),
+        ([*TWO, module(KNOWN + "Dense", "../2_Dense")], "path must be a directory beside it"),
+        ([*TWO, module(KNOWN + "Dense", "/etc")], "path must be a directory beside it"),
         ([*TWO, module(KNOWN + "LSTM")], "models.LSTM"),
         ([*TWO, module("own_code.Pooling")], "own_code.Pooling"),
         ([TWO[0]], "expected Transformer, Pooling"),
@@ -129,6 +131,17 @@ def test_pooling_of_another_kind_refuses_the_start(
 ) -> None:
     save_modules(tmp_path, pooling=pooling)
     with pytest.raises(ModelLoadError, match=message):
+        recipe_of(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+def test_prompts_that_do_not_count_are_refused_where_they_would(tmp_path: Path, mode: str) -> None:
+    pooling = {"pooling_mode": mode, "include_prompt": False}
+    save_modules(tmp_path, pooling=pooling, prompts={"query": "q: "})
+    if mode == "lasttoken":
+        assert recipe_of(tmp_path).pooling == "last"
+        return
+    with pytest.raises(ModelLoadError, match="include_prompt = false is not supported"):
         recipe_of(tmp_path)
 
 

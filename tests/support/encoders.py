@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +15,45 @@ ENCODER_CLASSES = {
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
     "distilbert": "DistilBert",
+    "modernbert": "ModernBert",
 }
 """Model type -> what transformers' names of its classes begin with."""
+BOTH_WAYS = {"gemma3_text": "Gemma3Text", "qwen2": "Qwen2", "mistral": "Mistral"}
+"""The same of decoders whose tokens see later ones."""
+_GENERATING = MappingProxyType(
+    {
+        "gemma3_text": "Gemma3ForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "mistral": "MistralForCausalLM",
+    }
+)
+"""Those decoders with a head that nothing reads."""
+_OWN_SETTINGS = MappingProxyType(
+    {
+        "modernbert": {"local_attention": 12, "num_hidden_layers": 4},
+        "gemma3_text": {
+            "use_bidirectional_attention": True,
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            "sliding_window": 14,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 24,
+        },
+        "qwen2": {
+            "is_causal": False,
+            "num_key_value_heads": 2,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        "mistral": {
+            "is_causal": False,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+    }
+)
 _SETTINGS = MappingProxyType(
     {
         "vocab_size": 320,
@@ -41,7 +78,7 @@ def make_encoder(
     config_fields: Mapping[str, Any] = MappingProxyType({}),
     **overrides: Any,
 ) -> Path:
-    """Save a random encoder, with a head for masked tokens or without; returns `directory`.
+    """Save a random encoder, with a head for tokens or without; returns `directory`.
 
     `class_ending` is of a class of transformers with another head. `overrides` are fields of
     transformers' configuration. `config_fields` change `config.json` alone, behind transformers'
@@ -49,8 +86,8 @@ def make_encoder(
     """
     import transformers
 
-    stem = ENCODER_CLASSES[name]
-    settings = {**_SETTINGS, **overrides}
+    stem = {**ENCODER_CLASSES, **BOTH_WAYS}[name]
+    settings = {**_SETTINGS, **_OWN_SETTINGS.get(name, {}), **overrides}
     if name == "distilbert":
         renamed = {"hidden_size": "dim", "intermediate_size": "hidden_dim"}
         renamed |= {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
@@ -58,14 +95,15 @@ def make_encoder(
     config = getattr(transformers, f"{stem}Config")(**settings)
     torch.manual_seed(seed)
     ending = class_ending or ("ForMaskedLM" if has_head else "Model")
-    model = getattr(transformers, f"{stem}{ending}")(config)
+    generating = _GENERATING.get(name) if has_head and class_ending is None else None
+    model = getattr(transformers, generating or f"{stem}{ending}")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # transformers initializes norms and biases to constants, which would hide errors.
             if parameter_name.endswith("bias"):
                 parameter.normal_(0, 0.1)
             elif parameter.dim() == 1:
-                parameter.normal_(1, 0.1)
+                parameter.add_(torch.randn_like(parameter) * 0.1)
     model.config.dtype = torch.float32
     model.save_pretrained(directory)
     if config_fields:
@@ -113,16 +151,26 @@ def save_modules(
     max_seq_length: int | None = None,
     prompts: Mapping[str, str] = MappingProxyType({}),
     default_prompt: str | None = None,
+    behind: Sequence[str] | None = None,
     modules: list[dict[str, Any]] | None = None,
 ) -> None:
-    """The files of sentence-transformers beside a checkpoint."""
+    """The files of sentence-transformers beside a checkpoint.
+
+    `behind` are the kinds of modules behind the pooling, in place of what `normalizes` says;
+    `modules` is the whole list.
+    """
     old = "sentence_transformers.models."
     bases = {
         "Transformer": "sentence_transformers.base.modules.transformer.",
         "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.",
         "Normalize": "sentence_transformers.sentence_transformer.modules.normalize.",
+        "Dense": "sentence_transformers.base.modules.dense.",
+        "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.",
+        "Dropout": "sentence_transformers.sentence_transformer.modules.dropout.",
     }
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+    if behind is None:
+        behind = ["Normalize"] if normalizes else []
+    kinds = ["Transformer", "Pooling", *behind]
     listed = modules or [
         {
             "idx": index,
@@ -139,3 +187,31 @@ def save_modules(
     (directory / "sentence_bert_config.json").write_text(json.dumps(settings))
     own = {"prompts": dict(prompts), "default_prompt_name": default_prompt}
     (directory / "config_sentence_transformers.json").write_text(json.dumps(own))
+
+
+def save_dense(
+    directory: Path,
+    inputs: int,
+    outputs: int,
+    *,
+    activation: str = "torch.nn.modules.linear.Identity",
+    bias: bool = True,
+    dtype: torch.dtype = torch.float32,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Mapping[str, torch.Tensor]:
+    """A module `Dense` with random weights, as sentence-transformers saves it; returns these."""
+    from safetensors.torch import save_file
+
+    source = torch.Generator().manual_seed(inputs * outputs)
+    weights = {"linear.weight": torch.randn(outputs, inputs, generator=source) * inputs**-0.5}
+    if bias:
+        weights["linear.bias"] = torch.randn(outputs, generator=source) * 0.1
+    if settings.get("use_residual") and inputs != outputs:
+        weights["residual.weight"] = torch.randn(outputs, inputs, generator=source) * inputs**-0.5
+    directory.mkdir(exist_ok=True)
+    own = {"in_features": inputs, "out_features": outputs, "bias": bias}
+    given = {**own, "activation_function": activation, **settings}
+    (directory / "config.json").write_text(json.dumps(given))
+    stored = {name: each.to(dtype) for name, each in weights.items()}
+    save_file(stored, directory / "model.safetensors")
+    return weights

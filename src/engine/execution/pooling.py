@@ -16,6 +16,7 @@ from src.core.request import Pooling
 from src.core.scoring import ScoreTokens
 from src.core.step_message import DeviceRequest
 from src.core.task import HEAD_TASKS
+from src.models.vector_modules import VectorModules
 
 # Positions that are added one by one, beside other groups of as many.
 GROUP: Final = 32
@@ -110,6 +111,8 @@ class RowPooling:
         Row -> its request, if that is pooled, or None; kept up to date by their owner.
     deterministic
         Add the tokens in an order that does not depend on the steps in which they are computed.
+    modules
+        What the checkpoint makes of pooled vectors.
     """
 
     def __init__(
@@ -119,8 +122,10 @@ class RowPooling:
         device: torch.device,
         *,
         deterministic: bool = False,
+        modules: VectorModules | None = None,
     ) -> None:
         self._of_rows = of_rows
+        self._modules = modules
         self._hidden_size = hidden_size
         self._device = device
         self._deterministic = deterministic
@@ -159,7 +164,24 @@ class RowPooling:
                     values.append(vector)
                     pieces.append(Piece(step.start, step.pools) if is_all else None)
             begin = end
-        return Vectors(rows, values, pieces, self._known) if rows else None
+        if not rows:
+            return None
+        return self._through_modules(Vectors(rows, values, pieces, self._known))
+
+    def _through_modules(self, vectors: Vectors) -> Vectors:
+        """The same, with what the checkpoint's modules make of vectors of texts."""
+        chosen = [
+            index
+            for index, row in enumerate(vectors.rows)
+            if vectors.pieces[index] is None and not self._asks_for_scores(row)
+        ]
+        if self._modules is None or not chosen:
+            return vectors
+        made = list(vectors.values)
+        pooled = torch.stack([made[index] for index in chosen])
+        for index, vector in zip(chosen, self._modules(pooled), strict=True):
+            made[index] = vector
+        return replace(vectors, values=made)
 
     def through_head(self, vectors: Vectors, head: Head, dtype: torch.dtype) -> Vectors:
         """The same, where scores stand for the hidden states of rows that ask for them.

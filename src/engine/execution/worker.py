@@ -47,6 +47,7 @@ from src.engine.sampling.prompt_logprobs import are_sound
 from src.engine.speculation import Speculation, Verification
 from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
+from src.models.vector_modules import VectorModules
 from src.ops.build.kernels import is_building, is_compiling, kernel_library
 from src.ops.declaration import Backend
 from src.ops.runtime.calls import use_threads
@@ -102,6 +103,7 @@ class Worker:
         attention: Backend | None = None,
         speculation: Callable[[np.ndarray, Callable[[int], bool], int], Speculation] | None = None,
         score_tokens: ScoreTokens | None = None,
+        vector_modules: VectorModules | None = None,
     ) -> None:
         self._device = device
         self._forward_pass = ForwardPass(model, kv_cache, attention)
@@ -123,6 +125,7 @@ class Worker:
             model.spec.hidden_size,
             rows.device,
             deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
+            modules=vector_modules,
         )
         self._computer = StepComputer(
             self._forward_pass,

@@ -23,6 +23,7 @@ from src.models.fields import LAYER_TYPES, Fields
 from src.models.layers.activations import SPELLINGS
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.ops.attention.spec import ALL_AHEAD
 from src.ops.projections.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 # Names of the field with the number of experts. transformers writes other ones than it reads.
@@ -227,8 +228,8 @@ def decoder(
     differences
         Values of `ModelConfig` that override the usual ones.
     """
-    if fields.raw("is_causal") is False:
-        raise fields.error("is_causal", "true: decoders whose tokens see later ones are not served")
+    if not fields.boolean("is_causal", default=True):
+        attentions = [both_ways(fields, each) for each in attentions]
     positions = fields.integer("max_position_embeddings", default=2048)
     given: dict[str, Any] = {
         "architecture": fields.raw("architectures")[0],
@@ -244,4 +245,22 @@ def decoder(
             for one, other in zip(attentions, mlps, strict=True)
         ),
     }
-    return ModelConfig(**(given | differences))
+    config = ModelConfig(**(given | differences))
+    if config.looks_ahead:
+        return replace(config, unread=(*config.unread, f"{config.head_name}."))
+    return config
+
+
+def both_ways(fields: Fields, one: MixingConfig) -> AttentionConfig:
+    """The attention of a file with `is_causal` false: a window is as wide on both sides.
+
+    Raises
+    ------
+    ModelLoadError
+        It cannot see later tokens.
+    """
+    if not isinstance(one, AttentionConfig) or one.chunk is not None:
+        raise fields.error("is_causal", "true: not all layers of this family can see later tokens")
+    if one.window is None:
+        return replace(one, ahead=ALL_AHEAD)
+    return replace(one, window=one.window + 1, ahead=one.window)

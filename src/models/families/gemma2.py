@@ -10,6 +10,7 @@ from src.models.families.family import Family, attention, decoder, kinds_of_laye
 from src.models.fields import Fields
 from src.models.layers.norms import NormSpec
 from src.models.layers.rope import RopeConfig
+from src.ops.attention.spec import ALL_AHEAD
 
 _NORMS = {
     "attention_norm": "input_layernorm",
@@ -20,7 +21,13 @@ _NORMS = {
 
 
 def gemma(
-    fields: Fields, pattern: int, global_rope: RopeConfig, local_rope: RopeConfig, **own: Any
+    fields: Fields,
+    pattern: int,
+    global_rope: RopeConfig,
+    local_rope: RopeConfig,
+    *,
+    looks_ahead: bool = False,
+    **own: Any,
 ) -> ModelConfig:
     """Gemma 2 or 3, text.
 
@@ -34,11 +41,11 @@ def gemma(
         Of layers with full attention.
     local_rope
         Of layers with a window.
+    looks_ahead
+        Whether tokens see later ones; then the file's window is for both sides together.
     own
         Values of `AttentionConfig` that differ between Gemma 2 and 3.
     """
-    if fields.boolean("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention", "false (a decoder attends backwards)")
     layers, bias = fields.integer("num_hidden_layers"), fields.boolean("attention_bias")
     kinds = kinds_of_layers(fields, layers, pattern)
     whole = attention(
@@ -50,6 +57,8 @@ def gemma(
         **own,
     )
     local = replace(whole, rope=local_rope, window=fields.optional_integer("sliding_window"))
+    if looks_ahead:
+        whole, local = _both_ways(fields, whole, local)
     attentions: list[AttentionConfig] = [
         local if kind == "sliding_attention" else whole for kind in kinds
     ]
@@ -63,6 +72,19 @@ def gemma(
         embedding_multiplier=fields.integer("hidden_size") ** 0.5,
         logit_cap=fields.optional_number("final_logit_softcapping"),
     )
+
+
+def _both_ways(
+    fields: Fields, whole: AttentionConfig, local: AttentionConfig
+) -> tuple[AttentionConfig, AttentionConfig]:
+    """Layers with full attention, and those with a window, where tokens see later ones."""
+    whole = replace(whole, ahead=ALL_AHEAD)
+    if local.window is None:
+        return whole, replace(local, ahead=ALL_AHEAD)
+    if local.window < 2:
+        raise fields.error("sliding_window", "at least 2, half of it on each side")
+    side = local.window // 2
+    return whole, replace(local, window=side + 1, ahead=side)
 
 
 DEFAULTS = {
@@ -91,6 +113,8 @@ class Gemma2(Family):
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
         """One RoPE for all layers."""
+        if fields.boolean("use_bidirectional_attention"):
+            raise fields.error("use_bidirectional_attention", "false for Gemma 2")
         rope = fields.rope(fields.integer("max_position_embeddings"))
         cap = fields.optional_number("attn_logit_softcapping")
         return gemma(fields, 2, rope, rope, cap=cap)

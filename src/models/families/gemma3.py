@@ -1,4 +1,7 @@
-"""Gemma 3, text (Gemma Team 2025): query/key norms, one RoPE base per kind of layer."""
+"""Gemma 3, text (Gemma Team 2025): query/key norms, one RoPE base per kind of layer.
+
+EmbeddingGemma (Vera et al. 2025) is the same with attention both ways.
+"""
 
 from __future__ import annotations
 
@@ -32,4 +35,5 @@ class Gemma3(Family):
         whole = replace(whole, states_stretched=True)
         local = fields.rope(positions, "sliding_attention", theta=("rope_local_base_freq", 1e4))
         pattern = fields.integer("sliding_window_pattern")
-        return gemma(fields, pattern, whole, local, qk_norm="head")
+        both = fields.boolean("use_bidirectional_attention")
+        return gemma(fields, pattern, whole, local, looks_ahead=both, qk_norm="head")

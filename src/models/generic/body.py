@@ -52,9 +52,7 @@ class Body:
 
     def hidden(self, input_ids: Tensor, current: Pass) -> Tensor:
         """Hidden states [T, H] of tokens int64 [T] of the pass's positions."""
-        given = dict(self._options)
-        if self._takes_positions:
-            given["position_ids"] = current.positions.unsqueeze(0)
+        given = self.options_of(input_ids, current)
         with under_way(current):
             output = self._base(input_ids=input_ids.unsqueeze(0), **given)
         self._output = type(output)
@@ -62,6 +60,13 @@ class Body:
         if hidden.dim() != 3 or hidden.shape[:2] != (1, len(input_ids)):
             raise ModelLoadError(f"its hidden states are {list(hidden.shape)}, not one a token")
         return hidden[0]
+
+    def options_of(self, input_ids: Tensor, current: Pass) -> dict[str, Any]:
+        """What the base model is called with, beside the tokens."""
+        given = dict(self._options)
+        if self._takes_positions:
+            given["position_ids"] = current.positions.unsqueeze(0)
+        return given
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores, float32 [S, V], of hidden states [S, H]."""

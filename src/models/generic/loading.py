@@ -16,6 +16,7 @@ from src.models.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_che
 from src.models.config import DTYPE_NAMES
 from src.models.fields import read_json
 from src.models.generation import parse_generation
+from src.models.generic.encoders import encoder_class, try_out_encoder, without_pooler
 from src.models.generic.model import TransformersModel
 from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
@@ -41,7 +42,7 @@ _DEFAULT, _NO_HOOKS = LoadOptions(), LoadHooks()
 def load_by_transformers(
     path: Path, options: LoadOptions = _DEFAULT, hooks: LoadHooks = _NO_HOOKS
 ) -> TransformersModel:
-    """Load a checkpoint of any causal language model of transformers, and try it out.
+    """Load a checkpoint of a causal language model or an encoder of transformers, and try it out.
 
     transformers itself fills it: so renamed, fused, split and tied tensors are its business. It
     maps safetensors, and tensor by tensor they are copied to where they stay.
@@ -71,13 +72,15 @@ def load_by_transformers(
             )
     register()
     with _refusals(name):
-        kind, config = _described(path, raw)
+        kind, config, is_encoder = _described(path, raw)
         longest, bound = position_limit(config.get_text_config())
         _require_length(max_model_len, longest, bound)
         if options.load_format == "dummy":
-            module = _drawn(kind, config, _dtype(dtype, config, path), options.seed)
+            module = _drawn(
+                kind, config, _dtype(dtype, config, path), options.seed, is_encoder=is_encoder
+            )
         else:
-            module = _filled(path, kind, config, _dtype(dtype, config, path))
+            module = _filled(path, kind, config, _dtype(dtype, config, path), is_encoder=is_encoder)
         module = module.to(device).eval().requires_grad_(False)
         leave_out_temperature(module)
         _leave_out_warning(module)
@@ -87,7 +90,7 @@ def load_by_transformers(
             _take_in(module, hooks.progress)
             use_pool(module)
         with _masks_are_left_alone():
-            body, findings = try_out(module, device)
+            body, findings = (try_out_encoder if is_encoder else try_out)(module, device)
         longest -= body.first_position
         _require_length(max_model_len, longest, bound)
     spec = ModelSpec(
@@ -134,17 +137,20 @@ def _require_length(wanted: int | None, longest: int, bound: str) -> None:
         raise ModelLoadError(f"max_model_len = {wanted} exceeds {bound}: {longest} tokens")
 
 
-def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The class that transformers has for a checkpoint, and its configuration."""
+def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any, bool]:
+    """The class that transformers has for a checkpoint, its configuration; whether it encodes."""
     config = _read_config(path, raw)
-    kind, text = _class_of(config, raw), config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelLoadError("it is an encoder-decoder")
+    encoder = encoder_class(config, raw, _name(raw))
+    kind, text = encoder or _class_of(config, raw), config.get_text_config()
     _refuse_states(kind, text)
     if kind.config_class is type(text):
         # Of a model that has images too, the text alone.
         config = text
     config.return_dict = True
     config.output_hidden_states = config.output_attentions = False
-    return kind, config
+    return kind, config, encoder is not None
 
 
 def _warn_of_waiting_experts(name: str, module: Any) -> None:
@@ -194,8 +200,6 @@ def _class_of(config: Any, raw: Mapping[str, Any]) -> Any:
     """The class that transformers has for the checkpoint."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelLoadError("it is an encoder-decoder")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelLoadError(
             f"model_type {config.model_type!r} is not among its causal language models"
@@ -225,14 +229,15 @@ def _dtype(name: str, config: Any, path: Path) -> torch.dtype:
     return dtype
 
 
-def _drawn(kind: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:
+def _drawn(kind: Any, config: Any, dtype: torch.dtype, seed: int, *, is_encoder: bool) -> Any:
     """With weights as transformers draws them for training."""
+    options = without_pooler(kind) if is_encoder else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return kind._from_config(config, dtype=dtype)
+        return kind._from_config(config, dtype=dtype, **options)
 
 
-def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
+def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype, *, is_encoder: bool) -> Any:
     """With the checkpoint's weights.
 
     Raises
@@ -253,12 +258,16 @@ def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                **(without_pooler(kind) if is_encoder else {}),
             )
     except SafetensorError as error:
         raise ModelLoadError(f"{path}: its weights cannot be read: {error}") from error
-    if missing := sorted(told["missing_keys"]):
+    # What a class of encoders makes of hidden states is not used.
+    unused = "pooler." if is_encoder else ()
+    if missing := sorted(name for name in told["missing_keys"] if not name.startswith(unused)):
         raise ModelLoadError(f"{path} lacks tensors: {_listed(missing)}")
-    if unexpected := sorted(told["unexpected_keys"]):
+    # A head for masked tokens is not read.
+    if (unexpected := sorted(told["unexpected_keys"])) and not is_encoder:
         logger.warning("%s has tensors that nothing reads: %s", path, _listed(unexpected))
     return module
 

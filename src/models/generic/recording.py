@@ -15,6 +15,7 @@ from src.models.generic.masks import Reach, reach_of
 from src.models.generic.passes import AttentionCall, GivenCall
 from src.models.layers.attention import AttentionMixerSpec, AttentionMixerWeights
 from src.models.program import Mixer, StepTensor
+from src.ops.attention.spec import ALL_AHEAD
 
 Attend = Callable[[AttentionCall, Sequence[Tensor]], Tensor]
 
@@ -29,12 +30,15 @@ class Recording:
     ----------
     attend
         Computes a call that has been noted: ``attend(call, (query, key, value))``, [T, Q D].
+    looks_ahead
+        Whether all tokens see later ones. Otherwise none may.
     """
 
-    def __init__(self, positions: Tensor, attend: Attend) -> None:
+    def __init__(self, positions: Tensor, attend: Attend, *, looks_ahead: bool = False) -> None:
         self.positions = positions
         self.calls: list[AttentionCall] = []
         self._attend = attend
+        self._looks_ahead = looks_ahead
         self._masks: dict[int, tuple[Tensor, Callable[..., Any], int | None]] = {}
         # What each of them lets through, once a layer has used it; by the same keys.
         self._reaches: dict[int, Reach] = {}
@@ -51,7 +55,11 @@ class Recording:
         ModelLoadError
             It is not attention as we know it.
         """
-        reach = self._reach(given.mask)
+        reach = self._reach(given)
+        if reach.ahead is not None and not self._looks_ahead:
+            raise ModelLoadError("its tokens attend to later ones: it is no decoder")
+        if reach.ahead is None and self._looks_ahead:
+            raise ModelLoadError("not all of its tokens attend to later ones: it is no encoder")
         spec = _spec(given, reach)
         layer = len(self.calls)
         writes = StepTensor(f"attended.{layer}", (spec.num_heads * spec.head_dim,), spec.dtype)
@@ -61,9 +69,14 @@ class Recording:
         self.calls.append(call)
         return call.result(self._attend(call, call.tensors(given)), given)
 
-    def _reach(self, mask: Any) -> Reach:
+    def _reach(self, given: GivenCall) -> Reach:
+        mask = given.mask
+        if mask is None and self._looks_ahead and _is_causal(given) is False:
+            return Reach(ahead=ALL_AHEAD)
         if not isinstance(mask, Tensor):
             raise ModelLoadError("it calls attention without a causal mask")
+        if not self._looks_ahead and given.options.get("is_causal") is False:
+            raise ModelLoadError("its tokens attend to later ones: it is no decoder")
         if id(mask) not in self._masks and mask._base is not None:
             mask = mask._base if mask.shape == mask._base.shape else mask
         known = self._masks.get(id(mask))
@@ -95,16 +108,17 @@ def _spec(given: GivenCall, reach: Reach) -> AttentionMixerSpec:
         raise ModelLoadError(f"heads of {wide} elements: more than {MAX_HEAD_DIM}")
     cap = given.options.get("softcap")
     return AttentionMixerSpec(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        query.dtype,
-        query.shape[-1] ** -0.5 if given.scaling is None else float(given.scaling),
-        reach.window,
-        None if cap is None else float(cap),
-        None,
-        False,
-        reach.chunk,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=query.dtype,
+        scale=query.shape[-1] ** -0.5 if given.scaling is None else float(given.scaling),
+        window=reach.window,
+        cap=None if cap is None else float(cap),
+        rotates=None,
+        deterministic=False,
+        chunk=reach.chunk,
+        ahead=reach.ahead,
     )
 
 
@@ -112,8 +126,11 @@ def _refuse_unknown_options(given: GivenCall) -> None:
     for name, value in given.options.items():
         if isinstance(value, Tensor) and name not in _HARMLESS | {"s_aux"}:
             raise ModelLoadError(f"its attention takes {name}, which ours does not know")
-    if given.options.get("is_causal") is False:
-        raise ModelLoadError("its tokens attend to later ones: it is no decoder")
+
+
+def _is_causal(given: GivenCall) -> Any:
+    """What is said of a call that has no mask."""
+    return given.options.get("is_causal", getattr(given.module, "is_causal", None))
 
 
 def _sinks(given: GivenCall, num_heads: int) -> Tensor | None:

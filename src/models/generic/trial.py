@@ -33,7 +33,7 @@ _BLOCK_SIZE = 16
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 _TOLERANCE_OF_16_BITS = 0.25
 # An error so much smaller than the tolerance is rounding for certain.
-_CERTAINLY = 0.1
+CERTAINLY = 0.1
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
     ModelLoadError
         It cannot be served this way; the message says what stands against it.
     """
-    ids = _ids(module, device)
+    ids = trial_ids(module, device)
     wanted, base = _own_logits(module, ids)
     body = Body(module, base)
     best = math.inf
-    for first in _first_positions(module.config):
+    for first in first_positions(module.config):
         body.first_position = first
         recorded, hidden = _record(body, ids)
-        error = _error(body.logits(hidden), wanted, hidden.dtype)
+        error = error_of(body.logits(hidden), wanted, hidden.dtype)
         # By rounding alone another number is not taken.
         if error < best / 2:
             best, chosen, calls = error, first, tuple(recorded.calls)
-        if best <= _CERTAINLY * tolerance_of(hidden.dtype):
+        if best <= CERTAINLY * tolerance_of(hidden.dtype):
             break
     if best > tolerance_of(hidden.dtype):
         raise ModelLoadError(
@@ -84,23 +84,24 @@ def try_out(module: Any, device: torch.device) -> tuple[Body, Findings]:
     if not calls:
         raise ModelLoadError("it calls no attention function")
     # How far rounding takes this model is known by now.
-    most = min(tolerance_of(hidden.dtype), max(_CERTAINLY * tolerance_of(hidden.dtype), 3 * best))
-    if _error(_in_pieces(body, ids, calls), wanted, hidden.dtype) > most:
+    most = min(tolerance_of(hidden.dtype), max(CERTAINLY * tolerance_of(hidden.dtype), 3 * best))
+    if error_of(_in_pieces(body, ids, calls), wanted, hidden.dtype) > most:
         raise ModelLoadError(
             "a sequence in pieces does not get what it gets as a whole: its tokens meet outside "
             "attention, in a recurrent state, a convolution or positions counted from a cache"
         )
-    vocab_size = min(wanted.shape[1], _num_embeddings(module))
+    vocab_size = min(wanted.shape[1], num_embeddings(module))
     return body, Findings(calls, hidden.shape[1], vocab_size)
 
 
-def _num_embeddings(module: Any) -> int:
+def num_embeddings(module: Any) -> int:
+    """Tokens that have an embedding."""
     return int(module.get_input_embeddings().weight.shape[0])
 
 
-def _ids(module: Any, device: torch.device) -> Tensor:
+def trial_ids(module: Any, device: torch.device) -> Tensor:
     """Distinct tokens, none of which is padding, which some models treat apart."""
-    count = _num_embeddings(module)
+    count = num_embeddings(module)
     step = max(1, count // (_LENGTH + 2))
     padding = getattr(module.config, "pad_token_id", None)
     ids = [(one * step + 1) % count for one in range(1, _LENGTH + 2)]
@@ -119,7 +120,7 @@ def _own_logits(module: Any, ids: Tensor) -> tuple[Tensor, nn.Module]:
     return logits[0].float(), called[0]
 
 
-def _first_positions(config: Any) -> tuple[int, ...]:
+def first_positions(config: Any) -> tuple[int, ...]:
     """Numbers that a model's first position may have: 0, or that behind the padding token's."""
     padding = getattr(config, "pad_token_id", None)
     # Learned positions have an end.
@@ -130,7 +131,7 @@ def _first_positions(config: Any) -> tuple[int, ...]:
 
 
 def _record(body: Body, ids: Tensor) -> tuple[Recording, Tensor]:
-    memory = _SmallMemory(ids.device)
+    memory = SmallMemory(ids.device)
     positions, mix = memory.step((len(ids), 0))
     recording = Recording(
         positions + body.first_position, lambda call, given: mix(call.mixer, given, call)
@@ -140,7 +141,7 @@ def _record(body: Body, ids: Tensor) -> tuple[Recording, Tensor]:
 
 def _in_pieces(body: Body, ids: Tensor, calls: Sequence[AttentionCall]) -> Tensor:
     """Logits of the sequence, in pieces behind its own reverse."""
-    memory = _SmallMemory(ids.device)
+    memory = SmallMemory(ids.device)
     beside, found = ids.flip(0), []
     done = [0, 0]
     for counts in _PIECES:
@@ -163,17 +164,18 @@ def _in_pieces(body: Body, ids: Tensor, calls: Sequence[AttentionCall]) -> Tenso
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
+    """The largest error that counts as rounding."""
     return _TOLERANCES.get(dtype, _TOLERANCE_OF_16_BITS)
 
 
-def _error(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+def error_of(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
     """How far logits are from those of transformers; what is no number is infinitely far."""
     errors = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
     errors = errors.nan_to_num(nan=math.inf)
     return float(errors.max() if dtype in _TOLERANCES else errors.median())
 
 
-class _SmallMemory:
+class SmallMemory:
     """Keys and values of two short sequences, with a block for each, and the op that serves."""
 
     def __init__(self, device: torch.device) -> None:

@@ -7,8 +7,9 @@ from src.models.heads.bert import BERT
 from src.models.heads.distilbert import DISTILBERT
 from src.models.heads.head import Head
 from src.models.heads.last_token import DECODERS
+from src.models.heads.modernbert import MODERNBERT
 from src.models.heads.roberta import ROBERTA
 
-HEADS: tuple[Head, ...] = (*BERT, *DISTILBERT, *ROBERTA, *DECODERS)
+HEADS: tuple[Head, ...] = (*BERT, *DISTILBERT, *MODERNBERT, *ROBERTA, *DECODERS)
 
 __all__ = ["HEADS", "Head"]

@@ -72,7 +72,7 @@ def embed_or_take(
 
 
 def final_norm(spec: NormSpec, weights: NormWeights, residual: Tensor) -> Tensor:
-    """The residual stream [T, H] to hidden states [T, H]."""
+    """The residual stream [T, H], normalized: behind the last layer, hidden states."""
     return rms_norm(residual, weights.norm, spec)
 
 

@@ -88,6 +88,7 @@ def write_attention(
             rotates=norm if leaves_rotation else None,
             deterministic=builder.deterministic,
             chunk=config.chunk,
+            ahead=config.ahead,
         ),
         AttentionMixerWeights(
             q_norm=left[0],

@@ -183,6 +183,56 @@ async def test_no_family_shows_drafts(
     assert len(set(adversary.widths)) > 4
 
 
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+async def test_keys_and_values_of_8_bits_hide_drafts(
+    dtype: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rejected draft has written is overwritten, and so is its factor."""
+    asked = [(prompt, ASKED[name]) for prompt, name in zip(PROMPTS, FEW * 2, strict=False)]
+    changes = {"cache__dtype": dtype, "scheduler__max_num_seqs": 16}
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        expected = await ask(engine, asked)
+    adversary = Adversary(texts(asked, expected), seed=9)
+    changes |= speculating(monkeypatch, adversary)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        results = await ask(engine, asked)
+    assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
+    assert len(set(adversary.widths)) > 4
+
+
+async def test_tenants_share_steps_with_drafts(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and blocks for half of them, so that owners take turns and lose rows to each other."""
+    changes: dict[str, Any] = {
+        "scheduler__tenant_weights": {"a": 3, "b": 1},
+        "scheduler__max_num_seqs": 4,
+        "cache__num_blocks": 40,
+        "model__max_model_len": 80,
+    }
+    params = ASKED["greedy, scored"]
+
+    async def both(engine: AsyncEngine) -> list[GenerationResult]:
+        calls = [
+            engine.generate(prompt, params, tenant=tenant)
+            for prompt in PROMPTS[:6]
+            for tenant in ("a", "b")
+        ]
+        return await asyncio.gather(*calls)
+
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        expected = await both(engine)
+    asked = [(prompt, params) for prompt in PROMPTS[:6] for _ in range(2)]
+    adversary = Adversary(texts(asked, expected), seed=10)
+    changes |= speculating(monkeypatch, adversary)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        results = await both(engine)
+        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        assert_idle(engine)
+    assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
+    assert len(set(adversary.widths)) > 2
+
+
 async def test_adapters_are_mixed_with_the_model_alone(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

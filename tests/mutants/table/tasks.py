@@ -321,7 +321,7 @@ MUTATIONS = (
         ("tests/models/test_sentence_transformers.py",),
         (
             "several poolings are one",
-            "_pooled",
+            "_pooling",
             "not isinstance(A, list) or len(A) != 1 or A[0] not in list(_POOLINGS)",
             "not isinstance(A, list) or A[0] not in list(_POOLINGS)",
         ),
@@ -340,6 +340,110 @@ MUTATIONS = (
             "AttentionSpec.visible_end",
             "A + 1 + (self.ahead or 0)",
             "A + (self.ahead or 1)",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/families/modernbert.py",
+        ("tests/models/test_encoders.py",),
+        (
+            "a window is as wide on each side as it should be in sum",
+            "ModernBert.describe",
+            "A.integer('local_attention') // 2",
+            "A.integer('local_attention')",
+        ),
+        (
+            "windows rotate as layers with full attention do",
+            "ModernBert.describe",
+            "replace(A, rope=B, window=C, ahead=D)",
+            "replace(A, window=C, ahead=D)",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/families/gemma2.py",
+        ("tests/models/test_encoders.py",),
+        (
+            "a window both ways is as wide on each side as it should be in sum",
+            "_both_ways",
+            "A.window // 2",
+            "A.window",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/families/family.py",
+        ("tests/models/test_encoders.py",),
+        (
+            "a window both ways leaves out its farthest token",
+            "both_ways",
+            "A.window + 1",
+            "A.window",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/decoder.py",
+        ("tests/models/test_encoders.py",),
+        (
+            "an encoder keeps the head of a decoder",
+            "write_end",
+            "if A.looks_ahead: B",
+            "",
+        ),
+        (
+            "the embedding is not normalized",
+            "write_embedding",
+            "if (A := B.embedding_norm_name) is not None: C",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/vector_modules.py",
+        ("tests/models/test_vector_modules.py",),
+        (
+            "a projection has no bias",
+            "Dense.apply",
+            "A.get('linear.bias')",
+            "None",
+        ),
+        (
+            "tensors of any shape are read",
+            "_read",
+            "if A != B: C",
+            "",
+        ),
+        (
+            "an activation of anybody's is one of torch's",
+            "_activation",
+            "not A.startswith('torch.nn.') or B",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/sentence_transformers.py",
+        ("tests/models/test_vector_modules.py",),
+        (
+            "every projection reads hidden states",
+            "_behind",
+            "A[-1].outputs if A else B",
+            "B",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/generic/encoders.py",
+        ("tests/engine/test_embedding_models.py",),
+        (
+            "kinds of tokens end with the longest text",
+            "EncoderBody.options_of",
+            "if A._takes_types: B",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/generic/masks.py",
+        ("tests/models/test_generic.py",),
+        (
+            "a window of two sides leaves out the token itself",
+            "reach_of",
+            "A - B[0] + 1",
+            "A - B[0]",
         ),
     ),
 )
