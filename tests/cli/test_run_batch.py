@@ -69,7 +69,10 @@ def test_vectors_and_scores_are_answered(
     source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     assert main(command(directory, source, target)[3:]) == 0
     assert "9 answered, 2 refused" in capsys.readouterr().err
-    answers = {each["custom_id"]: each["response"] for each in map(json.loads, target.open())}
+    answers = {
+        each["custom_id"]: each["response"]
+        for each in map(json.loads, target.read_text().splitlines())
+    }
     refused = {url for url, answer in answers.items() if answer["status_code"] == 400}
     assert refused == {"/classify", "/predict"}
     assert len(answers["/embed"]["body"]) == 400

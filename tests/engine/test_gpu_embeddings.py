@@ -41,7 +41,7 @@ def check(got: list[float], want: torch.Tensor, tolerance: float = 1e-3) -> None
 
 
 @pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "gemma3_text"])
 async def test_vectors_of_an_encoder_are_those_of_transformers(
     tmp_path: Path, name: str, eager: bool
 ) -> None:

@@ -52,6 +52,7 @@ def attacks(space_id: int, max_tokens: int, choices: int) -> list[Attack]:
         Attack("upgrade", _upgrade(), (b"HTTP/1.1 200", *refused)),
         Attack("two lengths", _two_lengths(), refused),
         Attack("many keys", _many_keys(), served),
+        Attack("many vectors", _many_vectors(), served),
     ]
 
 
@@ -115,6 +116,15 @@ def _many_keys() -> bytes:
         for number in range(20)
     ]
     return b"".join(kept) + post("/v1/responses", body)
+
+
+def _many_vectors() -> bytes:
+    """As many texts as a request may have, with as long a text as is let in among them."""
+    texts = [[5 + number % 200] * 4 for number in range(2047)]
+    body = json.dumps({"input": [*texts, "a b " * 40_000], "truncate_prompt_tokens": -1})
+    mixed = json.dumps({"input": [*texts, [7] * 60]})
+    kept = post("/v1/embeddings", body.encode(), {"Connection": "keep-alive"})
+    return kept + post("/v1/embeddings", mixed.encode())
 
 
 def _lines(lines: Iterable[str]) -> bytes:

@@ -333,7 +333,8 @@ class Worker:
                 speculation.settle(verification, sampled)
             if output.hidden is not None:
                 speculation.keep(exact, output.hidden, verification)
-            speculation.observe(exact, time.monotonic() - started)
+            taken = time.monotonic() - started
+            speculation.observe(exact, taken, verified=verification is not None)
         if states is not None:
             states.end(plan)
         in_flight.holds.append(span)

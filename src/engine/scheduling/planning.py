@@ -109,11 +109,11 @@ class StepPlanner:
         """(drafts, index in the plan) of each row that may have some: as many as are of use."""
         wanted = []
         for index, state in enumerate(builder.states):
-            step = builder.rows[index]
-            if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
-                continue
             if state.rests:
                 state.rests -= 1
+                continue
+            step = builder.rows[index]
+            if step.num_tokens != 1 or not step.samples or state.phase is not Phase.RUNNING:
                 continue
             # The first token may be the last: then there is nothing to draft.
             drafts = min(self.limits.drafts, state.limit - (step.start + 2))

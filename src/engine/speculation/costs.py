@@ -62,6 +62,11 @@ class Costs:
         base = self._bases.get(certain)
         return base is not None and self._step - base.seen <= _STALE
 
+    def usual(self, certain: int) -> float:
+        """Seconds of such a step without drafts; 0 if there was none."""
+        base = self._bases.get(certain)
+        return 0.0 if base is None else base.seconds
+
     def took(self, certain: int, drafts: int, seconds: float) -> None:
         """A step took so long."""
         base = self._bases.get(certain)

@@ -9,6 +9,7 @@ of several tokens as it computes prompts.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
@@ -127,7 +128,7 @@ class Speculation:
             self._compute(plan.rows, {})
             return None
         certain = plan.num_tokens - plan.num_drafts
-        none_pays = self._widths.none_pays(certain)
+        begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
         asks = not none_pays and self._widths.is_measured(certain)
         rows: list[RowStep] = []
         drafts: list[Guess | None] = []
@@ -170,7 +171,10 @@ class Speculation:
                     drafts[place] = guess
                 else:
                     self._widths.found_nothing(rows[place].row)
-        return Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
+        verification = Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
+        if asks:
+            self._widths.asked(certain, time.monotonic() - begun)
+        return verification
 
     def _with_drafts(self, step: RowStep, token_ids: list[int]) -> RowStep:
         """The step of a row, with drafts behind its last token, where they are written too."""
@@ -267,13 +271,22 @@ class Speculation:
             elif drafter.wants_hidden == "all":
                 self._attempt(drafter, drafter.keep_all, computed, hidden)
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Note how long an exact plan took, if all of its rows sample behind their last token."""
+    def observe(self, plan: StepPlan, seconds: float, *, verified: bool = True) -> None:
+        """Note how long an exact plan took, if all of its rows sample behind their last token.
+
+        Of those that were not ``verified``, and so have no drafts, some are enough.
+        """
+        tokens = drafts = 0
+        if not verified and self._widths.is_fresh(len(plan.rows)):
+            return
+        for step in plan.rows:
+            if not step.samples or step.num_tokens != 1 + step.drafts:
+                return
+            tokens += step.num_tokens
+            drafts += step.drafts
         # If all rows have ended, nothing was computed.
-        if plan.rows and all(
-            step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows
-        ):
-            self._widths.took(plan.num_tokens, plan.num_drafts, seconds)
+        if tokens:
+            self._widths.took(tokens, drafts, seconds)
 
     def rests(self, row: int) -> int:
         """For how many steps from the next one on a row will have no drafts."""

@@ -24,9 +24,14 @@ _NEIGHBOURLY: Final = 0.04
 _PROBED: Final = 128
 _PROBES: Final = 2
 _LIKELY: Final = 0.6
-# The longest pauses of a row, in steps, after wrong guesses and after no guess.
+# The longest pauses of a row, in steps: after wrong guesses, and at least after no guess.
 _LONGEST_PAUSE: Final = 64
 _LONGEST_SEARCH: Final = 8
+# The part of a step's time that asking in vain may take, spread over the steps of a pause.
+_ASKING: Final = 0.01
+_FRESH: Final = 0.1
+# Of steps without drafts one in so many is measured.
+_MEASURED: Final = 4
 # The pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
 
@@ -54,6 +59,8 @@ class Widths:
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         self._probed = 0
+        # Seconds that asking takes in a step, as a part of the usual one.
+        self._asking = 0.0
 
     def begin(self) -> None:
         """A step begins."""
@@ -148,7 +155,16 @@ class Widths:
 
     def found_nothing(self, row: int) -> None:
         """No drafter had an idea for the row, or none that pays."""
-        self._wait(row, _LONGEST_SEARCH)
+        longest = _LONGEST_SEARCH
+        # In small steps of a small model asking takes long.
+        while longest < _LONGEST_PAUSE and longest * _ASKING < self._asking:
+            longest *= 2
+        self._wait(row, longest, longest // _LONGEST_SEARCH)
+
+    def asked(self, num_tokens: int, seconds: float) -> None:
+        """Asking for all rows of a step of so many tokens has taken so long."""
+        if (usual := self._costs.usual(num_tokens)) > 0:
+            self._asking += _FRESH * (min(1.0, seconds / usual) - self._asking)
 
     def verified(self, row: int, guess: Guess, accepted: int) -> None:
         """A row's guess was verified, and so many of its tokens were right."""
@@ -158,8 +174,9 @@ class Widths:
         else:
             self._wait(row, _LONGEST_PAUSE)
 
-    def _wait(self, row: int, longest: int) -> None:
+    def _wait(self, row: int, longest: int, least: int = 1) -> None:
         pause = self._pauses.setdefault(row, _Pause())
+        pause.length = max(pause.length, least)
         self._pause(pause, min(pause.length, longest))
         pause.length = min(2 * pause.length, _LONGEST_PAUSE)
 
@@ -171,6 +188,10 @@ class Widths:
         # Up to a multiple of its length, so that rows are asked in the same steps. All others are
         # then planned and computed as they are without speculation.
         pause.until = (self._step + 1 + length) // length * length
+
+    def is_fresh(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens without drafts need not be measured this time."""
+        return self._step % _MEASURED != 0 and self._costs.is_measured(num_tokens)
 
     def took(self, num_tokens: int, drafts: int, seconds: float) -> None:
         """A step of rows that sample took so long: so many tokens, some of which are drafts."""

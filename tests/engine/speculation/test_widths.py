@@ -148,6 +148,24 @@ def test_a_row_without_guesses_is_asked_sooner() -> None:
     assert 100 <= asked <= 130
 
 
+def test_asking_in_vain_takes_a_hundredth_of_the_time() -> None:
+    counts = []
+    for seconds in (0.0001, 0.0025, 0.01):
+        widths, asked = Widths(), 0
+        for _ in range(900):
+            widths.begin()
+            widths.took(4, 0, 0.01)
+            if widths.asks(3):
+                asked += 1
+                widths.asked(4, seconds)
+                widths.found_nothing(3)
+        counts.append(asked)
+    assert counts[0] > 100
+    # A quarter of a step may be asked for in every 25th, and a whole one in every 64th.
+    assert 25 <= counts[1] <= 50
+    assert counts[2] <= 30
+
+
 def test_rows_that_pause_are_asked_together() -> None:
     widths, steps = Widths(), []
     for step in range(1, 400):

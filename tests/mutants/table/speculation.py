@@ -130,7 +130,7 @@ MUTATIONS = (
         (
             "a step that computed nothing is a very fast one",
             "Speculation.observe",
-            "plan.rows and A",
+            "if tokens: A",
             "A",
         ),
         (
@@ -258,6 +258,12 @@ MUTATIONS = (
             "Widths._pause",
             "A.until = B",
             "A.until = 0",
+        ),
+        (
+            "asking takes as long as it likes",
+            "Widths.found_nothing",
+            "A < self._asking",
+            "False",
         ),
         (
             "rows pause one by one",

@@ -4,6 +4,9 @@ from tests.mutants.mutation import mutations_of, rewrites_of
 
 _ENGINE = ("tests/engine/test_embeddings.py",)
 _HTTP = ("tests/http/embeddings/test_embeddings.py",)
+_OTHERS = ("tests/http/embeddings/test_other_protocols.py",)
+_COSINES = ("tests/http/ranks/test_cosines.py",)
+_HEADS = ("tests/http/ranks/test_heads.py",)
 
 _LABELS = "tests/engine/test_classifiers.py"
 _RANKS = "tests/engine/test_rerankers.py"
@@ -211,6 +214,104 @@ MUTATIONS = (
             "EmbeddingRun.abort",
             "if self._reservation is not None: A",
             "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        _HEADS,
+        (
+            "tokens have results however many",
+            "EmbeddingRun._add_values",
+            "self.max_values is not None and self._num_values > self.max_values",
+            "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/ranks/reranks.py",
+        _HEADS,
+        (
+            "raw scores are probabilities all the same",
+            "_rerank",
+            "A is not False and (not B)",
+            "A is not False",
+        ),
+        (
+            "the worst document comes first",
+            "_rerank",
+            "(-A, B)",
+            "(A, B)",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/ranks/classes.py",
+        _HEADS,
+        (
+            "labels of a prediction are in the model's order",
+            "_predictions",
+            "sorted(A, key=B)",
+            "list(A)",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/ranks/scores.py",
+        _COSINES,
+        (
+            "a text is named by the other side",
+            "with_sides",
+            "A if B == 'query' else C",
+            "C",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/ranks/reranks.py",
+        _COSINES,
+        (
+            "all documents are told whatever top_n",
+            "_rerank",
+            "A if B is None else C",
+            "A",
+        ),
+        (
+            "documents are told whatever return_documents",
+            "_rerank",
+            "if A is not None:\n    B = A",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/embeddings/cohere.py",
+        _OTHERS,
+        (
+            "a text is cut though nobody asked for it",
+            "_kept",
+            "-1 if A == 'END' else None",
+            "-1",
+        ),
+        (
+            "signed bytes of bits are one too large",
+            "_signed",
+            "A - 128",
+            "A - 127",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/embeddings/inference.py",
+        _OTHERS,
+        (
+            "vectors are normalized where the checkpoint says so",
+            "embed",
+            "A is not False",
+            "None",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/server/call.py",
+        ("tests/http/embeddings/test_waiting_answers.py::test_a_long_answer_is_sent_in_pieces",),
+        (
+            "a long answer is told to be as long as its first piece",
+            "Call.answer_in_pieces",
+            "len(A) < PIECE",
+            "True",
         ),
     ),
     *rewrites_of(
