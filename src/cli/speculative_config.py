@@ -9,20 +9,20 @@ import msgspec
 from src.core.errors import ConfigError
 
 _OPTION: Final = "--speculative-config"
-_METHODS: Final = ("ngram", "suffix")
-# vLLM's methods that draft with a model or a head.
-_NOT_BUILT: Final = (
-    "deepseek_mtp",
-    "draft_model",
-    "eagle",
-    "eagle3",
-    "medusa",
-    "mlp_speculator",
-    "mtp",
-)
+# vLLM's method -> ours.
+_METHODS: Final = {
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "draft_model": "draft",
+    "medusa": "medusa",
+    "eagle3": "eagle3",
+}
+# Other methods of vLLM's that draft with a model or a head.
+_NOT_BUILT: Final = ("deepseek_mtp", "eagle", "mlp_speculator", "mtp")
 # vLLM's key -> the setting.
 _SETTINGS: Final = {
     "method": "speculation.method",
+    "model": "speculation.model",
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "prompt_lookup_min": "speculation.prompt_lookup_min",
     "prompt_lookup_max": "speculation.prompt_lookup_max",
@@ -47,6 +47,10 @@ def speculative_settings(text: str) -> list[tuple[str, str]]:
                 f"{_OPTION}: {key!r} has no meaning here, expected some of {', '.join(_SETTINGS)}"
             )
     method = given.get("method")
+    if method is None and given.get("model") is not None:
+        raise ConfigError(
+            f"{_OPTION}: method must be named beside model, expected {' or '.join(_METHODS)}"
+        )
     if method is None:
         # So does vLLM, where no model is named.
         given["method"] = method = "ngram"
@@ -55,6 +59,7 @@ def speculative_settings(text: str) -> list[tuple[str, str]]:
         raise ConfigError(
             f"{_OPTION}: method = {method!r} {reason}, expected {' or '.join(_METHODS)}"
         )
+    given["method"] = _METHODS[str(method)]
     least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
     # vLLM takes the bound that is given for both.
     if method == "ngram" and (least is None) != (most is None):

@@ -153,7 +153,9 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
 
     # What guesses. "suffix": they go on as where the longest end of the row's tokens stood before.
     # "ngram": the same with the bounds below. "auto": "suffix" where it can be served.
-    method: Literal["auto", "off", "suffix", "ngram"] = "off"
+    # "draft": a small model of the same vocabulary does. "medusa", "eagle3": heads on the model do.
+    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3"] = "off"
+    model: str | None = None  # directory or hub id of the draft model, or of heads
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] = 5

@@ -25,6 +25,8 @@ from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
 from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
+from src.engine.drafters.loading import load_drafts, taps_for
+from src.engine.drafters.source import NO_MEMORY, DraftPlace, DraftSource
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
@@ -143,6 +145,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     )
     refuse_for_device(config.model, path, device.type)
     implementation = choose_implementation(path, config.model.implementation)
+    taps = taps_for(config, path)
     # Read only once, because the kernels in use may change during the start.
     in_strips = takes_strips()
     # The default is to round where that makes kernels faster and the model is bfloat16.
@@ -155,7 +158,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         compilation = None
         if config.compile.is_on and implementation.is_program:
             compilation = _begin_compilation(
-                config, path, device, timeline, rounds_inputs, in_strips=in_strips
+                config, path, device, timeline, rounds_inputs, taps, in_strips=in_strips
             )
             ends.callback(compilation.close)
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as beside:
@@ -167,10 +170,11 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
                 report(phase, progress, line)
 
             model = _load_model(
-                config, report_both, path, implementation, device, rounds_inputs, compilation
+                config, report_both, path, implementation, device, rounds_inputs, taps, compilation
             )
         tokenizer = reading.result()
         set_cache_dtype(config.cache, model)
+        drafts = load_drafts(config, model, tokenizer)
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(
                 "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
@@ -180,7 +184,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
         tokenizer.render_in(templates)
         return _build_parts(
-            config, report, timeline, path, tokenizer, model, compilation, processors, ends
+            config, report, timeline, path, tokenizer, model, drafts, compilation, processors, ends
         )
 
 
@@ -190,6 +194,7 @@ def _begin_compilation(
     device: torch.device,
     timeline: StartTimeline,
     rounds_inputs: bool | None,
+    taps: tuple[int, ...],
     *,
     in_strips: bool,
 ) -> ProgramCompilation:
@@ -200,9 +205,8 @@ def _begin_compilation(
         return ProgramCompilation(
             None, 1, cache_root(), timeline, awaited=_awaits_code(config), most_tokens=most
         )
-    outline = outline_model(
-        path, LoadOptions.of(config, rounds_inputs, AdapterRoom.of(config.lora))
-    )
+    options = LoadOptions.of(config, rounds_inputs, AdapterRoom.of(config.lora))
+    outline = outline_model(path, replace(options, taps=taps))
     num_threads = config.device.num_threads or usable_cpus()
     return ProgramCompilation(
         outline,
@@ -264,6 +268,7 @@ def _load_model(
     implementation: Implementation,
     device: torch.device,
     rounds_inputs: bool | None,
+    taps: tuple[int, ...],
     compilation: ProgramCompilation | None,
 ) -> ServedModel:
     def when_allocated(model: Model) -> None:
@@ -280,7 +285,7 @@ def _load_model(
             before_each_matrix=make_room,
             when_allocated=when_allocated,
         )
-        options = replace(LoadOptions.of(config, rounds_inputs, room), device=device)
+        options = replace(LoadOptions.of(config, rounds_inputs, room), device=device, taps=taps)
         model = implementation.load(path, options, hooks)
     if isinstance(model, TransformersModel) and device.type != "cpu" and config.compile.is_on:
         model.compile_layers()
@@ -312,6 +317,7 @@ def _build_parts(
     path: Path,
     tokenizer: Tokenizer,
     model: ServedModel,
+    drafts: DraftSource | None,
     compilation: ProgramCompilation | None,
     processors: Processors,
     ends: contextlib.ExitStack,
@@ -328,7 +334,7 @@ def _build_parts(
         ends.callback(plan_log.close)
     tasks = _tasks(config, path, model, tokenizer)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, attention, processors, tasks, ends)
+    worker, memory = _build_runner(config, model, drafts, attention, processors, tasks, ends)
     tasks = tasks.within(memory.max_model_len)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
@@ -400,6 +406,7 @@ def _limits(
 def _build_runner(
     config: Config,
     model: ServedModel,
+    drafts: DraftSource | None,
     attention: Backend | None,
     processors: Processors,
     tasks: ModelTasks,
@@ -410,30 +417,41 @@ def _build_runner(
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    memory = measure_memory(config, step_device, model, capture_backend(device), attention)
-    kv_cache = allocate_kv_cache(model.kv_cache_spec(), memory.kv, device)
+    drafts_take = NO_MEMORY if drafts is None else drafts.memory
+    memory = measure_memory(
+        config, step_device, model, capture_backend(device), attention, drafts_take
+    )
+    own = model.kv_cache_spec()
+    kv_cache = allocate_kv_cache((*own, *drafts_take.layers), memory.kv, device)
     max_num_seqs = memory.kv.num_rows(max_num_seqs)
+    rows = RowState(
+        max_num_seqs=max_num_seqs,
+        max_model_len=memory.max_model_len,
+        block_size=memory.kv.block_size,
+        device=device,
+        page_blocks=kv_cache.layout.page_blocks,
+        own_inputs=model.own_inputs,
+    )
+    sampler = Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors))
+    drafter = None
+    if drafts is not None:
+        its_layers = kv_cache.part(len(own), len(drafts_take.layers))
+        drafter = drafts.drafter(DraftPlace(rows, sampler, its_layers))
     speculation = choose_speculation(
         config.speculation,
         device_type=device.type,
         has_states=memory.kv.states is not None,
         has_windows=any(window is not None for window in memory.kv.windows),
         num_backups=0 if memory.kv.states is None else memory.kv.states.num_backups,
+        drafter=drafter,
     )
     worker = Worker(
         step_device,
         model,
         Code.eager(model),
-        kv_cache,
-        RowState(
-            max_num_seqs=max_num_seqs,
-            max_model_len=memory.max_model_len,
-            block_size=memory.kv.block_size,
-            device=device,
-            page_blocks=kv_cache.layout.page_blocks,
-            own_inputs=model.own_inputs,
-        ),
-        Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors)),
+        kv_cache.part(0, len(own)),
+        rows,
+        sampler,
         num_threads=config.device.num_threads or usable_cpus(),
         attention=attention,
         speculation=speculation,

@@ -38,6 +38,9 @@ class ProgramBuilder:
         Rows of RoPE tables: the longest possible sequence, in tokens.
     rotates_in_op
         Whether the device has a kernel by which mixers rotate queries and keys.
+    taps
+        Layers whose input is wanted beside the hidden states, in order; the number of layers stands
+        for what leaves the last one.
     """
 
     dtype: torch.dtype
@@ -46,6 +49,7 @@ class ProgramBuilder:
     group: Group
     deterministic: bool
     rotates_in_op: bool
+    taps: tuple[int, ...] = ()
     parameters: dict[str, Parameter] = field(default_factory=dict)
     # Name of a table -> the function that computes it.
     buffers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)

@@ -39,6 +39,8 @@ _DTYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
+    # Which tokens a head knows.
+    "BOOL": torch.bool,
 }
 
 

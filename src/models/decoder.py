@@ -29,7 +29,9 @@ def write_decoder(builder: ProgramBuilder, config: ModelConfig) -> None:
     """Write the program and the parameters of a decoder."""
     embedding = write_embedding(builder, config)
     for layer in range(len(config.layers)):
+        write_tap(builder, config, layer)
         write_layer(builder, config, layer)
+    write_tap(builder, config, len(config.layers))
     write_end(builder, config, embedding)
 
 
@@ -56,6 +58,17 @@ def write_embedding(builder: ProgramBuilder, config: ModelConfig) -> Name:
     return embedding
 
 
+def write_tap(builder: ProgramBuilder, config: ModelConfig, layer: int) -> None:
+    """Keep what the layer reads for the end of the program, if somebody wants it."""
+    if layer in builder.taps:
+        tapped = builder.step_tensor(_tap(layer), config.hidden_size)
+        builder.segment(ends.tap, None, (), (RESIDUAL,), (tapped,))
+
+
+def _tap(layer: int) -> str:
+    return f"tap.{layer}"
+
+
 def write_layer(builder: ProgramBuilder, config: ModelConfig, number: int) -> None:
     """Write one layer, which adds to the residual stream."""
     layer, parts = LayerWriter(builder, config, number), config.layers[number]
@@ -74,12 +87,13 @@ def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> 
     Without a classifier's, a model whose tokens see later ones ends in hidden states.
     """
     norm = _norm(builder, "final_norm", config.hidden_size, config.final_norm_name, config.norm)
+    taps = tuple(map(_tap, builder.taps))
     builder.segment(
-        ends.final_norm,
+        ends.final_norm_and_taps if taps else ends.final_norm,
         config.norm,
         ends.NormWeights(norm),
-        (RESIDUAL,),
-        (builder.step_tensor(HIDDEN, config.hidden_size),),
+        (RESIDUAL, *taps),
+        (builder.step_tensor(HIDDEN, (1 + len(taps)) * config.hidden_size),),
     )
     if config.classifier is not None:
         write_classifier(builder, config)
@@ -93,9 +107,10 @@ def write_end(builder: ProgramBuilder, config: ModelConfig, embedding: Name) -> 
     else:
         rows = (config.vocab_size, config.hidden_size)
         head = builder.parameter("head", rows, "head", (Placement(f"{config.head_name}.weight"),))
+    spec = ends.HeadSpec(config.logit_cap, config.logit_multiplier)
     builder.head(
-        ends.head,
-        ends.HeadSpec(config.logit_cap, config.logit_multiplier),
+        ends.tapped_head if taps else ends.head,
+        ends.TappedHeadSpec(spec, config.hidden_size) if taps else spec,
         ends.HeadWeights(head),
         (HIDDEN,),
         (StepTensor(LOGITS, (config.vocab_size,), torch.float32),),

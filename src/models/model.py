@@ -93,6 +93,8 @@ class ModelOptions:
         Slots for adapters; None: it takes none.
     served_on
         The device whose kernels multiply, for an outline; None: ``device``.
+    taps
+        See `ProgramBuilder`. Hidden states have the tapped tensors behind them then.
     """
 
     dtype: torch.dtype
@@ -105,6 +107,7 @@ class ModelOptions:
     outlines_tables: bool = False
     adapters: AdapterRoom | None = None
     served_on: torch.device | None = None
+    taps: tuple[int, ...] = ()
 
 
 class Variant(NamedTuple):
@@ -171,6 +174,7 @@ class Model:
             group=options.group,
             deterministic=options.deterministic,
             rotates_in_op=device.type == "cuda" if rotates is None else rotates,
+            taps=options.taps,
         )
         write(builder, config)
         self.config, self.options = config, options
@@ -184,6 +188,8 @@ class Model:
         )
         self.formats = options.formats
         self.program: Program = builder.program()
+        if self.program.head.inputs[0].shape != ((1 + len(options.taps)) * config.hidden_size,):
+            raise ModelLoadError(f"{config.architecture}: its layers' inputs cannot be tapped")
         self.methods: dict[str, Method] = {}
         self.kv_scales: dict[int, CacheScales] = {}
         self.table: dict[str, Parameter] = {

@@ -140,6 +140,16 @@ class Tokenizer:
         ids = self._backend.get_vocab(with_added_tokens=True).values()
         return sorted(token_id for token_id in ids if token_id >= vocab_size)
 
+    def differs_from(self, other: Tokenizer) -> tuple[int, str, str] | None:
+        """The first token id, with both tokens, that two tokenizers know as different tokens."""
+        own, others = (
+            {number: token for token, number in each.get_vocab(with_added_tokens=True).items()}
+            for each in (self._backend, other._backend)
+        )
+        shared = sorted(own.keys() & others.keys())
+        found = next((number for number in shared if own[number] != others[number]), None)
+        return None if found is None else (found, own[found], others[found])
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The checkpoint's chat template.

@@ -27,6 +27,16 @@ def test_vllms_ngram_becomes_settings() -> None:
     assert (section.method, section.num_speculative_tokens) == ("suffix", 16)
 
 
+@pytest.mark.parametrize(
+    ("method", "ours"), [("draft_model", "draft"), ("medusa", "medusa"), ("eagle3", "eagle3")]
+)
+def test_vllms_models_become_settings(method: str, ours: str) -> None:
+    text = f'{{"method": "{method}", "model": "some/where", "num_speculative_tokens": 3}}'
+    section = configured("--speculative-config", text).speculation
+    assert (section.method, section.model) == (ours, "some/where")
+    assert section.num_speculative_tokens == 3
+
+
 def test_set_goes_before_it() -> None:
     words = ("--set", "speculation.num_speculative_tokens=3")
     text = '{"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
@@ -40,9 +50,10 @@ def test_set_goes_before_it() -> None:
         ("[]", "expected a JSON object"),
         ("{", "expected a JSON object"),
         ('{"method": {}}', "expected a JSON object"),
-        ('{"model": "a/draft"}', "'model' has no meaning here"),
+        ('{"model": "a/draft"}', "method must be named beside model"),
+        ('{"draft_tensor_parallel_size": 2}', "'draft_tensor_parallel_size' has no meaning here"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 8}', "suffix_decoding_max_tree"),
-        ('{"method": "eagle3"}', "method = 'eagle3' is not built, expected ngram or suffix"),
+        ('{"method": "mtp"}', "method = 'mtp' is not built, expected ngram or suffix or"),
         ('{"method": "oracle"}', "method = 'oracle' is no method"),
     ],
 )

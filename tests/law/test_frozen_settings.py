@@ -103,6 +103,7 @@ FROZEN = [
     "scheduler.priority_tenants",
     "scheduler.tenant_weights",
     "speculation.method",
+    "speculation.model",
     "speculation.num_speculative_tokens",
     "speculation.prompt_lookup_max",
     "speculation.prompt_lookup_min",

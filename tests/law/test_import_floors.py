@@ -43,7 +43,7 @@ FRONT_DOOR = "src"
 
 # Rooms of the engine: the pure half plans with integers, the device half computes with torch.
 PURE = {"scheduling", "kv"}
-DEVICE = {"devices", "sampling", "grammar", "speculation", "execution"}
+DEVICE = {"devices", "sampling", "grammar", "speculation", "execution", "drafters"}
 # Joins the halves: a file at the top of the engine, or a room.
 SHELL = {
     "loop",
@@ -62,7 +62,7 @@ SHELL = {
 # Rooms of one half know those before them in this order, and themselves.
 ROOMS_IN_ORDER = (
     ("kv", "scheduling"),
-    ("devices", "sampling", "grammar", "speculation", "execution"),
+    ("devices", "sampling", "grammar", "speculation", "execution", "drafters"),
 )
 KNOWS_BOTH_HALVES = {
     "loop",  # drives one with the other

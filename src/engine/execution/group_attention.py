@@ -239,6 +239,8 @@ def find_backends(
     found: dict[int, GroupAttention] = {}
     passed_over: list[str] = []
     for number, group in enumerate(groups):
+        if not group.layers:
+            continue
         for name, kind in BACKENDS.items():
             reasons = [kind.honours.refusal(shapes[layer], device_type) for layer in group.layers]
             if not any(reasons):

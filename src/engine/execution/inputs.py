@@ -244,6 +244,16 @@ def sampled_tokens(plan: StepPlan) -> SampleBatch:
     return SampleBatch(rows, positions)
 
 
+def sampled_indices(plan: StepPlan) -> list[int]:
+    """Index among the step's tokens of each one behind which it samples, in order."""
+    indices: list[int] = []
+    end = 0
+    for step in plan.rows:
+        end += step.num_tokens
+        indices.extend(range(end - step.num_sampled, end))
+    return indices
+
+
 def decode_rows(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
     """The host input of a captured decode step of B rows, padding last: [4 B + 1] int64.
 

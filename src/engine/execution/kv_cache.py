@@ -98,6 +98,11 @@ class KVCache:
     memory: list[Tensor] = field(repr=False)
     states: StateMemory | None = field(default=None, repr=False)
 
+    def part(self, first: int, count: int) -> KVCache:
+        """The memory of some of the layers, numbered from 0, in the same pool."""
+        layers = self.layers[first : first + count]
+        return replace(self, layout=self.layout.part(first, count), layers=layers)
+
     def named(self) -> dict[str, Tensor]:
         """Every tensor of every layer, as ``<name>.<layer>``."""
         return {

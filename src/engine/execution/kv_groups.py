@@ -98,6 +98,19 @@ class KVLayout:
         """Bytes of one block of the pool: all tensors of all slots."""
         return sum(map(sum, self.slot_bytes))
 
+    def part(self, first: int, count: int) -> KVLayout:
+        """Some of the layers, numbered from 0. Groups keep their numbers, and may be empty."""
+        groups = tuple(
+            replace(
+                group,
+                layers=tuple(
+                    layer - first for layer in group.layers if first <= layer < first + count
+                ),
+            )
+            for group in self.groups
+        )
+        return replace(self, groups=groups)
+
     @cached_property
     def group_of(self) -> tuple[int, ...]:
         """Layer -> group; -1 for layers that keep nothing of each token."""

@@ -28,6 +28,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from src.compile import LoadedFunction
 from src.core.plan import RowFailure, StepPlan
@@ -44,6 +45,7 @@ from src.engine.execution.inputs import (
     decode_samplers,
     only_sampled,
     padding_inputs,
+    sampled_indices,
     sampled_tokens,
 )
 from src.engine.execution.pooling import RowPooling, Vectors, score_of
@@ -53,6 +55,7 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler, truncation
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
 from src.engine.sampling.state import SEED, TEMPERATURE
+from src.engine.speculation import KeptHidden
 from src.models import Model
 from src.models.program import Function
 from src.ops.runtime.compiled import Caller
@@ -67,6 +70,8 @@ class StepOutput:
     prompt_scores: PromptLogprobs | None
     failures: Sequence[RowFailure] = ()
     vectors: Vectors | None = None
+    # What `KeptHidden` says, on the device; None: nobody wants them.
+    hidden: Tensor | None = None
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""
@@ -122,11 +127,22 @@ class StepComputer:
         self._pooling = pooling
         self._score_tokens = score_tokens
 
-    def compute(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
+    def compute(
+        self,
+        plan: StepPlan,
+        computes: Callable[[], object] = lambda: None,
+        *,
+        keeps_hidden: KeptHidden = "none",
+    ) -> StepOutput:
         """Compute the step; the plan has been applied to its rows.
 
-        ``computes`` is called when the step's inputs, but nothing else, have been enqueued. It is
-        not called if the step is one call on the host.
+        Parameters
+        ----------
+        computes
+            Called when the step's inputs, but nothing else, have been enqueued. It is not called if
+            the step is one call on the host.
+        keeps_hidden
+            What ``StepOutput.hidden`` is; a captured decode step has none.
         """
         self._rows.flush()
         graph = None if self.graphs is None else self.graphs.find(plan)
@@ -135,19 +151,23 @@ class StepComputer:
         # Read once, because the compiler's thread may swap it at any time.
         code = self.code.serving(adapts=self._rows.uses_adapters(plan))
         if graph is None and code.step is not None:
-            return self._in_one_call(plan, code.step, code.functions)
+            return self._in_one_call(plan, code.step, code.functions, keeps_hidden=keeps_hidden)
         inputs = build_inputs(plan, self._rows, 0 if graph is None else graph.num_tokens)
-        if graph is None and not self._wants_all(plan):
+        if graph is None and not self._wants_all(plan) and keeps_hidden != "all":
             inputs = only_sampled(inputs, self._rows)
         # Masks are computed while the forward pass runs; None without a constrained row.
         awaited = self._grammars.masks(inputs.samplers.rows, inputs.samplers.positions)
         computes()
         hidden = self._forward(inputs, code) if graph is None else graph.run(inputs)
         masks = None if awaited is None else awaited.result()
-        samples = (
-            self._sample(inputs, hidden, code.functions, masks) if inputs.samplers.rows else None
-        )
-        return self._output(plan, samples, hidden, code.functions, masks)
+        samples = sampled = None
+        if inputs.samplers.rows:
+            sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
+            samples = self._sample(inputs, sampled, code.functions, masks)
+        output = self._output(plan, samples, hidden, code.functions, masks)
+        if keeps_hidden == "none":
+            return output
+        return replace(output, hidden=hidden if keeps_hidden == "all" else sampled)
 
     def try_out(self, code: Code, num_tokens: int) -> None:
         """Run padding through code that is not in use yet; no KV and no row is written."""
@@ -197,12 +217,18 @@ class StepComputer:
         return None if program is None else CompiledStep(caller, program, where)
 
     def _in_one_call(
-        self, plan: StepPlan, step: CompiledStep, functions: Sequence[Function]
+        self,
+        plan: StepPlan,
+        step: CompiledStep,
+        functions: Sequence[Function],
+        *,
+        keeps_hidden: KeptHidden,
     ) -> StepOutput:
         batch = sampled_tokens(plan)
         count = len(batch.rows)
         wants_hidden = self._wants_all(plan)
-        only_draws = self._sampler.only_draws(batch) and not wants_hidden
+        keeps_more = keeps_hidden == "all" and count != plan.num_tokens
+        only_draws = self._sampler.only_draws(batch) and not (wants_hidden or keeps_more)
         awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
@@ -216,15 +242,20 @@ class StepComputer:
                 gate = step.gate()
                 awaited.add_done_callback(partial(_open, gate))
             try:
-                token_ids = step.draw(numbers, count, gate)
+                token_ids, hidden = step.draw(
+                    numbers, count, gate, wants_hidden=keeps_hidden != "none"
+                )
             except ValueError:
                 if awaited is not None and awaited.done():
                     # If computing the masks failed, raise that error: it says more.
                     awaited.result()
                 raise
             samples = SampleOutput(token_ids, None, (), ()) if count else None
-            return StepOutput(samples, None, () if awaited is None else awaited.result().failures)
-        hidden, logits = step.compute(numbers, count, wants_hidden=wants_hidden)
+            failures = () if awaited is None else awaited.result().failures
+            return StepOutput(samples, None, failures, hidden=hidden)
+        hidden, logits = step.compute(
+            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none"
+        )
         masks = None if awaited is None else awaited.result()
         samples = None
         if logits is not None:
@@ -232,7 +263,11 @@ class StepComputer:
             positions_s = upload(batch.positions, torch.int64, self._rows.device)
             samples = self._choose(logits, replace(batch, positions_s=positions_s), masks)
             self._rows.scatter_tokens(rows_s, positions_s, samples.token_ids)
-        return self._output(plan, samples, hidden, functions, masks)
+        output = self._output(plan, samples, hidden if wants_hidden else None, functions, masks)
+        if keeps_hidden == "none" or hidden is None:
+            return output
+        kept = hidden if keeps_hidden == "all" else hidden[sampled_indices(plan)]
+        return replace(output, hidden=kept)
 
     def _replay(
         self, plan: StepPlan, graph: DecodeGraph, computes: Callable[[], object]
@@ -260,11 +295,11 @@ class StepComputer:
     def _sample(
         self,
         inputs: StepInputs,
-        hidden: Tensor,
+        sampled: Tensor,
         functions: Sequence[Function],
         masks: RowMasks | None,
     ) -> SampleOutput:
-        sampled = hidden if inputs.last is not None else hidden[inputs.sample_index_s]
+        """Sample behind hidden states [S, H]."""
         logits = self._model.logits(functions, sampled)
         samples = self._choose(logits, inputs.samplers, masks)
         self._rows.scatter_tokens(
@@ -305,11 +340,14 @@ class StepComputer:
         self, plan: StepPlan, hidden: Tensor, functions: Sequence[Function]
     ) -> Vectors | None:
         """Vectors of the rows that are pooled, or their scores by the head."""
-        vectors = self._pooling.pool(plan, hidden)
+        size, whole = self._model.spec.hidden_size, hidden.shape[1]
+        # Behind hidden states stands what was tapped; the head does not read it.
+        vectors = self._pooling.pool(plan, hidden[:, :size])
         if vectors is None:
             return None
 
         def head(states: Tensor) -> Tensor:
+            states = functional.pad(states, (0, whole - size))
             return score_of(self._model.logits(functions, states), self._score_tokens)
 
         return self._pooling.through_head(vectors, head, hidden.dtype)

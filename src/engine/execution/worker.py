@@ -323,11 +323,16 @@ class Worker:
             if (verification := speculation.begin(plan)) is not None:
                 exact = verification.plan
         if exact.rows:
-            output = span.copy_out(self._computer.compute(exact, span.computes))
+            keeps_hidden = "none" if speculation is None else speculation.wants_hidden
+            output = span.copy_out(
+                self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
+            )
         if speculation is not None:
             if verification is not None:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
+            if output.hidden is not None:
+                speculation.keep(exact, output.hidden, verification)
             taken = time.monotonic() - started
             speculation.observe(exact, taken, verified=verification is not None)
         if states is not None:

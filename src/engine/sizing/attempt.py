@@ -14,6 +14,8 @@ from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import MemoryReport, size
 from src.distributed import Group
+from src.engine.drafters.loading import load_drafts, taps_for
+from src.engine.drafters.source import NO_MEMORY
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of
 from src.engine.execution.kv_groups import lay_out
@@ -102,7 +104,10 @@ class Setup:
         rounds_inputs = rounds_inputs if on_cpu else False
         group = OutlineGroup(0, self.tensor_parallel)
         try:
-            options = LoadOptions.of(self.config, rounds_inputs, AdapterRoom.of(self.config.lora))
+            options = replace(
+                LoadOptions.of(self.config, rounds_inputs, AdapterRoom.of(self.config.lora)),
+                taps=taps_for(self.config, self.path),
+            )
             outline = outline_model(
                 self.path,
                 options if on_cpu else replace(options, device=torch.device("cuda")),
@@ -128,7 +133,10 @@ class Setup:
         ConfigError, ModelLoadError
             It cannot be served whatever the device's size.
         """
-        reckoned = reckon_memory(self.config, device, self.outline(on_cpu=device.kind == "cpu"))
+        outline = self.outline(on_cpu=device.kind == "cpu")
+        drafts = load_drafts(self.config, outline, None, outlines=True)
+        taken = NO_MEMORY if drafts is None else drafts.memory
+        reckoned = reckon_memory(self.config, device, outline, taken)
         if reckoned.free <= 0:
             reason = (
                 f"its weights take {size(reckoned.taken)}, and {device.name} has "
@@ -178,5 +186,5 @@ def kv_shape(reckoned: Reckoned, num_blocks: int = 0) -> KVCachePlan:
     """The shape of a model's KV memory on a device, with so many blocks."""
     config, device = reckoned.config, reckoned.device
     block_size = block_size_of(config.cache, device.torch_device)
-    layout = lay_out(reckoned.outline.kv_cache_spec(), block_size)
+    layout = lay_out(reckoned.layers, block_size)
     return KVCachePlan(block_size, num_blocks, layout.bytes_per_block, layout.windows)

@@ -18,6 +18,7 @@ from src.core.errors import ConfigError
 from src.core.gguf import is_gguf
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
 from src.engine.devices import Device
+from src.engine.drafters.source import NO_MEMORY, DraftMemory
 from src.engine.execution.cache_dtype import cache_dtype_of, log_cache_dtype
 from src.engine.execution.graphs import GraphPlan, ladder_of, plan_graphs
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of, free_memory, plan_kv_cache
@@ -88,6 +89,7 @@ def measure_memory(
     model: ServedModel,
     backend: CaptureBackend | None,
     attention: Backend | None,
+    drafts: DraftMemory = NO_MEMORY,
 ) -> MemoryPlan:
     """Size the memory of a loaded model's engine, on the device where it is. Blocks.
 
@@ -97,6 +99,8 @@ def measure_memory(
         ``None`` if the device cannot capture.
     attention
         See `ForwardPass`.
+    drafts
+        What a drafter takes beside the model; its weights are loaded already.
 
     Raises
     ------
@@ -115,6 +119,7 @@ def measure_memory(
         step=step,
         graphs=0 if graphs is None else graphs.bytes,
         free=free_memory(place),
+        drafts=drafts,
         name=torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
     )
     if graphs is not None:
@@ -134,6 +139,8 @@ class Reckoned:
         On the meta device.
     step, graphs
         In bytes; see `MemoryReport`.
+    drafts
+        What a drafter takes beside the model.
     """
 
     config: Config
@@ -141,11 +148,17 @@ class Reckoned:
     outline: ServedModel
     step: int
     graphs: int
+    drafts: DraftMemory = NO_MEMORY
 
     @property
     def taken(self) -> int:
         """Bytes of weights and tables."""
-        return weight_bytes(self.outline) + table_bytes(self.outline)
+        return weight_bytes(self.outline) + table_bytes(self.outline) + self.drafts.nbytes
+
+    @property
+    def layers(self) -> tuple[LayerKVSpec, ...]:
+        """What all layers keep of a sequence, those of a drafter last."""
+        return (*self.outline.kv_cache_spec(), *self.drafts.layers)
 
     @property
     def free(self) -> int:
@@ -167,6 +180,7 @@ class Reckoned:
             step=self.step,
             graphs=self.graphs,
             free=max(0, self.free),
+            drafts=self.drafts,
             name=self.device.name,
         )
         return MemoryPlan(kv, max_model_len, None, report)
@@ -175,7 +189,7 @@ class Reckoned:
         """The report where KV memory does not fit."""
         return MemoryReport(
             self.device.name,
-            weight_parts(self.outline),
+            (*weight_parts(self.outline), *self.drafts.parts),
             table_bytes(self.outline),
             self.step,
             self.graphs,
@@ -184,13 +198,18 @@ class Reckoned:
         )
 
 
-def reckon_memory(config: Config, device: DeviceDescription, outline: ServedModel) -> Reckoned:
+def reckon_memory(
+    config: Config,
+    device: DeviceDescription,
+    outline: ServedModel,
+    drafts: DraftMemory = NO_MEMORY,
+) -> Reckoned:
     """Reckon what a model takes on a device that need not be here, from its shapes alone.
 
     ``outline`` is on the meta device. The largest step is the one that a start on a GPU measures.
     It is not reckoned if not even weights fit.
     """
-    weights = Reckoned(config, device, outline, 0, 0)
+    weights = Reckoned(config, device, outline, 0, 0, drafts)
     step = graphs = 0
     if device.kind == "cuda" and weights.free > 0:
         block_size = block_size_of(config.cache, device.torch_device)
@@ -227,10 +246,11 @@ def _size(
     step: int,
     graphs: int,
     free: int,
+    drafts: DraftMemory,
     name: str,
 ) -> tuple[KVCachePlan, int, MemoryReport]:
     """KV memory, the context length, and the report. ``free`` is beside weights and tables."""
-    layers = model.kv_cache_spec()
+    layers = (*model.kv_cache_spec(), *drafts.layers)
     log_cache_dtype(model)
     kv, max_model_len = plan_kv_cache(
         layers,
@@ -245,7 +265,7 @@ def _size(
     )
     report = MemoryReport(
         name,
-        weight_parts(model),
+        (*weight_parts(model), *drafts.parts),
         table_bytes(model),
         step,
         graphs,

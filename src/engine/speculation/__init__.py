@@ -7,9 +7,18 @@ greedy case; "Coupling without Communication and Drafter-Invariant Speculative D
 2408.07978, for sampling).
 """
 
-from src.engine.speculation.drafter import Drafter
+from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, KeptHidden
 from src.engine.speculation.guess import Guess
 from src.engine.speculation.verification import Speculation, Verification
 from src.engine.speculation.widths import Widths
 
-__all__ = ["Drafter", "Guess", "Speculation", "Verification", "Widths"]
+__all__ = [
+    "SURE",
+    "BatchDrafter",
+    "Drafter",
+    "Guess",
+    "KeptHidden",
+    "Speculation",
+    "Verification",
+    "Widths",
+]

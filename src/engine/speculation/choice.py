@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
-from src.engine.speculation.drafter import DRAFTERS, SOURCES
+from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
@@ -86,10 +86,12 @@ def choose_speculation(
     has_states: bool,
     has_windows: bool = False,
     num_backups: int | None = None,
+    drafter: Drafter | None = None,
 ) -> Callable[..., Speculation] | None:
     """What makes an engine's `Speculation`; ``None`` if there is none.
 
-    Arguments and errors are those of `choose_sources`.
+    ``drafter`` is the one of a method whose drafters have weights. Other arguments and errors are
+    those of `choose_sources`.
     """
     choice = choose_sources(
         section,
@@ -103,4 +105,10 @@ def choose_speculation(
             logger.info("speculation is off: %s", choice.reason)
         return None
     logger.info("speculation: %s, up to %d tokens", choice, section.num_speculative_tokens)
-    return partial(Speculation, [DRAFTERS[source](section) for source in choice.sources])
+    drafters: list[Drafter] = []
+    for source in choice.sources:
+        if source in DRAFTERS:
+            drafters.append(DRAFTERS[source](section))
+        elif drafter is not None:
+            drafters.append(drafter)
+    return partial(Speculation, drafters)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from src.core.config import SpeculationSection
+from src.core.plan import RowStep
 from src.core.step_message import DeviceRequest
 from src.engine.speculation.guess import Guess
 from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
 from src.engine.speculation.prediction import Predicted
+
+SURE: Final = 16
+"""The length of a match that counts for guesses that are from no match, but from a model."""
+
+
+KeptHidden: TypeAlias = Literal["none", "sampled", "all"]
+"""Which hidden states of a step are kept: none, those that tokens are sampled from, [S, H], or
+those of all its tokens, [T, H], padding perhaps behind them."""
 
 
 class Drafter(Protocol):
@@ -30,6 +40,66 @@ class Drafter(Protocol):
             [n] int32: prompt and output of the row so far. A view; it must not be kept.
         """
         ...
+
+
+class BatchDrafter:
+    """A drafter that computes the guesses of all rows of a step at once, such as a model.
+
+    Attributes
+    ----------
+    wants_hidden
+        Which of the model's hidden states it reads.
+    guesses
+        Row -> its guesses for this step, which `compute` leaves here.
+    """
+
+    wants_hidden: KeptHidden = "none"
+
+    def __init__(self) -> None:
+        self.guesses: dict[int, Guess] = {}
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+        """See `Drafter`."""
+        return self.guesses.get(row)
+
+    def vacate(self, row: int) -> None:
+        """The row has another request now."""
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """Begin a step: guess for some of its rows, into ``guesses``. Called at every step.
+
+        Parameters
+        ----------
+        rows
+            What the step computes, exactly, and without drafts.
+        asked
+            Row -> how many guesses are wanted of it, at most.
+        """
+        raise NotImplementedError
+
+    def keep(self, last: Mapping[int, tuple[int, int]], hidden_s: Tensor) -> None:
+        """End a step: keep what rows were sampled from, if those hidden states are wanted.
+
+        Parameters
+        ----------
+        last
+            Row -> index among ``hidden_s`` of what its newest token was sampled from, and how many
+            tokens the row has, that one included.
+        hidden_s
+            [S, H], on the device.
+        """
+
+    def keep_all(self, computed: Mapping[int, tuple[int, int, int]], hidden_t: Tensor) -> None:
+        """End a step: keep hidden states of all tokens that count, if they are wanted.
+
+        Parameters
+        ----------
+        computed
+            Row -> index among ``hidden_t`` of its first token, that token's position, and how many
+            of its tokens count: wrong guesses do not.
+        hidden_t
+            [T, H], on the device.
+        """
 
 
 @runtime_checkable
@@ -63,5 +133,9 @@ SOURCES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "auto": ("prediction", "suffix", "history"),
         "suffix": ("prediction", "suffix", "history"),
         "ngram": ("prediction", "ngram"),
+        # Their drafters have weights, see `engine.drafters`.
+        "draft": ("prediction", "draft"),
+        "medusa": ("prediction", "medusa"),
+        "eagle3": ("prediction", "eagle3"),
     }
 )

@@ -16,12 +16,13 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from torch import Tensor
 
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
-from src.engine.speculation.drafter import Drafter, Follower
+from src.engine.speculation.drafter import BatchDrafter, Drafter, Follower, KeptHidden
 from src.engine.speculation.guess import FORCED, Guess
 from src.engine.speculation.widths import Widths
 
@@ -148,6 +149,8 @@ class Speculation:
         self._lengths.pop(row, None)
         self._behind.pop(row, None)
         self._widths.vacate(row)
+        for drafter in self._batch_drafters:
+            self._attempt(drafter, drafter.vacate, row)
         if request is not None:
             for follower in tuple(self._followers):
                 self._attempt(follower, follower.install, row, request)
@@ -169,6 +172,7 @@ class Speculation:
         """
         self._widths.begin()
         if not any(step.drafts or step.slack or step.row in self._behind for step in plan.rows):
+            self._compute(plan.rows, {})
             return None
         certain = plan.num_tokens - plan.num_drafts
         begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
@@ -176,8 +180,8 @@ class Speculation:
         rows: list[RowStep] = []
         drafts: list[Guess | None] = []
         index: list[int] = []
-        guesses: dict[int, Guess] = {}
-        restricted: dict[int, tuple[Wanted, Guess | None]] = {}
+        # Per place among the rows: the row's step in the plan, its number of tokens, most drafts.
+        asked: dict[int, tuple[RowStep, int, int]] = {}
         for step in plan.rows:
             if not (step.drafts or step.slack):
                 index.append(len(rows))
@@ -194,20 +198,12 @@ class Speculation:
             if none_pays:
                 self._widths.nothing_pays(step.row)
             elif asks and (most := self._most(step, known)) > 0:
-                guess = self._propose(step.row, known, most)
-                if not self._restrictions.leaves_free(step.row, known + most):
-                    wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
-                    restricted[len(rows)] = wanted, guess
-                elif guess is not None:
-                    guesses[len(rows)] = guess
-                else:
-                    self._widths.found_nothing(step.row)
+                asked[len(rows)] = (step, known, most)
             index.append(len(rows))
             exact = RowStep(step.row, step.generation, known - 1, 1, True)
             rows.append(self._from_states(exact))
             drafts.append(None)
-        if restricted:
-            guesses |= self._possible(restricted)
+        guesses = self._guesses(rows, asked)
         if guesses:
             sampling = sum(step.samples for step in rows)
             widths = self._widths.choose(list(guesses.values()), sampling, certain)
@@ -233,6 +229,35 @@ class Speculation:
         self._tokens[step.row, known : known + count] = token_ids
         num_tokens = step.num_tokens + count
         return RowStep(step.row, step.generation, step.start, num_tokens, True, count)
+
+    def _guesses(
+        self, rows: Sequence[RowStep], asked: Mapping[int, tuple[RowStep, int, int]]
+    ) -> dict[int, Guess]:
+        """Place among the rows -> what is guessed of the row's next tokens.
+
+        Drafters with weights know no grammar, so rows that have one are not asked of them.
+        """
+        free = {
+            place: self._restrictions.leaves_free(step.row, known + most)
+            for place, (step, known, most) in asked.items()
+        }
+        self._compute(
+            rows, {step.row: most for place, (step, _, most) in asked.items() if free[place]}
+        )
+        guesses: dict[int, Guess] = {}
+        restricted: dict[int, tuple[Wanted, Guess | None]] = {}
+        for place, (step, known, most) in asked.items():
+            guess = self._propose(step.row, known, most)
+            if not free[place]:
+                wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
+                restricted[place] = wanted, guess
+            elif guess is not None:
+                guesses[place] = guess
+            else:
+                self._widths.found_nothing(step.row)
+        if restricted:
+            guesses |= self._possible(restricted)
+        return guesses
 
     def _from_states(self, step: RowStep) -> RowStep:
         """The step of a row from where its recurrent states stand."""
@@ -312,6 +337,54 @@ class Speculation:
             name = type(drafter).__name__
             logger.exception("the drafter %s failed, and is not asked any more", name)
             return None
+
+    def _compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """Let those drafters compute that do so for all rows of a step at once."""
+        for drafter in self._batch_drafters:
+            self._attempt(drafter, drafter.compute, rows, asked)
+
+    @property
+    def _batch_drafters(self) -> list[BatchDrafter]:
+        return [each for each in self._drafters if isinstance(each, BatchDrafter)]
+
+    @property
+    def wants_hidden(self) -> KeptHidden:
+        """Which hidden states of a step its drafters read."""
+        wanted = [drafter.wants_hidden for drafter in self._batch_drafters]
+        return next((each for each in wanted if each != "none"), "none")
+
+    def keep(
+        self, plan: StepPlan, hidden: Tensor, verification: Verification | None = None
+    ) -> None:
+        """Keep a step's hidden states for the drafters that read them.
+
+        Parameters
+        ----------
+        plan
+            An exact plan, which was computed.
+        hidden
+            Those that `wants_hidden` has asked for.
+        verification
+            That of the plan, which is settled; ``None``: it has none.
+        """
+        kept = [1] * len(plan.rows) if verification is None else verification.kept
+        last: dict[int, tuple[int, int]] = {}
+        computed: dict[int, tuple[int, int, int]] = {}
+        at = begin = 0
+        for step, count in zip(plan.rows, kept, strict=True):
+            if step.samples:
+                # Behind it stands the row's newest token.
+                known = step.start + step.num_tokens - step.drafts + count
+                last[step.row] = (at + count - 1, known)
+            at += step.num_sampled
+            counts = step.num_tokens - step.drafts + (count - 1 if step.samples else 0)
+            computed[step.row] = (begin, step.start, counts)
+            begin += step.num_tokens
+        for drafter in self._batch_drafters:
+            if drafter.wants_hidden == "sampled":
+                self._attempt(drafter, drafter.keep, last, hidden)
+            elif drafter.wants_hidden == "all":
+                self._attempt(drafter, drafter.keep_all, computed, hidden)
 
     def observe(self, plan: StepPlan, seconds: float, *, verified: bool = True) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token.

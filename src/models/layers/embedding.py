@@ -28,6 +28,14 @@ class HeadSpec:
     multiplier: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class TappedHeadSpec:
+    """A head whose input has other tensors behind the hidden states of this size."""
+
+    head: HeadSpec
+    hidden_size: int
+
+
 class EmbeddingWeights(NamedTuple):
     """[V, H]."""
 
@@ -68,6 +76,18 @@ def final_norm(spec: NormSpec, weights: NormWeights, residual: Tensor) -> Tensor
     return rms_norm(residual, weights.norm, spec)
 
 
+def tap(spec: None, weights: tuple[()], residual: Tensor) -> Tensor:
+    """A copy of the residual stream [T, H], which later layers overwrite."""
+    return residual.clone()
+
+
+def final_norm_and_taps(
+    spec: NormSpec, weights: NormWeights, residual: Tensor, *taps: Tensor
+) -> Tensor:
+    """Hidden states [T, H], and behind them what was tapped: [T, (1 + taps) H]."""
+    return torch.cat((final_norm(spec, weights, residual), *taps), dim=-1)
+
+
 def head(spec: HeadSpec, weights: HeadWeights, hidden: Tensor) -> Tensor:
     """Vocabulary scores, float32 [S, V], of selected hidden states [S, H]."""
     scores = linear(hidden, weights.head)
@@ -75,3 +95,9 @@ def head(spec: HeadSpec, weights: HeadWeights, hidden: Tensor) -> Tensor:
         scores = scores * spec.multiplier
     # The cap is computed in the model's dtype, like in the reference.
     return capped(scores, spec.cap).to(torch.float32)
+
+
+def tapped_head(spec: TappedHeadSpec, weights: HeadWeights, hidden: Tensor) -> Tensor:
+    """See `head`; of the tensors that `final_norm_and_taps` gives, [S, (1 + taps) H]."""
+    own = hidden[:, : spec.hidden_size].clone(memory_format=torch.contiguous_format)
+    return head(spec.head, weights, own)

@@ -139,6 +139,7 @@ def _model_options(
         max_positions=resolve_max_positions(options.max_model_len, config),
         deterministic=options.deterministic,
         adapters=options.adapters,
+        taps=options.taps,
         formats=_formats(config, stored, options, _rounds_inputs(options.rounds_inputs, dtype)),
     )
 

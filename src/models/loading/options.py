@@ -43,6 +43,8 @@ class LoadOptions:
         Whether a token's result must be the same bits in every batch.
     adapters
         Slots for adapters; None: there are none.
+    taps
+        See `ProgramBuilder`.
     """
 
     dtype: str = "auto"
@@ -55,6 +57,7 @@ class LoadOptions:
     rounds_inputs: bool | None = False
     deterministic: bool = False
     adapters: AdapterRoom | None = None
+    taps: tuple[int, ...] = ()
 
     @classmethod
     def of(

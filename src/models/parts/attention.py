@@ -32,9 +32,15 @@ ROPE_AXES = 3
 
 
 def write_attention(
-    layer: LayerWriter, config: AttentionConfig, between: Callable[[], None] = lambda: None
+    layer: LayerWriter,
+    config: AttentionConfig,
+    between: Callable[[], None] = lambda: None,
+    reads: StepTensor | None = None,
 ) -> None:
-    """Write attention over keys and values; see `PartWriter`."""
+    """Write attention over keys and values; see `PartWriter`.
+
+    ``reads`` is what it projects; None: the residual stream.
+    """
     builder, dim, norm = layer.builder, config.head_dim, layer.model.norm
     heads = builder.group.shard(config.num_heads)
     kv_heads = builder.group.shard(config.num_kv_heads)
@@ -66,7 +72,8 @@ def write_attention(
         sections=config.sections,
     )
     left = rotation if leaves_rotation else (None, None, None)
-    _attention_in(layer, config, spec, (None, None, None) if leaves_rotation else rotation)
+    rotates = (None, None, None) if leaves_rotation else rotation
+    _attention_in(layer, config, spec, rotates, reads or layer.residual)
     between()
     builder.mixer(
         "attention",
@@ -158,7 +165,11 @@ def _qk_norms(
 
 
 def _attention_in(
-    layer: LayerWriter, config: AttentionConfig, spec: AttentionInSpec, rotation: tuple[Name, ...]
+    layer: LayerWriter,
+    config: AttentionConfig,
+    spec: AttentionInSpec,
+    rotation: tuple[Name, ...],
+    reads: StepTensor,
 ) -> None:
     counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     sizes = [count * spec.head_dim for count in counts]
@@ -183,7 +194,7 @@ def _attention_in(
         spec,
         AttentionInWeights(
             norm=layer.block_norm("input_norm", layer.config.attention_norm),
-            qkv_weight=layer.matrix("qkv_weight", (sum(sizes), layer.hidden), placed("weight")),
+            qkv_weight=layer.matrix("qkv_weight", (sum(sizes), reads.shape[0]), placed("weight")),
             qkv_bias=layer.fused_bias("qkv_bias", sum(sizes), placed("bias"))
             if config.qkv_bias
             else None,
@@ -191,7 +202,7 @@ def _attention_in(
             k_norm=k_norm,
             rope_table=rope_table,
         ),
-        (RESIDUAL, _positions(layer) if config.sections else POSITIONS),
+        (reads.name, _positions(layer) if config.sections else POSITIONS),
         [
             *(
                 layer.builder.step_tensor(name, count, spec.head_dim)

@@ -198,14 +198,14 @@ int draw(const StepContext& c, const Inputs& in, const float* logits, int64_t vo
 // Gives Python the tensors for which it passed a pointer: all of them, or none on failure.
 int hand_over(const Owned& hidden, Handle* hidden_result, const Owned& logits,
               Handle* logits_result) {
-  if (hidden_result != nullptr) {
+  if (hidden_result != nullptr && hidden) {
     *hidden_result = slipstream_to_torch(*hidden);
     if (*hidden_result == nullptr) return kOutOfMemory;
   }
   if (logits_result != nullptr && logits) {
     *logits_result = slipstream_to_torch(*logits);
     if (*logits_result != nullptr) return kOk;
-    if (hidden_result != nullptr) slipstream_torch.delete_tensor(*hidden_result);
+    if (hidden_result != nullptr && hidden) slipstream_torch.delete_tensor(*hidden_result);
     return kOutOfMemory;
   }
   return kOk;
@@ -226,12 +226,14 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
   const UnderWay under_way(c.threads);
   if (Status status = gather(c, steps, count, padding, &in)) return status;
   Owned hidden, logits;
-  Step running(c, in, hidden_result != nullptr);
+  // A step that draws gives the hidden states of its sampled tokens, another one those of all.
+  const bool draws = token_ids != nullptr;
+  Step running(c, in, hidden_result != nullptr && !draws);
   if (int status = running.run(hidden.receive())) return status;
-  if (!in.sampled.empty() && (token_ids != nullptr || logits_result != nullptr)) {
+  if (!in.sampled.empty() && (draws || logits_result != nullptr)) {
     ByTorch result_is(logits_result != nullptr);
     if (int status = logits_of(c, in, *hidden, logits.receive())) return status;
-    if (token_ids != nullptr) {
+    if (draws) {
       auto* scores = reinterpret_cast<float*>(logits->data);
       const int64_t size = logits->sizes[1], stride = logits->strides[0];
       if (gate != nullptr) {

@@ -296,8 +296,17 @@ class CompiledStep:
         """A gate for the masks of one step."""
         return MaskGate(self._caller)
 
-    def draw(self, steps: Iterable[int], num_samples: int, gate: MaskGate | None = None) -> Tensor:
+    def draw(
+        self,
+        steps: Iterable[int],
+        num_samples: int,
+        gate: MaskGate | None = None,
+        *,
+        wants_hidden: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute and sample by temperature and seed: token ids [S] int64, also stored in the rows.
+
+        With them the hidden states [S, H] that they were sampled from, if wanted.
 
         Parameters
         ----------
@@ -308,6 +317,8 @@ class CompiledStep:
             Number of sampled tokens.
         gate
             Provides the masks; the step waits for it once it has logits. None: no masks.
+        wants_hidden
+            Whether hidden states are wanted; of a step that samples nothing there are none.
 
         Raises
         ------
@@ -320,8 +331,9 @@ class CompiledStep:
         """
         # Not `torch.empty`: it would release the GIL and have to wait for it again.
         token_ids = torch.from_numpy(np.empty(num_samples, dtype=np.int64))
-        self._call(array("q", steps), 0, token_ids.data_ptr(), None, None, gate)
-        return token_ids
+        hidden = (ctypes.c_void_p * 1)() if wants_hidden and num_samples else None
+        self._call(array("q", steps), 0, token_ids.data_ptr(), hidden, None, gate)
+        return token_ids, None if hidden is None else stolen(hidden)[0]
 
     def compute(
         self, steps: Iterable[int], num_samples: int, *, wants_hidden: bool

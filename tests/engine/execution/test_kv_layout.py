@@ -226,3 +226,21 @@ def test_the_default_has_room_for_whole_sequences() -> None:
         max_model_len_is_fixed=True,
     )
     assert planned.num_blocks == 2 * 250 * len(planned.windows)
+
+
+def test_a_part_of_the_layers_has_its_own_memory_of_the_same_pool() -> None:
+    """As those of a draft model behind those of the model, some of them in the same groups."""
+    both = (*layers(8, None, 8, None), *layers(None, None, 16, wide=1))
+    cache = allocate_kv_cache(both, KVCachePlan(4, 6, 0), CPU)
+    model, draft = cache.part(0, 4), cache.part(4, 3)
+    assert [*model.layers, *draft.layers] == cache.layers
+    assert len(model.layers) == 4
+    assert model.layout.group_of == cache.layout.group_of[:4]
+    assert draft.layout.group_of == cache.layout.group_of[4:]
+    assert model.layout.page_blocks == draft.layout.page_blocks == cache.layout.page_blocks
+    assert draft.memory is cache.memory
+
+
+def test_layers_that_see_everything_share_block_tables_whatever_their_size() -> None:
+    layout = lay_out((*layers(None, None), *layers(None, wide=1)), 16)
+    assert [group.layers for group in layout.groups] == [(0, 1, 2)]

@@ -20,8 +20,10 @@ from src.core.request import Request
 from src.core.step_message import DeviceRequest
 from src.core.structured_output import StructuredOutput
 from src.engine.execution.forward_pass import Code
+from src.engine.execution.inputs import sampled_indices
 from src.engine.execution.step_computer import StepComputer, StepOutput
 from src.engine.grammar.masks import RowMasks, added_masks, packed_masks
+from src.engine.speculation import KeptHidden
 from src.models.program import Chain
 from src.ops.build.kernels import kernel_library
 from src.ops.runtime.step import CompiledStep
@@ -206,6 +208,56 @@ async def test_logits_are_the_same_whether_other_hidden_states_are_wanted_or_not
     await on_device(engine, run)
 
 
+@any_mixer
+@pytest.mark.parametrize("keeps", ["sampled", "all"])
+@pytest.mark.parametrize("steps", [*STEPS, "drafts"])
+async def test_hidden_states_are_kept_if_wanted(
+    engine: AsyncEngine, steps: str, keeps: KeptHidden
+) -> None:
+    """By a step that draws, by one that ends with logits, and by their parts."""
+    computer = computer_of(engine)
+    whole = computer.code
+    drafts = [RowStep(0, 1, LENGTH - 4, 4, True, 3), RowStep(3, 1, 8, 6, False)]
+    plan = StepPlan(1, [], [], STEPS.get(steps, drafts))
+    penalized = SamplingParams(temperature=0, max_tokens=8, presence_penalty=1.0)
+    sampled = sampled_indices(plan)
+    count = len(sampled) if keeps == "sampled" else plan.num_tokens
+    found: list[torch.Tensor] = []
+
+    def run(code: Code, keeps_hidden: KeptHidden, penalizes: bool) -> StepOutput:
+        install(computer, [0.0] * NUM_ROWS, seed=3)
+        for row in range(NUM_ROWS if penalizes else 0):
+            request = DeviceRequest(key=row, prompt_len=LENGTH, params=penalized)
+            computer._sampler.state.install(row, request, LENGTH)
+        computer.code = code
+        return computer.compute(plan, keeps_hidden=keeps_hidden)
+
+    def all_ways() -> None:
+        for code in (whole, whole._replace(step=None)):
+            for penalizes in (False, True):
+                plain = run(code, "none", penalizes)
+                assert plain.hidden is None
+                output = run(code, keeps, penalizes)
+                assert (output.samples is None) == (plain.samples is None)
+                hidden = output.hidden
+                if hidden is None:
+                    assert count == 0
+                    continue
+                assert len(hidden) == count
+                found.append(hidden)
+                if output.samples is not None and plain.samples is not None:
+                    token_ids = output.samples.token_ids.tolist()
+                    assert token_ids == plain.samples.token_ids.tolist()
+                    own = hidden if keeps == "sampled" else hidden[sampled]
+                    logits = computer._model.logits(computer._model.functions, own)
+                    if not penalizes:
+                        assert logits.argmax(1).tolist() == token_ids
+        for each in found:
+            torch.testing.assert_close(each, found[0], atol=0.02, rtol=0.02)
+
+    await on_device(engine, all_ways)
+
+
 async def test_deterministic_logits_are_so_to_the_bit(bfloat16: Path) -> None:
     config = small_config(
         bfloat16,
@@ -381,7 +433,7 @@ async def test_a_step_draws_what_its_gate_lets_through(
         gate = step.gate()
         opening = threading.Timer(0.05, gate.open, (table, rows))
         opening.start()
-        assert step.draw(NUMBERS, 3, gate).tolist() == expected.tolist()
+        assert step.draw(NUMBERS, 3, gate)[0].tolist() == expected.tolist()
         opening.join()
         assert computer._rows.tokens[[2, 0, 3], LENGTH].tolist() == expected.tolist()
 
@@ -491,9 +543,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     draw, compute = CompiledStep.draw, CompiledStep.compute
 
-    def drawing(self: CompiledStep, *arguments: Any) -> Any:
+    def drawing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
         made.append("draw")
-        return draw(self, *arguments)
+        return draw(self, *arguments, wants_hidden=wants_hidden)
 
     def computing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
         made.append("hidden" if wants_hidden else "logits")

@@ -123,8 +123,8 @@ MUTATIONS = (
         ),
         (
             "rows with a grammar have the drafts of others",
-            "Speculation.begin",
-            "not self._restrictions.leaves_free(A.row, B + C)",
+            "Speculation._guesses",
+            "not A[B]",
             "False",
         ),
         (

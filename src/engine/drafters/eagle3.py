@@ -1,0 +1,361 @@
+"""EAGLE-3: a layer on the model's hidden states says the next tokens (`models.eagle`).
+
+Its inputs at a position are known once the model has computed that position and the token behind it
+is there. So it reads a step's tokens at the beginning of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from src.core.config import Config
+from src.core.errors import ModelLoadError
+from src.core.memory_report import WeightPart
+from src.core.plan import RowStep, StepPlan
+from src.engine.drafters.draws import GuessWriter
+from src.engine.drafters.source import DraftMemory, DraftPlace
+from src.engine.execution.cache_dtype import set_cache_dtype
+from src.engine.execution.forward_pass import ForwardPass
+from src.engine.execution.inputs import build_inputs, only_sampled
+from src.engine.speculation import SURE, BatchDrafter, Guess
+from src.models import Model, ModelConfig, ServedModel
+from src.models.checkpoint import StoredTensor, TensorReader, open_checkpoint
+from src.models.config_file import name_of_config, read_config_file
+from src.models.eagle import CARRIED, EMBEDDED, FEATURE, EagleForm, write_eagle
+from src.models.families.llama import Llama
+from src.models.fields import Fields
+from src.models.layers.linear import linear
+from src.models.loading.filling import check_tensors, fill
+from src.models.model import ModelOptions
+from src.text import Tokenizer
+
+# Positions of a decoding row without guesses that may be computed by the model and not read yet.
+_LAG: Final = 16
+_D2T, _T2D = "d2t", "t2d"
+
+
+def taps_of(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """The layers of a model whose inputs a head reads; empty: it reads hidden states alone.
+
+    Where the file names none they are those of the authors' code.
+
+    Raises
+    ------
+    ModelLoadError
+        The model has no such layers.
+    """
+    section = fields.raw("eagle_config")
+    given: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
+    if given.get("use_aux_hidden_state") is False:
+        return ()
+    name = "eagle_aux_hidden_state_layer_ids"
+    layers = given.get(name) or fields.raw(name)
+    if layers is None:
+        layers = [2, num_layers // 2, num_layers - 3]
+        if num_layers < 7:
+            raise ModelLoadError(
+                f"{name} must be given for a model of {num_layers} layers; the usual ones are of "
+                "models with 7 or more"
+            )
+    is_list = isinstance(layers, list) and all(type(layer) is int for layer in layers)
+    if not is_list or not layers or sorted(set(layers)) != layers:
+        raise ModelLoadError(f"{name} must be a list of ascending layers, got {layers!r}")
+    if layers[0] < 0 or layers[-1] > num_layers:
+        raise ModelLoadError(f"{name} must be from 0 to {num_layers}, got {layers!r}")
+    return tuple(layers)
+
+
+def required_taps(path: Path, num_layers: int) -> tuple[int, ...]:
+    """The same for the head of a directory."""
+    return taps_of(_fields(path), num_layers)
+
+
+class Pending(NamedTuple):
+    """Hidden states [N, W] of a row's positions from ``start`` on, which were not read yet."""
+
+    start: int
+    hidden: Tensor
+
+    @property
+    def end(self) -> int:
+        """The position behind the last."""
+        return self.start + len(self.hidden)
+
+
+@dataclass(frozen=True)
+class EagleHead:
+    """A loaded head; see `DraftSource`.
+
+    Attributes
+    ----------
+    targets
+        int64 [tokens of its head], their ids in the model's vocabulary; None: they are the same.
+    """
+
+    model: Model
+    form: EagleForm
+    target: ServedModel
+    targets: Tensor | None
+    memory: DraftMemory
+
+    def drafter(self, place: DraftPlace) -> BatchDrafter:
+        """See `DraftSource`."""
+        return EagleDrafter(self, place)
+
+
+class EagleDrafter(BatchDrafter):
+    """Reads hidden states of all rows a step behind the model, and goes on from the last."""
+
+    wants_hidden = "all"
+
+    def __init__(self, head: EagleHead, place: DraftPlace) -> None:
+        super().__init__()
+        self._head, self._rows, self._sampler = head, place.rows, place.sampler
+        self._model = head.model
+        self._forward_pass = ForwardPass(head.model, place.kv_cache)
+        own = head.model.weights.get("embedding", None)
+        embedding = own if own is not None else _embedding_of(head.target)
+        assert isinstance(embedding, Tensor)
+        self._embedding = embedding
+        self._pending: dict[int, Pending] = {}
+
+    def vacate(self, row: int) -> None:
+        """See `BatchDrafter`."""
+        self._pending.pop(row, None)
+
+    def keep_all(self, computed: Mapping[int, tuple[int, int, int]], hidden_t: Tensor) -> None:
+        """See `BatchDrafter`."""
+        for row, (index, start, count) in computed.items():
+            hidden = hidden_t[index : index + count].clone()
+            before = self._pending.get(row)
+            if before is not None and before.end == start:
+                start, hidden = before.start, torch.cat((before.hidden, hidden))
+            self._pending[row] = Pending(start, hidden)
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """See `BatchDrafter`."""
+        chunks: list[RowStep] = []
+        features: list[Tensor] = []
+        known: dict[int, int] = {}
+        for step in rows:
+            pending = self._pending.get(step.row)
+            if pending is None:
+                continue
+            end = step.start + step.num_tokens
+            # The feature of a position is read with the token behind it.
+            is_asked = step.row in asked and pending.end == end - 1
+            if not (is_asked or len(pending.hidden) >= _LAG or step.num_tokens > 1):
+                continue
+            if is_asked:
+                known[step.row] = end
+            count = len(pending.hidden)
+            chunks.append(RowStep(step.row, step.generation, pending.start, count, is_asked))
+            features.append(pending.hidden)
+            del self._pending[step.row]
+        self.guesses = {}
+        if chunks:
+            self._draft(chunks, torch.cat(features), known, asked)
+
+    def _draft(
+        self,
+        chunks: Sequence[RowStep],
+        hidden: Tensor,
+        known: dict[int, int],
+        asked: Mapping[int, int],
+    ) -> None:
+        generations = {step.row: step.generation for step in chunks}
+        feature, logits = self._run(chunks, self._fused(hidden))
+        if not known:
+            return
+        with GuessWriter(self._rows, self._sampler, known) as writer:
+            place_of = {row: place for place, row in enumerate(known)}
+            for count in range(1, max(asked[row] for row in known) + 1):
+                drawn = writer.draw(list(place_of), logits)
+                going_on = [row for row in drawn if asked[row] > count]
+                if not going_on:
+                    break
+                steps = [
+                    RowStep(row, generations[row], known[row] + count - 2, 1, True)
+                    for row in going_on
+                ]
+                carried = feature[[place_of[row] for row in going_on]]
+                feature, logits = self._run(steps, carried)
+                place_of = {row: place for place, row in enumerate(going_on)}
+        self.guesses = {row: Guess(each, SURE, "eagle3") for row, each in writer.guesses.items()}
+
+    def _fused(self, hidden: Tensor) -> Tensor:
+        """Features [N, H] of the model's hidden states, and of its tapped layers behind them."""
+        fc = self._model.weights.get("fc")
+        if fc is None:
+            return hidden[:, : self._model.spec.hidden_size]
+        assert isinstance(fc, Tensor)
+        return linear(hidden[:, -fc.shape[1] :].contiguous(), fc)
+
+    def _run(self, steps: Sequence[RowStep], feature: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and scores, [S, H] and [S, V] float32, behind the rows that sample."""
+        inputs = build_inputs(StepPlan(0, [], [], list(steps)), self._rows)
+        counts = torch.tensor([step.num_tokens for step in steps])
+        rows_t = torch.repeat_interleave(torch.tensor([step.row for step in steps]), counts)
+        # The tokens behind the positions.
+        ids = self._rows.tokens[rows_t, inputs.positions_t + 1].to(torch.int64)
+        embedded = functional.embedding(ids.clamp(0, len(self._embedding) - 1), self._embedding)
+        inputs = replace(
+            only_sampled(inputs, self._rows),
+            adapter_slots_t=None,
+            own_t={FEATURE: feature, EMBEDDED: embedded.to(feature.dtype)},
+        )
+        outputs: dict[str, Tensor] = {}
+        hidden = self._forward_pass(inputs, self._model.functions, outputs)
+        if not inputs.samplers.rows:
+            return hidden, hidden
+        carried = outputs[CARRIED]
+        logits = self._model.logits(self._model.functions, hidden)
+        head = self._head
+        if head.form.head_size is None:
+            # These are hidden states, for the model's own head.
+            logits = head.target.logits(head.target.functions, logits)
+        if head.targets is not None:
+            whole = logits.new_full((len(logits), self._sampler.state.vocab_size), float("-inf"))
+            whole[:, head.targets] = logits
+            logits = whole
+        return carried, logits
+
+
+def load_eagle3(
+    path: Path, config: Config, target: ServedModel, tokenizer: Tokenizer | None, *, outlines: bool
+) -> EagleHead:
+    """See `LoadSource`. The model is loaded with the taps of `required_taps`."""
+    if not isinstance(target, Model):
+        raise ModelLoadError(
+            f"{path}: eagle3 reads hidden states of layers, which transformers' implementation "
+            "does not give: the model must be of a native family (docs/models.md)"
+        )
+    fields = _fields(path)
+    described = Llama.describe(fields)
+    _require_sizes(fields, described, target)
+    stored = {} if outlines else _stored(path)
+    described, form = _form(fields, described, target, stored)
+    spec = target.spec
+    options = ModelOptions(
+        dtype=spec.dtype,
+        device=torch.device("meta") if outlines else spec.device,
+        max_positions=spec.max_positions,
+        deterministic=config.model.deterministic,
+        rotates_in_op=False,
+        outlines_tables=outlines,
+    )
+    write = partial(write_eagle, form=form)
+
+    def check(model: Model) -> None:
+        if not outlines:
+            check_tensors(path, stored, model, {_D2T, _T2D, f"{described.embedding_name}.weight"})
+
+    model = Model(described, write, options, check)
+    if not outlines:
+        fill(model, stored, lambda count: None, lambda: None)
+    set_cache_dtype(config.cache, model)
+    targets = _targets(path, stored, form, spec.vocab_size)
+    part = WeightPart(
+        "EAGLE-3 head",
+        sum(tensor.numel() for tensor in model.parameters().values()),
+        sum(model.weights[name].nbytes for name in model.table)
+        + sum(table.nbytes for table in model.buffers().values()),
+    )
+    return EagleHead(model, form, target, targets, DraftMemory(model.kv_cache_spec(), (part,)))
+
+
+def _fields(path: Path) -> Fields:
+    raw = read_config_file(path)
+    return Fields({**raw, "architectures": ["EAGLE-3"]}, name_of_config(path), {})
+
+
+def _require_sizes(fields: Fields, described: ModelConfig, target: Model) -> None:
+    spec = target.spec
+    if len(described.layers) != 1:
+        raise fields.error("num_hidden_layers", "1")
+    if described.vocab_size != spec.vocab_size:
+        raise fields.error("vocab_size", f"{spec.vocab_size}, as the model's")
+    name = "target_hidden_size" if fields.raw("target_hidden_size") else "hidden_size"
+    if fields.raw(name) != spec.hidden_size:
+        raise fields.error(name, f"{spec.hidden_size}, the model's hidden_size")
+
+
+def _stored(path: Path) -> dict[str, StoredTensor]:
+    """The tensors without the prefix that some tools write."""
+    return {name.removeprefix("model."): each for name, each in open_checkpoint(path).items()}
+
+
+def _form(
+    fields: Fields, described: ModelConfig, target: Model, stored: Mapping[str, StoredTensor]
+) -> tuple[ModelConfig, EagleForm]:
+    """What the head consists of, and the names of its tensors."""
+    taps = target.options.taps
+    head_size = fields.integer("draft_vocab_size", default=described.vocab_size)
+    has_head = not stored or "lm_head.weight" in stored
+    if not taps and described.hidden_size != target.spec.hidden_size:
+        raise fields.error("hidden_size", f"{target.spec.hidden_size}, the model's")
+    form = EagleForm(
+        fused=len(taps) * target.spec.hidden_size if taps else None,
+        head_size=head_size if has_head else None,
+        has_embedding="embed_tokens.weight" in stored,
+        norm_before_residual=fields.boolean("norm_before_residual"),
+    )
+    if not form.has_embedding and described.hidden_size != target.spec.hidden_size:
+        raise ModelLoadError(
+            "embed_tokens.weight is missing, and the model's own has another size: expected "
+            f"{described.hidden_size}, got {target.spec.hidden_size}"
+        )
+    layer = replace(described.layers[0], attention_norm=None)
+    is_numbered = any(name.startswith("layers.0.") for name in stored)
+    renamed = replace(
+        described,
+        layers=(layer,),
+        layer_name="layers.{}" if is_numbered else "midlayer",
+        embedding_name="embed_tokens",
+        final_norm_name="norm",
+        tie_word_embeddings=False,
+    )
+    return renamed, form
+
+
+def _targets(
+    path: Path, stored: Mapping[str, StoredTensor], form: EagleForm, vocab_size: int
+) -> Tensor | None:
+    """The ids of the head's tokens in the model's vocabulary, from their differences."""
+    size = form.head_size
+    if size is None:
+        return None
+    if _D2T not in stored:
+        if stored and size != vocab_size:
+            raise ModelLoadError(
+                f"{path}: the tensor {_D2T} is missing: its head knows {size} of {vocab_size} "
+                "tokens"
+            )
+        return None
+    found = stored[_D2T]
+    if found.shape != (size,) or found.dtype not in (torch.int64, torch.int32):
+        raise ModelLoadError(
+            f"{path}: {_D2T}: expected integers of shape [{size}], got {found.dtype} of "
+            f"{list(found.shape)}"
+        )
+    differences = torch.empty(size, dtype=found.dtype)
+    TensorReader(lambda count: None).read(found, differences)
+    targets = torch.arange(size) + differences.to(torch.int64)
+    if int(targets.min()) < 0 or int(targets.max()) >= vocab_size:
+        raise ModelLoadError(
+            f"{path}: {_D2T} names tokens from {int(targets.min())} to {int(targets.max())}: "
+            f"expected 0 to {vocab_size - 1}"
+        )
+    return targets
+
+
+def _embedding_of(target: ServedModel) -> Any:
+    return target.weights["embedding"] if isinstance(target, Model) else None

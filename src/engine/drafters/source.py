@@ -1,0 +1,97 @@
+"""What a drafter with weights takes of memory, and what it is given to draft with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from src.core.config import Config
+from src.core.memory_report import WeightPart
+from src.engine.execution.kv_cache import KVCache
+from src.engine.execution.row_state import RowState
+from src.engine.sampling import Sampler
+from src.engine.speculation import BatchDrafter
+from src.models import LayerKVSpec, ServedModel
+from src.text import Tokenizer
+
+
+class DraftMemory(NamedTuple):
+    """What a drafter takes beside the model.
+
+    Attributes
+    ----------
+    layers
+        What its layers keep of a sequence. They are the last ones of the engine's KV memory.
+    parts
+        Its weights and tables.
+    """
+
+    layers: tuple[LayerKVSpec, ...] = ()
+    parts: tuple[WeightPart, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights and tables."""
+        return sum(part.bytes for part in self.parts)
+
+
+NO_MEMORY = DraftMemory()
+
+
+@dataclass(frozen=True)
+class DraftPlace:
+    """An engine's rows, where a drafter works.
+
+    Attributes
+    ----------
+    kv_cache
+        The drafter's own layers of the engine's KV memory.
+    """
+
+    rows: RowState
+    sampler: Sampler
+    kv_cache: KVCache
+
+
+class DraftSource(Protocol):
+    """A loaded drafter, which has no engine yet."""
+
+    @property
+    def memory(self) -> DraftMemory:
+        """What it takes."""
+
+    def drafter(self, place: DraftPlace) -> BatchDrafter:
+        """The drafter of an engine."""
+
+
+class LoadSource(Protocol):
+    """Reads a drafter."""
+
+    def __call__(
+        self,
+        path: Path,
+        config: Config,
+        target: ServedModel,
+        tokenizer: Tokenizer | None,
+        *,
+        outlines: bool,
+    ) -> DraftSource:
+        """Read a drafter for a model.
+
+        Parameters
+        ----------
+        path
+            Its directory or file.
+        target
+            The model that it drafts for.
+        tokenizer
+            The model's; ``None``: vocabularies are told by their sizes alone.
+        outlines
+            Whether only its memory is asked for. Then no weights are read.
+
+        Raises
+        ------
+        ModelLoadError
+            It is damaged, or not made for this model; the message says what was expected.
+        """

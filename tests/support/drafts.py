@@ -1,0 +1,165 @@
+"""Small checkpoints of drafters, written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
+
+
+def make_medusa(
+    directory: Path,
+    *,
+    heads: int = 3,
+    layers: int = 1,
+    hidden: int = 64,
+    vocab_size: int = 320,
+    naming: str = "{head}.{layer}",
+    seed: int = 0,
+    **config: Any,
+) -> dict[str, Tensor]:
+    """Write random Medusa heads in a published layout; returns their tensors.
+
+    Parameters
+    ----------
+    naming
+        ``{head}.{layer}`` with any prefix is the authors', ``vllm`` is that of vLLM's files.
+    config
+        Fields of ``config.json`` that differ; None leaves one out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
+
+    def random(*shape: int) -> Tensor:
+        return 0.3 * torch.randn(*shape, generator=generator)
+
+    for head in range(heads):
+        for layer in range(layers):
+            if naming == "vllm":
+                tensors[f"blocks.{head}.layers.{layer}.weight"] = random(hidden, hidden)
+                continue
+            name = naming.format(head=head, layer=layer)
+            tensors[f"{name}.linear.weight"] = random(hidden, hidden)
+            tensors[f"{name}.linear.bias"] = random(hidden)
+        out = (
+            f"lm_heads.{head}.weight"
+            if naming == "vllm"
+            else f"{naming.format(head=head, layer=layers)}.weight"
+        )
+        tensors[out] = random(vocab_size, hidden)
+    if naming == "vllm":
+        fields: dict[str, Any] = {
+            "model_type": "medusa",
+            "num_heads": heads,
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "vocab_size": vocab_size,
+        }
+    else:
+        fields = {"medusa_num_heads": heads, "medusa_num_layers": layers}
+    write_drafter(directory, tensors, {**fields, **config})
+    return tensors
+
+
+def make_eagle3(
+    directory: Path,
+    *,
+    hidden: int = 64,
+    target_hidden: int = 64,
+    vocab_size: int = 320,
+    head_size: int | None = 96,
+    taps: list[int] | None = None,
+    uses_taps: bool = True,
+    has_embedding: bool = True,
+    has_head: bool = True,
+    naming: str = "midlayer",
+    seed: int = 0,
+    **config: Any,
+) -> dict[str, Tensor]:
+    """Write a random head of EAGLE-3 in a published layout; returns its tensors.
+
+    Parameters
+    ----------
+    head_size
+        Tokens that it knows: every third one of the first. None: all, without `d2t`.
+    taps
+        Layers that it reads; None: the file does not say.
+    naming
+        What names of its layer's tensors begin with.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return 0.2 * torch.randn(*shape, generator=generator)
+
+    def norm() -> Tensor:
+        return 1 + 0.2 * torch.randn(hidden, generator=generator)
+
+    heads, kv_heads, dim, inner = 4, 2, 16, 96
+    tensors = {
+        f"{naming}.self_attn.q_proj.weight": random(heads * dim, 2 * hidden),
+        f"{naming}.self_attn.k_proj.weight": random(kv_heads * dim, 2 * hidden),
+        f"{naming}.self_attn.v_proj.weight": random(kv_heads * dim, 2 * hidden),
+        f"{naming}.self_attn.o_proj.weight": random(hidden, heads * dim),
+        f"{naming}.mlp.gate_proj.weight": random(inner, hidden),
+        f"{naming}.mlp.up_proj.weight": random(inner, hidden),
+        f"{naming}.mlp.down_proj.weight": random(hidden, inner),
+        f"{naming}.input_layernorm.weight": norm(),
+        f"{naming}.hidden_norm.weight": norm(),
+        f"{naming}.post_attention_layernorm.weight": norm(),
+        "norm.weight": norm(),
+        "lm_head.weight": random(head_size or vocab_size, hidden),
+    }
+    if not has_head:
+        del tensors["lm_head.weight"]
+    if uses_taps:
+        tensors["fc.weight"] = random(hidden, 3 * target_hidden)
+    if has_embedding:
+        tensors["embed_tokens.weight"] = random(vocab_size, hidden)
+    if head_size is not None:
+        targets = torch.arange(head_size) * 3
+        tensors["d2t"] = targets - torch.arange(head_size)
+        tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, targets, True)
+    fields: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+        "intermediate_size": inner,
+        "vocab_size": vocab_size,
+        "draft_vocab_size": head_size,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    }
+    if not uses_taps:
+        fields["eagle_config"] = {"use_aux_hidden_state": False}
+    elif taps is not None:
+        fields["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": taps}
+    write_drafter(directory, tensors, {**fields, **config}, file="model.safetensors")
+    return tensors
+
+
+def write_drafter(
+    directory: Path, tensors: dict[str, Tensor], config: dict[str, Any], *, file: str | None = None
+) -> Path:
+    """Write tensors and a ``config.json`` without its fields that are None."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in config.items() if value is not None}
+    (directory / "config.json").write_text(json.dumps(kept))
+    save_file(tensors, directory / (file or "medusa_lm_head.safetensors"))
+    return directory
+
+
+def device_request(key: int, prompt_len: int, params: SamplingParams) -> DeviceRequest:
+    """A request as the device half has it, with its parameters' seed."""
+    return DeviceRequest(key=key, prompt_len=prompt_len, params=params, seed=params.seed or 0)
