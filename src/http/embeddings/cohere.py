@@ -148,8 +148,8 @@ def _pieces(
 
 
 def _bits(numbers: bytes) -> bytes:
-    """A bit for each number, the first one in the highest bit of the first byte."""
-    signs = "".join("1" if value >= 0 else "0" for value in memoryview(numbers).cast("f"))
+    """A bit for each number, set where it is over 0; the first in the highest bit of a byte."""
+    signs = "".join("1" if value > 0 else "0" for value in memoryview(numbers).cast("f"))
     return int(signs, 2).to_bytes(len(signs) // _BITS, "big")
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from src.core.version import VERSION
+from src.http.embeddings.cohere import _bits
 from tests.http.asking import post, refused
 from tests.http.embeddings.conftest import SIZE
 
@@ -49,7 +50,7 @@ async def test_cohere_gives_every_form_of_the_same_vectors(
     for index, vector in enumerate(made["float"]):
         coded = struct.unpack(f"<{SIZE}f", base64.b64decode(made["base64"][index]))
         assert list(coded) == pytest.approx(vector)
-        bits = [int(value >= 0) for value in vector]
+        bits = [int(value > 0) for value in vector]
         packed = [
             sum(bit << (7 - place) for place, bit in enumerate(bits[start : start + 8]))
             for start in range(0, SIZE, 8)
@@ -57,6 +58,11 @@ async def test_cohere_gives_every_form_of_the_same_vectors(
         assert made["ubinary"][index] == packed
         assert made["binary"][index] == [byte - 128 for byte in packed]
     assert set((await post(client, "/v2/embed", texts=TEXTS))["embeddings"]) == {"float"}
+
+
+def test_the_bit_of_a_zero_is_not_set() -> None:
+    numbers = struct.pack("=8f", 0.5, 0.0, -0.0, -0.5, 0.0, 1.0, 0.0, 2.0)
+    assert _bits(numbers) == bytes([0b10000101])
 
 
 async def test_kinds_of_input_are_prompts_of_the_checkpoint(
