@@ -26,7 +26,12 @@ from src.http.protocol.embeddings import (
     UnsupportedByEmbeddings,
 )
 from src.http.protocol.generation import NEUTRAL, Accepted, Unsupported
-from src.http.protocol.inference import NEUTRAL_IN_INFERENCE, UnsupportedByInference
+from src.http.protocol.inference import (
+    NEUTRAL_IN_INFERENCE,
+    NEUTRAL_IN_PREDICTIONS,
+    UnsupportedByInference,
+    UnsupportedByPredictions,
+)
 from src.http.protocol.messages import (
     NEUTRAL_IN_MESSAGES,
     AcceptedByMessages,
@@ -96,6 +101,7 @@ _FAMILIES: Final = (
     (UnsupportedByRanks, NEUTRAL_IN_RANKS, AcceptedByRanks),
     # Nothing is accepted without an effect.
     (UnsupportedByCohere, NEUTRAL_IN_COHERE, UnsupportedByCohere),
+    (UnsupportedByPredictions, NEUTRAL_IN_PREDICTIONS, UnsupportedByPredictions),
     (UnsupportedByInference, NEUTRAL_IN_INFERENCE, UnsupportedByInference),
 )
 

@@ -19,6 +19,19 @@ class UnsupportedByInference(msgspec.Struct, kw_only=True):
     truncation_direction: Any = None
 
 
+# The same of `UnsupportedByPredictions`.
+NEUTRAL_IN_PREDICTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    **NEUTRAL_IN_INFERENCE,
+    "prompt_name": (),
+}
+
+
+class UnsupportedByPredictions(UnsupportedByInference, kw_only=True):
+    """The same where no prompt is put before a text; see `NEUTRAL_IN_PREDICTIONS`."""
+
+    prompt_name: Any = None
+
+
 class EmbedRequest(UnsupportedByInference, kw_only=True):
     """``POST /embed``. ``None`` everywhere means "as if it were not there"."""
 

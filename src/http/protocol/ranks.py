@@ -10,9 +10,11 @@ from msgspec import Meta
 from src.http.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE_CHARS, ChatMessage
 from src.http.protocol.cohere import CohereMeta
 from src.http.protocol.embeddings import EmbeddingUsage
+from src.http.protocol.inference import UnsupportedByPredictions
 
 # A field of `UnsupportedByRanks` may be sent with one of these values: they ask for nothing.
 NEUTRAL_IN_RANKS: Final[dict[str, tuple[Any, ...]]] = {
+    "activation": (True,),
     "embed_dtype": ("float32",),
     "endianness": ("little",),
     "instruction": (),
@@ -20,6 +22,7 @@ NEUTRAL_IN_RANKS: Final[dict[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": ({},),
     "normalize": (),
     "rank_fields": (["text"],),
+    "softmax": (True,),
     "truncation_direction": ("Right", "right"),
     "truncation_side": ("right",),
 }
@@ -28,8 +31,12 @@ Texts: TypeAlias = str | list[str]
 
 
 class UnsupportedByRanks(msgspec.Struct, kw_only=True):
-    """Fields of others' protocols that would change the numbers; see `NEUTRAL_IN_RANKS`."""
+    """Fields of others' protocols that would change the numbers; see `NEUTRAL_IN_RANKS`.
 
+    Older clients have ``activation`` and ``softmax`` where newer ones have ``use_activation``.
+    """
+
+    activation: Any = None
     embed_dtype: Any = None
     endianness: Any = None
     instruction: Any = None
@@ -37,6 +44,7 @@ class UnsupportedByRanks(msgspec.Struct, kw_only=True):
     mm_processor_kwargs: Any = None
     normalize: Any = None
     rank_fields: Any = None
+    softmax: Any = None
     truncation_direction: Any = None
     truncation_side: Any = None
 
@@ -206,7 +214,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-class PredictRequest(msgspec.Struct, kw_only=True):
+class PredictRequest(UnsupportedByPredictions, kw_only=True):
     """``POST /predict``: a text, two texts that belong together, or a list of lists of these."""
 
     inputs: str | list[str | list[str]] | None = None

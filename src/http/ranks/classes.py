@@ -13,6 +13,7 @@ from src.core.outputs import Classification
 from src.http.embeddings.inputs import given_inputs, pooled_options, renamed
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.embeddings import EmbeddingUsage
+from src.http.protocol.inference import NEUTRAL_IN_PREDICTIONS
 from src.http.protocol.ranks import (
     NEUTRAL_IN_RANKS,
     ClassifyBody,
@@ -76,6 +77,7 @@ async def classify(call: Call) -> None:
 async def predict(call: Call) -> None:
     """The labels of one text or of many, each with its probability, likeliest first."""
     request = _decode_predict(call)
+    check_neutral(request, NEUTRAL_IN_PREDICTIONS)
     engine = await call.admitted_engine()
     texts, is_batch = _inputs(request, call.server.config.http.max_embedding_inputs)
     made = engine.classify(

@@ -93,6 +93,8 @@ async def test_labels_are_those_that_transformers_gives(classifier: Served) -> N
             assert item["label"] == LABELS[int(logits.argmax())]
             assert item["num_classes"] == 3
         assert body["usage"]["prompt_tokens"] == sum(len(ids(text)) for text in TEXTS)
+    body = await post(client, "/classify", input=TEXTS[0], activation=True, softmax=True)
+    assert body["data"][0]["probs"] == near(want[0].softmax(0))
     body = await post(client, "/classify", input=TEXTS[0], use_activation=False)
     assert body["data"][0]["probs"] == near(want[0])
     body = await post(client, "/classify", input=LONG, truncate_prompt_tokens=9)
@@ -118,7 +120,7 @@ async def test_predictions_are_the_labels_likeliest_first(classifier: Served) ->
     assert await made([TEXTS[0]]) == expected(TEXTS[0])
     assert await made([[text] for text in TEXTS]) == [expected(text) for text in TEXTS]
     assert await made(TEXTS[0], raw_scores=True) == expected(TEXTS[0], raw=True)
-    assert len(await made(LONG, truncate=True)) == 3
+    assert len(await made(LONG, truncate=True, truncation_direction="Right")) == 3
 
 
 async def test_scores_of_a_cross_encoder(ranker: Served) -> None:
@@ -170,6 +172,14 @@ async def test_bad_pairs_of_a_cross_encoder_are_400_and_name_their_field(
         ("/classify", {"input": ["a", ""]}, "input", "input[1]"),
         ("/classify", {"input": [LONG]}, "input", "this model takes up to"),
         ("/classify", {"input": "a", "normalize": True}, "normalize", "not supported"),
+        ("/classify", {"input": "a", "activation": False}, "activation", "not supported"),
+        ("/classify", {"input": "a", "softmax": False}, "softmax", "not supported"),
+        ("/pooling", {"input": "a", "activation": False}, "activation", "not supported"),
+        ("/pooling", {"input": "a", "softmax": False}, "softmax", "not supported"),
+        ("/score", {"text_1": "a", "text_2": "b", "activation": False}, "activation", "not supp"),
+        ("/rerank", {"query": "a", "documents": ["b"], "softmax": False}, "softmax", "not supp"),
+        ("/predict", {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", ""),
+        ("/predict", {"inputs": "a", "prompt_name": "query"}, "prompt_name", "not supported"),
         ("/predict", {}, "inputs", "missing"),
         ("/predict", {"inputs": []}, "inputs", "must not be an empty list"),
         ("/predict", {"inputs": ["a", "b"]}, "inputs", "/score"),
