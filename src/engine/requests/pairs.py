@@ -208,7 +208,7 @@ class PairBuilder:
         while keeps is not None and len(ids) > keeps:
             own = await self._builder.tokenize(document, _PLAIN, tenant)
             left = len(own) - (len(ids) - keeps)
-            shorter = self._tokenizer.decode(own[:left]) if left > 0 else ""
+            shorter = self._spelled(own[:left]) if left > 0 else ""
             if not shorter or len(shorter) >= len(document):
                 raise PromptTooLongError(
                     f"truncate_prompt_tokens = {keeps} leaves no token of the document: the query "
@@ -236,7 +236,19 @@ class PairBuilder:
 
     async def _cut(self, text: str, most: int, tenant: str) -> str:
         ids = await self._builder.tokenize(text, _PLAIN, tenant)
-        return text if len(ids) <= most else self._tokenizer.decode(ids[:most])
+        if len(ids) <= most:
+            return text
+        if shorter := self._spelled(ids[:most]):
+            return shorter
+        raise PromptTooLongError(
+            f"max_tokens_per_doc = {most} leaves no whole character of the document",
+            param="max_tokens_per_doc",
+            lengths=(len(ids), 0, most),
+        )
+
+    def _spelled(self, ids: list[int]) -> str:
+        """The text of the first tokens of a text, without a character that they only begin."""
+        return self._tokenizer.decode(ids).rstrip("\ufffd")
 
     def _begin(self, text: str, tokens: int) -> str:
         """As much of a text as so many tokens, and one more, can spell."""
