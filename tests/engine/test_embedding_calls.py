@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from src.core.errors import (
+    DeadlineExceededError,
     InvalidRequestError,
     QueueFullError,
     RequestAbortedError,
@@ -19,6 +22,7 @@ from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
 from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.scheduling.replay import read_lines, replay
+from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import assert_idle, random_prompts, small_config
 
@@ -36,9 +40,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = StepComputer.compute
 
-    def slow(self: StepComputer, *arguments: Any) -> Any:
+    def slow(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(0.005)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", slow)
 
@@ -169,4 +173,42 @@ async def test_an_abort_ends_a_call_whose_texts_are_not_queued_yet(decoder: Path
         assert engine.abort("mine")
         with pytest.raises(RequestAbortedError):
             await many
+        assert_idle(engine)
+
+
+@pytest.fixture
+def held_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Texts are tokenized in threads, which do not end until it is set."""
+    monkeypatch.setattr("src.engine.requests.prompts._INLINE_CHARS", 0)
+    goes_on = threading.Event()
+    encode = Tokenizer.encode
+
+    def held_up(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        if text:
+            goes_on.wait(20)
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", held_up)
+    yield goes_on
+    goes_on.set()
+
+
+@pytest.mark.parametrize("ends", ["deadline", "abort"])
+async def test_a_call_ends_while_its_texts_are_tokenized(
+    decoder: Path, held_tokenizer: threading.Event, ends: str
+) -> None:
+    async with AsyncEngine.open(small_config(decoder)) as engine:
+        timeout, error = (0.1, DeadlineExceededError) if ends == "deadline" else (60.0, None)
+        call = engine.embed(["the quick brown fox"] * 2, request_id="mine", timeout=timeout)
+        many = asyncio.create_task(call)
+        if ends == "abort":
+            while "mine" not in engine._admissions.unfinished:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            assert engine.abort("mine")
+        async with asyncio.timeout(10):
+            with pytest.raises(error or RequestAbortedError):
+                await many
+        held_tokenizer.set()
+        assert len(await engine.embed(["the quick brown fox"], timeout=60.0)) == 1
         assert_idle(engine)

@@ -121,6 +121,8 @@ class EmbeddingRun:
         # Told when all texts are queued.
         self._on_queued: Callable[[], None] | None = None
         self._aborted = False
+        # Ends the preparation at the deadline, or at an abort; ``None`` where none is under way.
+        self._limit: asyncio.Timeout | None = None
         self._num_texts = 0
         # Token ids of the texts that are not queued yet, int32: a list takes eight times as much.
         self._left: deque[array[int]] = deque()
@@ -149,7 +151,18 @@ class EmbeddingRun:
     async def prepare(
         self, embedder: Embedder | None, scheduler: Scheduler, texts: Sequence[Text]
     ) -> None:
-        """Check everything else, and tokenize the texts; an error names the text by its index."""
+        """Check everything else, and tokenize the texts; an error names the text by its index.
+
+        The deadline and an abort end it. What a thread has begun still runs to its end there, and
+        its result is dropped.
+
+        Raises
+        ------
+        DeadlineExceededError
+            The deadline passed.
+        RequestAbortedError
+            `abort` was called.
+        """
         if embedder is None:
             raise InvalidRequestError(
                 "this model does not embed: what it can do is generate", param="model"
@@ -173,13 +186,33 @@ class EmbeddingRun:
         scheduler.check_queue(1, 1, tenant)
         self._num_texts = len(texts)
         self._reservation = scheduler.reservation(tenant)
+        timeout = self._options.get("timeout")
+        left = None if timeout is None else max(0.0, self._arrival + timeout - time.monotonic())
+        self._limit = limit = asyncio.timeout(left)
+        try:
+            async with limit:
+                await self._read(embedder, self._reservation, texts, tenant)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._check_wanted()
+            raise DeadlineExceededError(
+                "the request's deadline passed before its texts were tokenized"
+            ) from None
+        finally:
+            self._limit = None
+
+    async def _read(
+        self, embedder: Embedder, reservation: Reservation, texts: Sequence[Text], tenant: str
+    ) -> None:
+        """Tokenize the texts, and count their tokens."""
         for index, text in enumerate(texts):
             try:
                 ids = await self._tokens(embedder, text, tenant)
             except RequestError as error:
                 raise self._named(error, index) from None
             self._add_values(self._values(len(ids)))
-            self._reservation.add(len(ids))
+            reservation.add(len(ids))
             self._left.append(array("i", ids))
             # Others get the event loop between two texts.
             await asyncio.sleep(0)
@@ -325,6 +358,9 @@ class EmbeddingRun:
         """Abort the texts that have no vector yet. Does nothing after the end."""
         self._aborted = True
         self._left.clear()
+        # Makes it expire now.
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(0.0)
         if self._reservation is not None:
             self._reservation.close()
         for submission in self._open:

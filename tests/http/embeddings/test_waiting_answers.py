@@ -140,9 +140,9 @@ def no_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     goes_on = threading.Event()
     compute = StepComputer.compute
 
-    def held_up(self: StepComputer, *arguments: Any) -> Any:
+    def held_up(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         goes_on.wait(60)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", held_up)
     yield goes_on

@@ -215,8 +215,8 @@ MUTATIONS = (
         ),
         (
             "texts that are not queued count in no queue",
-            "EmbeddingRun.prepare",
-            "self._reservation.add(len(A))",
+            "EmbeddingRun._read",
+            "reservation.add(len(A))",
             "",
         ),
         (
@@ -224,6 +224,18 @@ MUTATIONS = (
             "EmbeddingRun.abort",
             "if self._reservation is not None: A",
             "",
+        ),
+        (
+            "texts are tokenized past the deadline",
+            "EmbeddingRun.prepare",
+            "asyncio.timeout(A)",
+            "asyncio.timeout(None)",
+        ),
+        (
+            "an abort waits for a text that is tokenized",
+            "EmbeddingRun.abort",
+            "A.reschedule(0.0)",
+            "pass",
         ),
     ),
     *rewrites_of(
