@@ -154,6 +154,8 @@ class Speculation:
 
     def leave(self, row: int, request: DeviceRequest) -> None:
         """The row's request has ended."""
+        # Nobody catches up with it, so it takes no room from those that do.
+        self._behind.pop(row, None)
         if not self._followers:
             return
         tokens = self._tokens[row]

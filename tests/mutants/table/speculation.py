@@ -182,6 +182,12 @@ MUTATIONS = (
             "True",
         ),
         (
+            "ended rows wait for ever to catch up",
+            "Speculation.leave",
+            "self._behind.pop(A, None)",
+            "",
+        ),
+        (
             "a row keeps the pause of the request before",
             "Speculation.install",
             "self._widths.vacate(A)",
