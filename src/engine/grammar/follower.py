@@ -23,6 +23,9 @@ _TOO_LARGE: Final = "the grammar takes more of the lexer than it may"
 _TOO_SLOW: Final = "following the grammar takes too long"
 # Drafts of a step: their tokens and the one behind them are taken without a mask in between.
 _MOST_DRAFTS: Final = REFUELED_TOKENS - 1
+# The longest output, in tokens, behind which there are drafts: a copy of a matcher takes time for
+# each of its tokens.
+_LONGEST_OUTPUT: Final = 1024
 # The longest output, in tokens, that a new matcher takes so that there can be drafts behind it.
 _MOST_REPLAYED: Final = 256
 
@@ -108,6 +111,8 @@ class Follower:
         grammar takes too long, or a copy fails, there are no drafts.
         """
         if self._grammar.is_slow_ahead or not self.is_live:
+            return []
+        if len(self.token_ids) > _LONGEST_OUTPUT:
             return []
         matcher = self._drafting_matcher()
         if matcher is None:

@@ -1,0 +1,81 @@
+"""How far rows with a grammar are looked ahead in, and how long that may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from src.engine.grammar import follower as follower_module
+from src.engine.grammar import look_ahead as look_ahead_module
+from src.engine.grammar.compiled import CompiledGrammar, compile_matcher
+from src.engine.grammar.follower import Follower
+from src.engine.grammar.look_ahead import LookAhead, Wanted
+from src.engine.grammar.masks import MaskTable
+from src.engine.grammar.spelling import Spelling
+from src.engine.grammar.thinking import RowThinking
+from src.engine.grammar.vocabulary import Vocabulary
+
+END = 256
+VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), b"</s>"], [END], [END])
+A, B, X = b"abx"
+
+
+def grammar(text: str) -> CompiledGrammar:
+    tokenizer = VOCABULARY.build()
+    spelling = Spelling(VOCABULARY, lambda text: list(text.encode()))
+    return CompiledGrammar(compile_matcher(tokenizer, text), tokenizer, spelling=spelling)
+
+
+def following(text: str, output: Sequence[int] = ()) -> Follower:
+    made = Follower(1, grammar(text), None, set())
+    made.resume(list(output))
+    return made
+
+
+@pytest.mark.parametrize(("length", "drafts"), [(1024, [B, B, B]), (1025, [])])
+def test_a_long_output_is_not_looked_ahead_of(length: int, drafts: list[int]) -> None:
+    """The time of a copy grows with the output."""
+    assert following('start: /a{1020,}/ "bbb" "a"', [A] * length).drafts([B] * 3, 3) == drafts
+
+
+class Clock:
+    """A thread's time, which goes on by itself and by what is done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def thread_time(self) -> float:
+        return self.now
+
+
+class Slow:
+    """A row's grammar whose look ahead takes a part of a millisecond."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.key, self._clock, self._seconds = 7, clock, seconds
+
+    def drafts(self, guessed: Sequence[int], most: int) -> list[int]:
+        self._clock.now += self._seconds
+        return [A]
+
+
+def look_ahead(rows: int, followers: Any) -> LookAhead:
+    table = MaskTable(rows, len(VOCABULARY.tokens))
+    return LookAhead(table, RowThinking(table), followers)
+
+
+def test_the_device_waits_a_millisecond_and_every_row_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(look_ahead_module, "time", clock)
+    made = look_ahead(8, {row: Slow(clock, 0.0004) for row in range(8)})
+    wanted = [Wanted(row, (), 3) for row in range(8)]
+    served: set[int] = set()
+    for _ in range(8):
+        drafts = made.choose(wanted, [7] * 8)
+        assert sum(map(bool, drafts)) == 3
+        served |= {row for row, found in enumerate(drafts) if found}
+    assert served == set(range(8))
