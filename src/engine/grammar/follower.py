@@ -140,15 +140,18 @@ class Follower:
         masks: list[np.ndarray | None] = [None] * len(drafts)
         assert isinstance(self.matcher, LLMatcher), "a constraint has no drafts"
         started = time.thread_time()
-        matcher = self.matcher.deep_copy()
+        matcher, num_calls = self.matcher.deep_copy(), 2 * len(drafts)
         for place, token_id in enumerate(drafts):
+            # One of them may take long.
+            if time.thread_time() - started > ORDINARY_CALL * num_calls:
+                break
             if not matcher.consume_token(token_id):
                 break
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if matcher.is_error() or not restrict():
                 break
             masks[place] = mask.copy()
-        self._look_at_time(started, 2 * len(drafts))
+        self._look_at_time(started, num_calls)
         return masks
 
     def _drafts(self, matcher: LLMatcher, guessed: Sequence[int], most: int) -> list[int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from src.engine.grammar import follower as follower_module
 from src.engine.grammar import look_ahead as look_ahead_module
 from src.engine.grammar.compiled import CompiledGrammar, compile_matcher
+from src.engine.grammar.compiler import Tokenizers, compile_grammar
 from src.engine.grammar.follower import Follower
 from src.engine.grammar.look_ahead import LookAhead, Wanted
 from src.engine.grammar.masks import MaskTable
@@ -79,3 +81,31 @@ def test_the_device_waits_a_millisecond_and_every_row_has_its_turn(
         assert sum(map(bool, drafts)) == 3
         served |= {row for row, found in enumerate(drafts) if found}
     assert served == set(range(8))
+
+
+def test_masks_behind_drafts_are_left_out_once_they_have_taken_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(follower_module, "time", clock)
+    made = following('start: "abab" /[abx]*/')
+    drafts = made.drafts((), 4)
+    assert bytes(drafts) == b"abab"
+    mask = np.zeros(9, np.int32)
+
+    def restrict() -> bool:
+        clock.now += 0.02
+        return True
+
+    found = made.masks_behind(drafts, mask, restrict)
+    assert [each is None for each in found] == [False, False, True, True]
+    # From then on there are no drafts.
+    assert made.drafts((), 4) == []
+
+
+@pytest.mark.parametrize(("length", "is_spelled"), [(100, True), (100_000, False)])
+def test_no_long_text_is_asked_for(length: int, is_spelled: bool) -> None:
+    """All of it is found in one call, wherever it stands."""
+    tokenizers = Tokenizers.of(VOCABULARY)
+    made = compile_grammar(tokenizers, f'start: /[ab]/ "{"x" * length}"')
+    assert (made.spelling is not None) == is_spelled
