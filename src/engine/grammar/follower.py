@@ -43,6 +43,8 @@ class Follower:
         Whether an end token was sampled, or the grammar failed. It is not advanced any more.
     fault, is_own
         Why it cannot go on, and whether the request's own parameters are the cause.
+    never_drafts
+        Whether it has no drafts from now on: looking ahead takes too long.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class Follower:
         "is_own",
         "key",
         "matcher",
+        "never_drafts",
         "token_ids",
     )
 
@@ -71,6 +74,7 @@ class Follower:
         self.ended = False
         self.fault: str | None = None
         self.is_own = True
+        self.never_drafts = False
         self._forced = ForcedText()
 
     @property
@@ -110,12 +114,13 @@ class Follower:
         It looks at a copy, so the matcher stays as it is. Nothing here fails the request: where a
         grammar takes too long, or a copy fails, there are no drafts.
         """
-        if self._grammar.is_slow_ahead or not self.is_live:
+        if not self.is_live:
             return []
-        if len(self.token_ids) > _LONGEST_OUTPUT:
-            return []
-        matcher = self._drafting_matcher()
+        if self._grammar.is_slow_ahead or len(self.token_ids) > _LONGEST_OUTPUT:
+            self.never_drafts = True
+        matcher = None if self.never_drafts else self._drafting_matcher()
         if matcher is None:
+            self.never_drafts = True
             return []
         started = time.thread_time()
         drafts = self._drafts(matcher.deep_copy(), guessed, min(most, _MOST_DRAFTS))
@@ -177,7 +182,6 @@ class Follower:
             chunk = self.token_ids[start : start + REFUELED_TOKENS]
             if matcher.try_consume_tokens(chunk) < len(chunk):
                 # The constraint goes on, so the request does not fail.
-                self._grammar.is_slow_ahead = True
                 return None
             matcher.compute_bitmask()
         self._num_renewals, self.matcher = renewals, matcher
@@ -186,7 +190,8 @@ class Follower:
     def _look_at_time(self, started: float, num_calls: int) -> None:
         """Let there be no more drafts if these calls have taken much longer than ordinary ones."""
         if time.thread_time() - started > ORDINARY_CALL * num_calls:
-            self._grammar.is_slow_ahead = True
+            self.never_drafts = True
+            self._grammar.took_long_ahead()
 
     def recover(self, *, is_complete: bool = False) -> bool:
         """Replace a failed, or perhaps complete, matcher by a new one; whether that goes on."""

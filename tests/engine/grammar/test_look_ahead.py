@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from src.engine.grammar import compiled as compiled_module
 from src.engine.grammar import follower as follower_module
 from src.engine.grammar import look_ahead as look_ahead_module
 from src.engine.grammar.compiled import CompiledGrammar, compile_matcher
@@ -51,6 +52,8 @@ class Clock:
     def thread_time(self) -> float:
         return self.now
 
+    monotonic = thread_time
+
 
 class Slow:
     """A row's grammar whose look ahead takes a part of a millisecond."""
@@ -61,6 +64,23 @@ class Slow:
     def drafts(self, guessed: Sequence[int], most: int) -> list[int]:
         self._clock.now += self._seconds
         return [A]
+
+
+def test_a_grammar_that_was_slow_is_tried_again_by_later_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others share it, and the machine may have been busy."""
+    clock, shared = Clock(), grammar('start: "abab"')
+    monkeypatch.setattr(compiled_module, "time", clock)
+    first, second = (Follower(key, shared, None, set()) for key in (1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(follower_module, "ORDINARY_CALL", -1.0)
+        first.drafts((), 4)
+    assert first.never_drafts
+    assert second.drafts((), 4) == []
+    clock.now += 61
+    assert Follower(3, shared, None, set()).drafts((), 4) == list(b"abab")
+    assert first.drafts((), 4) == []
 
 
 def look_ahead(rows: int, followers: Any) -> LookAhead:

@@ -232,6 +232,32 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/grammar/compiled.py",
+        ("tests/engine/grammar/test_look_ahead.py",),
+        (
+            "a grammar that was slow ahead once has no drafts for ever",
+            "CompiledGrammar.took_long_ahead",
+            "time.monotonic() + _SLOW_SECONDS",
+            "float('inf')",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/grammar/follower.py",
+        ("tests/engine/grammar/test_look_ahead.py",),
+        (
+            "long outputs are looked ahead of",
+            "Follower.drafts",
+            "self._grammar.is_slow_ahead or len(self.token_ids) > _LONGEST_OUTPUT",
+            "self._grammar.is_slow_ahead",
+        ),
+        (
+            "masks behind drafts take any time",
+            "Follower.masks_behind",
+            "if time.thread_time() - A > ORDINARY_CALL * B: break",
+            "",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/grammar/follower.py",
         ("tests/engine/speculation/test_restricted.py",),
         (
@@ -249,7 +275,7 @@ MUTATIONS = (
         (
             "a grammar that is slow ahead is asked again",
             "Follower._look_at_time",
-            "self._grammar.is_slow_ahead = True",
+            "self.never_drafts = True",
             "pass",
         ),
     ),
