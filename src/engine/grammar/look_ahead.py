@@ -80,6 +80,15 @@ class LookAhead:
             self._drafts[row] = drafts
         return [self._drafts[each.row] for each in wanted]
 
+    def without_drafts(self, wanted: Sequence[Wanted], owners: Sequence[int | None]) -> list[int]:
+        """Those of these rows that have no drafts any more, whatever is guessed."""
+        followers = [self._followers.get(each.row) for each in wanted]
+        return [
+            each.row
+            for each, follower, owner in zip(wanted, followers, owners, strict=True)
+            if follower is not None and follower.key == owner and follower.never_drafts
+        ]
+
     def _allowed(self, row: int, owner: int, drafts: list[int], most: int) -> list[int]:
         follower = self._followers.get(row)
         if follower is None or follower.key != owner:

@@ -77,6 +77,10 @@ class Restrictions(Protocol):
         """Whether nothing restricts the row's tokens up to this position."""
         ...
 
+    def never_drafts(self, row: int) -> bool:
+        """Whether none of the row's guesses will be possible any more."""
+        ...
+
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Of each of these rows, the guesses that are possible, and what must come."""
         ...
@@ -284,7 +288,13 @@ class Speculation:
     def _most(self, step: RowStep, known: int) -> int:
         """The most drafts of a row in this step."""
         most = min(step.drafts, step.limit - known - 1)
-        return most if self._widths.asks(step.row) else 0
+        if not self._widths.asks(step.row):
+            return 0
+        if self._restrictions.never_drafts(step.row):
+            # So that no step is planned for its drafts for a while.
+            self._widths.nothing_pays(step.row)
+            return 0
+        return most
 
     def _propose(self, row: int, known: int, most: int) -> Guess | None:
         """The likeliest guess of the drafters, if one has an idea."""

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
 from src.engine.grammar import compiled as compiled_module
 from src.engine.grammar import follower as follower_module
 from src.engine.grammar import look_ahead as look_ahead_module
@@ -16,6 +18,7 @@ from src.engine.grammar.compiler import Tokenizers, compile_grammar
 from src.engine.grammar.follower import Follower
 from src.engine.grammar.look_ahead import LookAhead, Wanted
 from src.engine.grammar.masks import MaskTable
+from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.grammar.spelling import Spelling
 from src.engine.grammar.thinking import RowThinking
 from src.engine.grammar.vocabulary import Vocabulary
@@ -129,3 +132,20 @@ def test_no_long_text_is_asked_for(length: int, is_spelled: bool) -> None:
     tokenizers = Tokenizers.of(VOCABULARY)
     made = compile_grammar(tokenizers, f'start: /[ab]/ "{"x" * length}"')
     assert (made.spelling is not None) == is_spelled
+
+
+def test_the_device_learns_which_rows_never_have_drafts() -> None:
+    rows = RowGrammars(2, len(VOCABULARY.tokens), on_cpu=True)
+    try:
+        rows.hold(7, grammar('start: /a*/ "bbb"'))
+        for row, length in enumerate((1100, 5)):
+            request = DeviceRequest(key=row, prompt_len=1, params=SamplingParams(), grammar=7)
+            rows.install(row, request, [A] * length)
+        rows.begin()
+        drafts = rows.draft([Wanted(row, [B] * 3, 3) for row in range(2)])
+        assert drafts == [[], [B] * 3]
+        assert [rows.never_drafts(row) for row in range(2)] == [True, False]
+        rows.install(0, DeviceRequest(key=3, prompt_len=1, params=SamplingParams()), [])
+        assert not rows.never_drafts(0)
+    finally:
+        rows.close()

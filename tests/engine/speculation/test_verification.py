@@ -23,6 +23,10 @@ class Restricting:
     def __init__(self, possible: list[int] | None = None) -> None:
         self.possible = possible
         self.wanted: list[Wanted] = []
+        self.never = False
+
+    def never_drafts(self, row: int) -> bool:
+        return self.never
 
     def leaves_free(self, row: int, position: int) -> bool:
         return self.possible is None
@@ -96,6 +100,21 @@ def test_a_row_that_something_restricts_has_the_drafts_that_are_possible(
     assert (None if guess is None else guess.source) == source
     assert ([] if guess is None else guess.token_ids) == possible
     assert tokens[0, 4:].tolist() == [*possible, *[POISON] * (8 - count)]
+
+
+def test_nobody_waits_for_a_row_that_never_has_drafts() -> None:
+    restrictions = Restricting([14, 15])
+    made = Speculation((Counting(),), buffer(4), restrictions, POISON)
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    restrictions.never = True
+    step = RowStep(0, 1, 3, 4, True, 3, 0, 12)
+    for _ in range(40):
+        verification = made.begin(plan(step))
+        assert verification is not None
+        assert verification.plan.num_drafts == 0
+    assert restrictions.wanted == []
+    # Nor are steps planned for its drafts all the time.
+    assert made.rests(0) > 0
 
 
 def test_of_rows_without_drafts_too_a_verification_says_what_they_take() -> None:

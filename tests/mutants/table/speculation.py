@@ -128,6 +128,12 @@ MUTATIONS = (
             "False",
         ),
         (
+            "the device waits for rows that never have drafts",
+            "Speculation._most",
+            "self._restrictions.never_drafts(A.row)",
+            "False",
+        ),
+        (
             "states keep what was rejected",
             "Speculation.settle",
             "self._states.restore(A)",
@@ -256,6 +262,12 @@ MUTATIONS = (
             "if time.thread_time() - A > ORDINARY_CALL * B: break",
             "",
         ),
+        (
+            "a grammar that is slow ahead is asked again",
+            "Follower._look_at_time",
+            "self.never_drafts = True",
+            "pass",
+        ),
     ),
     *rewrites_of(
         "src/engine/grammar/follower.py",
@@ -271,12 +283,6 @@ MUTATIONS = (
             "Follower._drafts",
             "len(A) < B and C is not None and (not D.is_error())",
             "False",
-        ),
-        (
-            "a grammar that is slow ahead is asked again",
-            "Follower._look_at_time",
-            "self.never_drafts = True",
-            "pass",
         ),
     ),
     *rewrites_of(
