@@ -49,6 +49,7 @@ class Follower:
 
     __slots__ = (
         "_abandoned",
+        "_ahead",
         "_forced",
         "_grammar",
         "_num_renewals",
@@ -74,6 +75,9 @@ class Follower:
         self.ended = False
         self.fault: str | None = None
         self.is_own = True
+        # A matcher in the constraint's place where drafts are looked for, the renewals that it has
+        # seen, and how many tokens of the output it has.
+        self._ahead: tuple[LLMatcher, int, int] | None = None
         self.never_drafts = False
         self._forced = ForcedText()
 
@@ -125,6 +129,10 @@ class Follower:
         started = time.thread_time()
         drafts = self._drafts(matcher.deep_copy(), guessed, min(most, _MOST_DRAFTS))
         self._look_at_time(started, 2 + len(drafts))
+        # A constraint is faster, but has no drafts.
+        if drafts and self._ahead is not None:
+            self.matcher, self._num_renewals, _ = self._ahead
+            self._ahead = None
         return drafts
 
     def masks_behind(
@@ -172,19 +180,23 @@ class Follower:
         return [] if matcher.is_error() else drafts
 
     def _drafting_matcher(self) -> LLMatcher | None:
-        """The matcher, which can be copied; in place of a constraint one in the same state."""
+        """The matcher, which can be copied; beside a constraint one in the same state."""
         if isinstance(self.matcher, LLMatcher):
             return self.matcher
-        if len(self.token_ids) > _MOST_REPLAYED:
+        matcher, renewals, start = self._ahead or (
+            self._grammar.begin_matcher(),
+            self._grammar.num_renewals,
+            0,
+        )
+        if len(self.token_ids) - start > _MOST_REPLAYED:
             return None
-        renewals, matcher = self._grammar.num_renewals, self._grammar.begin_matcher()
-        for start in range(0, len(self.token_ids), REFUELED_TOKENS):
-            chunk = self.token_ids[start : start + REFUELED_TOKENS]
+        for first in range(start, len(self.token_ids), REFUELED_TOKENS):
+            chunk = self.token_ids[first : first + REFUELED_TOKENS]
             if matcher.try_consume_tokens(chunk) < len(chunk):
                 # The constraint goes on, so the request does not fail.
                 return None
             matcher.compute_bitmask()
-        self._num_renewals, self.matcher = renewals, matcher
+        self._ahead = matcher, renewals, len(self.token_ids)
         return matcher
 
     def _look_at_time(self, started: float, num_calls: int) -> None:
@@ -247,6 +259,7 @@ class Follower:
     def _replay(self, step: int) -> None:
         """Give the output to a new matcher, and compute a mask after every ``step`` tokens."""
         self._num_renewals = self._grammar.num_renewals
+        self._ahead = None
         matcher = self.matcher = self._grammar.begin_matcher()
         for start in range(0, len(self.token_ids), step):
             if not self.is_live or matcher.is_error():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
@@ -15,6 +16,7 @@ from src.engine.grammar import follower as follower_module
 from src.engine.grammar import look_ahead as look_ahead_module
 from src.engine.grammar.compiled import CompiledGrammar, compile_matcher
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
+from src.engine.grammar.constraints import Constraint, c_interface
 from src.engine.grammar.follower import Follower
 from src.engine.grammar.look_ahead import LookAhead, Wanted
 from src.engine.grammar.masks import MaskTable
@@ -23,6 +25,8 @@ from src.engine.grammar.spelling import Spelling
 from src.engine.grammar.thinking import RowThinking
 from src.engine.grammar.vocabulary import Vocabulary
 
+# Nothing is forced before the x.
+CHOOSING = 'start: /[ab]*/ "xyz"'
 END = 256
 VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), b"</s>"], [END], [END])
 A, B, X = b"abx"
@@ -149,3 +153,28 @@ def test_the_device_learns_which_rows_never_have_drafts() -> None:
         assert not rows.never_drafts(0)
     finally:
         rows.close()
+
+
+@pytest.mark.skipif(c_interface() is None, reason="constraints need the library's C interface")
+def test_a_row_keeps_its_constraint_until_it_has_drafts() -> None:
+    """A constraint is faster than a matcher, which can be copied."""
+    made = Follower(1, compile_grammar(Tokenizers.of(VOCABULARY), CHOOSING), 0, set())
+    constraint = made.matcher
+    assert isinstance(constraint, Constraint)
+    for output in (b"", b"a", b"aba"):
+        made.token_ids = list(output)
+        assert made.drafts((), 4) == []
+        assert made.matcher is constraint
+    # What is replayed is what was not looked at before.
+    made.token_ids = [*b"ab" * 300]
+    assert made.drafts((), 4) == []
+    assert made.never_drafts
+    made = Follower(1, compile_grammar(Tokenizers.of(VOCABULARY), CHOOSING), 0, set())
+    for length in range(0, 601, 200):
+        made.token_ids = [*b"ab" * (length // 2)]
+        assert made.drafts((), 4) == []
+    made.token_ids += [X]
+    assert made.drafts((), 4) == list(b"yz")
+    assert isinstance(made.matcher, LLMatcher)
+    made.take(list(b"yz"))
+    assert made.matcher.is_accepting()
