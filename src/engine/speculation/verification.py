@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -280,7 +281,8 @@ class Speculation:
             if not token_ids:
                 self._widths.found_nothing(wanted.row, restricted=True)
             elif guess is not None and guess.token_ids[0] == token_ids[0]:
-                guesses[place] = guess._replace(token_ids=token_ids)
+                # What is forced behind it was not guessed, and is a draft of the next step.
+                guesses[place] = guess._replace(token_ids=_common(guess.token_ids, token_ids))
             else:
                 guesses[place] = Guess(token_ids, 0, FORCED)
         return guesses
@@ -377,6 +379,12 @@ class Speculation:
         if self._states is not None and wrong:
             self._states.restore(wrong)
         verification.kept = kept
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return [token_id for token_id, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _count_kept(sampled: Sequence[int], drafts: Sequence[int]) -> int:

@@ -134,6 +134,12 @@ MUTATIONS = (
             "False",
         ),
         (
+            "what a grammar forces counts as guessed",
+            "Speculation._possible",
+            "_common(A.token_ids, B)",
+            "B",
+        ),
+        (
             "states keep what was rejected",
             "Speculation.settle",
             "self._states.restore(A)",
