@@ -167,7 +167,7 @@ class PairBuilder:
         """
         frame = self._frame(adds)
         special = sum(len(part.ids) for part in frame)
-        own = [query.count, document.count]
+        own = [query.total, document.total]
         if limit is not None:
             own[1] = min(own[1], limit)
         if keeps is not None:

@@ -52,12 +52,12 @@ class TextTokens(NamedTuple):
     ----------
     ids
         Its first tokens.
-    count
+    total
         How many it has.
     """
 
     ids: list[int]
-    count: int
+    total: int
 
 
 @dataclass(frozen=True)
