@@ -16,7 +16,7 @@ from src.engine.grammar import follower as follower_module
 from src.engine.grammar import look_ahead as look_ahead_module
 from src.engine.grammar.compiled import CompiledGrammar, compile_matcher
 from src.engine.grammar.compiler import Tokenizers, compile_grammar
-from src.engine.grammar.constraints import Constraint, c_interface
+from src.engine.grammar.constraints import Constraint
 from src.engine.grammar.follower import Follower
 from src.engine.grammar.look_ahead import LookAhead, Wanted
 from src.engine.grammar.masks import MaskTable
@@ -155,7 +155,6 @@ def test_the_device_learns_which_rows_never_have_drafts() -> None:
         rows.close()
 
 
-@pytest.mark.skipif(c_interface() is None, reason="constraints need the library's C interface")
 def test_a_row_keeps_its_constraint_until_it_has_drafts() -> None:
     """A constraint is faster than a matcher, which can be copied."""
     made = Follower(1, compile_grammar(Tokenizers.of(VOCABULARY), CHOOSING), 0, set())
