@@ -194,12 +194,12 @@ def test_what_failed_is_not_done(
     compute, neutralize = StepComputer.compute, RowState.neutralize
     calls = 0
 
-    def failing(*given: Any) -> Any:
+    def failing(*given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 20:
             raise RuntimeError("injected")
-        return compute(*given)
+        return compute(*given, **named)
 
     def lost(*given: Any) -> None:
         if fatal:

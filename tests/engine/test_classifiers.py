@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from src.core.errors import (
 from src.core.plan import StepPlan
 from src.engine.client import AsyncEngine
 from src.engine.execution.pooling import RowPooling, Vectors
+from src.engine.requests.prompts import RequestBuilder, TextTokens
 from src.engine.scheduling.replay import read_lines, replay
+from src.text import Tokenizer as Backend
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.classifiers import (
     DECODER_STEMS,
@@ -233,6 +236,48 @@ async def test_a_pair_that_is_too_long_is_cut_as_transformers_does(ranker: Path)
         (cut,) = await engine.score([("fox", "fox " * 40)], max_tokens_per_doc=3)
         whole = engine.tokenizer.encode("fox", False)
         assert cut.prompt_tokens == len(whole) + 3 + 3
+
+
+@pytest.mark.parametrize("options", [{"truncate": 30}, {"max_tokens_per_doc": 9}, {}])
+async def test_a_query_is_tokenized_once_for_all_its_documents(
+    engine_of_ranker: AsyncEngine, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A tokenizer without a bound of characters for a token, so that no text is cut before."""
+    engine, encode = engine_of_ranker, Backend.encode
+    monkeypatch.setitem(vars(engine.tokenizer), "max_token_chars", sys.maxsize)
+    query = "the quick fox " * (20_000 if "truncate" in options else 5)
+    documents, texts = sentences(12, 12), []
+
+    def noted(self: Backend, text: str, add_special_tokens: bool = True) -> list[int]:
+        texts.append(text)
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Backend, "encode", noted)
+    made = await engine.score([(query, document) for document in documents], **options)
+    assert texts.count(query) == 1
+    assert sum(map(len, texts)) == len(query) + sum(map(len, documents))
+    monkeypatch.setattr(Backend, "encode", encode)
+    for document, score in zip(documents, made, strict=True):
+        (alone,) = await engine.score([(query, document)], **options)
+        assert score.prompt_tokens == alone.prompt_tokens
+        assert score.score == pytest.approx(alone.score, abs=1e-6)
+
+
+async def test_the_loop_sees_no_more_of_a_long_text_than_is_kept(
+    engine_of_ranker: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, seen = RequestBuilder.text_tokens, []
+    monkeypatch.setitem(vars(engine_of_ranker.tokenizer), "max_token_chars", sys.maxsize)
+
+    async def noted(self: RequestBuilder, text: str, keeps: int, tenant: str) -> TextTokens:
+        found = await made(self, text, keeps, tenant)
+        seen.append((len(found.ids), found.count))
+        return found
+
+    monkeypatch.setattr(RequestBuilder, "text_tokens", noted)
+    await engine_of_ranker.score([("fox " * 5000, "engine " * 5000)], truncate=20)
+    assert [kept for kept, _ in seen] == [20, 20]
+    assert all(count >= 5000 for _, count in seen)
 
 
 @pytest.mark.parametrize(

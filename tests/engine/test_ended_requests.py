@@ -150,7 +150,7 @@ async def stopped(engine: AsyncEngine) -> None:
 async def failed(engine: AsyncEngine) -> None:
     compute = StepComputer.compute
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise ValueError("no")
 
     StepComputer.compute = fail  # type: ignore[method-assign]

@@ -287,7 +287,7 @@ async def test_the_compiler_swaps_its_code_in_while_requests_run(
         finish(self, *parts)
         is_settled.set()
 
-    def compute_slowly(self: StepComputer, plan: StepPlan, *given: Any) -> Any:
+    def compute_slowly(self: StepComputer, plan: StepPlan, *given: Any, **named: Any) -> Any:
         steps.append((self.code.step is not None, {row.row: row.start for row in plan.rows}))
         if len(steps) == 20:
             may_load.set()
@@ -295,7 +295,7 @@ async def test_the_compiler_swaps_its_code_in_while_requests_run(
             time.sleep(0.02)
         if len(steps) == 120:
             is_settled.wait(600)
-        return compute(self, plan, *given)
+        return compute(self, plan, *given, **named)
 
     monkeypatch.setattr(Compilation, "load", load_late)
     monkeypatch.setattr(ProgramCompilation, "finish", settle)

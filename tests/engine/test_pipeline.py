@@ -57,19 +57,19 @@ async def test_the_next_step_is_planned_and_launched_while_this_one_runs(
     launch, compute = Worker.launch, StepComputer.compute
     step = 0
 
-    def counting_launch(self: Worker, *arguments: Any) -> Any:
-        in_flight = launch(self, *arguments)
+    def counting_launch(self: Worker, *arguments: Any, **named: Any) -> Any:
+        in_flight = launch(self, *arguments, **named)
         launched.release()
         return in_flight
 
-    def patient_compute(self: StepComputer, *arguments: Any) -> Any:
+    def patient_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         nonlocal step
         step += 1
         if step == 1:
             launched.acquire()
         if not launched.acquire(timeout=20 if depth == 2 and step < 6 else 0.2):
             waited_in_vain.append(step)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(Worker, "launch", counting_launch)
     monkeypatch.setattr(StepComputer, "compute", patient_compute)
@@ -90,9 +90,9 @@ async def test_a_step_that_is_planned_late_is_launched_in_time_and_computes_the_
     """Requests come one after the other while steps take 50 ms; there is a row for each."""
     compute = StepComputer.compute
 
-    def slow_compute(self: StepComputer, *arguments: Any) -> Any:
+    def slow_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(0.05)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", slow_compute)
     answers, queued = [], []
@@ -122,9 +122,9 @@ async def test_the_records_say_how_much_the_device_idled(
     host, device, tokens = 0.03, 0.06, 12
     compute, schedule = StepComputer.compute, Scheduler.schedule
 
-    def slow_compute(self: StepComputer, *arguments: Any) -> Any:
+    def slow_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(device)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     def slow_schedule(self: Scheduler) -> StepPlan | None:
         if self.has_work:
@@ -159,12 +159,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> No
     compute = StepComputer.compute
     steps = 0
 
-    def failing_compute(self: StepComputer, *arguments: Any) -> Any:
+    def failing_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         nonlocal steps
         steps += 1
         if fails(steps):
             raise RuntimeError(f"injected into step {steps}")
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", failing_compute)
 
@@ -200,13 +200,13 @@ async def test_a_failed_step_does_not_take_those_down_who_join_its_row_mates(
     compute = StepComputer.compute
     steps = 0
 
-    def failing_compute(self: StepComputer, *arguments: Any) -> Any:
+    def failing_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         nonlocal steps
         steps += 1
         time.sleep(0.02)
         if steps == 6:
             raise RuntimeError("injected")
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", failing_compute)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

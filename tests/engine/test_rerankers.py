@@ -177,6 +177,29 @@ async def test_of_a_pair_that_is_too_long_the_document_is_cut(published: Path) -
         assert few.score == pytest.approx(same.score, abs=1e-5)
 
 
+async def test_a_document_is_not_cut_within_a_character(published: Path) -> None:
+    """Each of its characters is several tokens."""
+    document = "世界" * 20
+    async with AsyncEngine.open(small_config(published, model__tasks=("score",))) as engine:
+        empty = len(ids_of(published, prompt(QUERY, "")))
+        own = ids_of(published, document)
+        for count in range(4, 12):
+            begin = engine.tokenizer.decode(own[:count]).rstrip("\ufffd")
+            assert 0 < len(begin) < len(document)
+            (want,) = await engine.score([(QUERY, begin)])
+            cuts = [
+                *await engine.score([(QUERY, document)], truncate=empty + count),
+                *await engine.score([(QUERY, document)], max_tokens_per_doc=count),
+            ]
+            if count < 6:
+                cuts += await engine.score([(QUERY, "世界")], truncate=empty + count)
+            for cut in cuts:
+                assert cut.prompt_tokens == want.prompt_tokens
+                assert cut.score == pytest.approx(want.score, abs=1e-5)
+        with pytest.raises(PromptTooLongError, match="leaves no whole character of the document"):
+            await engine.score([(QUERY, document)], max_tokens_per_doc=1)
+
+
 async def test_a_score_needs_a_template_and_words(tmp_path: Path) -> None:
     for name, message in (
         ("llama", r"cannot score: it needs a chat template with the roles query and document"),

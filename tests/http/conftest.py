@@ -110,9 +110,9 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand tokens take a second, however fast the machine and its code are."""
     compute = StepComputer.compute
 
-    def slow(self: StepComputer, *arguments: Any) -> Any:
+    def slow(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(0.001)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", slow)
 

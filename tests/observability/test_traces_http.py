@@ -306,9 +306,9 @@ async def test_who_never_got_a_row_has_waited_and_nothing_else(
     engine: AsyncEngine = await app.state.server.ready_engine()
     compute = StepComputer.compute
 
-    def slow(self: StepComputer, *arguments: Any) -> Any:
+    def slow(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(0.01)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", slow)
     # Eight have all rows, and memory enough to keep them.

@@ -112,9 +112,9 @@ def watch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with watched("apply"):
             return apply(self, *args)
 
-    def watched_compute(self: StepComputer, *args: Any) -> StepOutput:
+    def watched_compute(self: StepComputer, *args: Any, **kwargs: Any) -> StepOutput:
         with watched("compute"):
-            output = compute(self, *args)
+            output = compute(self, *args, **kwargs)
         with watched("copy_out"):
             return output.to_host()
 
@@ -131,11 +131,11 @@ def watch_on_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     execute = Worker._execute
 
-    def watched(self: Worker, *args: Any) -> None:
+    def watched(self: Worker, *args: Any, **kwargs: Any) -> None:
         seen.append("execute")
         torch.cuda.set_sync_debug_mode("error")
         try:
-            execute(self, *args)
+            execute(self, *args, **kwargs)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

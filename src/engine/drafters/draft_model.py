@@ -66,10 +66,13 @@ class ModelDrafter(BatchDrafter):
         self._longest = model.spec.max_positions
         # Row -> how many of its tokens the draft model has read.
         self._read: dict[int, int] = {}
+        # Row -> its number of tokens, and its own guesses behind them, which were read too.
+        self._guessed: dict[int, tuple[int, list[int]]] = {}
 
     def vacate(self, row: int) -> None:
         """See `BatchDrafter`."""
         self._read.pop(row, None)
+        self._guessed.pop(row, None)
 
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """See `BatchDrafter`."""
@@ -78,9 +81,9 @@ class ModelDrafter(BatchDrafter):
         known: dict[int, int] = {}
         for step in rows:
             end = step.start + step.num_tokens
-            # Tokens before a row's first step are in the prefix cache, and were read then. What was
-            # read of guesses counts as far as they were accepted.
-            start = min(self._read.get(step.row, step.start), step.start)
+            # Tokens before a row's first step are in the prefix cache, and were read then.
+            read = self._read.setdefault(step.row, step.start)
+            start = min(read, self._agreed(step.row, step.start), step.start)
             most = min(asked.get(step.row, 0), self._longest - end)
             is_prompt = step.num_tokens > 1
             if end > self._longest or not (most > 0 or is_prompt or end - start >= _LAG):
@@ -89,9 +92,25 @@ class ModelDrafter(BatchDrafter):
                 wanted[step.row], known[step.row] = most, end
             chunks.append(RowStep(step.row, step.generation, start, end - start, most > 0))
             self._read[step.row] = end
+            self._guessed.pop(step.row, None)
         self.guesses = {}
         if chunks:
             self._draft(chunks, wanted, known)
+
+    def _agreed(self, row: int, end: int) -> int:
+        """Up to where the row, of ``end`` tokens and a newest one, has what was read of guesses.
+
+        They need not have been verified: another drafter's guess may have been likelier.
+        """
+        if row not in self._guessed:
+            return end
+        known, guesses = self._guessed[row]
+        tokens = self._rows.tokens[row, known:end].tolist()
+        for token, guess in zip(tokens, guesses, strict=False):
+            if token != guess:
+                break
+            known += 1
+        return known
 
     def _draft(
         self, chunks: Sequence[RowStep], wanted: Mapping[int, int], known: dict[int, int]
@@ -117,6 +136,7 @@ class ModelDrafter(BatchDrafter):
         for row, guesses in writer.guesses.items():
             # The last one was not read.
             self._read[row] = known[row] + max(0, len(guesses) - 1)
+            self._guessed[row] = known[row], guesses[:-1]
             self.guesses[row] = Guess(guesses, SURE, "draft")
 
     def _logits(self, steps: Sequence[RowStep]) -> Tensor | None:

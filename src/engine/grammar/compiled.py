@@ -28,6 +28,9 @@ _FORGIVEN: Final = 0.05
 _OF_A_CALL: Final = 1 / 30
 _LONGEST_JUDGEMENT: Final = 0.02
 
+# Seconds for which no row looks ahead in a grammar where that has taken too long once.
+_SLOW_SECONDS: Final = 60.0
+
 # Tokens after which a matcher that needs no mask computes one, because that refuels the lexer. A
 # lexer that runs out of fuel is unusable for all matchers that share it.
 REFUELED_TOKENS: Final = 8
@@ -168,8 +171,6 @@ class CompiledGrammar:
         Whether the matchers' shared lexer has reached its limit too. No row can begin then.
     num_renewals
         How often the matchers' lexer was replaced.
-    is_slow_ahead
-        Whether looking at drafts took too long. Rows have none under it then.
     """
 
     def __init__(
@@ -190,7 +191,16 @@ class CompiledGrammar:
         self.is_worn = False
         self.is_spent = False
         self.num_renewals = 0
-        self.is_slow_ahead = False
+        self._slow_until = float("-inf")
+
+    @property
+    def is_slow_ahead(self) -> bool:
+        """Whether looking at drafts took too long within the last minute: of any request's rows."""
+        return time.monotonic() < self._slow_until
+
+    def took_long_ahead(self) -> None:
+        """Looking at drafts took too long."""
+        self._slow_until = time.monotonic() + _SLOW_SECONDS
 
     def begin(self, lane: int) -> Constraint | None:
         """A new constraint of a lane at the beginning of the output; ``None`` if none is usable."""

@@ -64,6 +64,9 @@ _MAX_WAITING: Final = 256
 _START_SECONDS: Final = 60.0
 # `retry_after` in seconds if no trial process could be started.
 _RETRY_AFTER: Final = 5.0
+# The longest grammar, in characters, whose forced texts are drafts. One that is forced is found in
+# one call, however long it is.
+_LONGEST_SPELLED: Final = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,8 @@ def compile_grammar(tokenizers: Tokenizers, lark: str) -> CompiledGrammar:
         most = MAX_LANE_STATES // count
         roots = [tokenizers.constraints.compile(text, most) for _ in range(count)]
         lanes = [root for root in roots if root is not None]
-    return CompiledGrammar(
-        matcher, tokenizers.matchers, lanes, recompile, seconds, tokenizers.spelling
-    )
+    spelling = tokenizers.spelling if len(lark) <= _LONGEST_SPELLED else None
+    return CompiledGrammar(matcher, tokenizers.matchers, lanes, recompile, seconds, spelling)
 
 
 class GrammarCompiler:

@@ -23,6 +23,9 @@ _TOO_LARGE: Final = "the grammar takes more of the lexer than it may"
 _TOO_SLOW: Final = "following the grammar takes too long"
 # Drafts of a step: their tokens and the one behind them are taken without a mask in between.
 _MOST_DRAFTS: Final = REFUELED_TOKENS - 1
+# The longest output, in tokens, behind which there are drafts: a copy of a matcher takes time for
+# each of its tokens.
+_LONGEST_OUTPUT: Final = 1024
 # The longest output, in tokens, that a new matcher takes so that there can be drafts behind it.
 _MOST_REPLAYED: Final = 256
 
@@ -40,10 +43,13 @@ class Follower:
         Whether an end token was sampled, or the grammar failed. It is not advanced any more.
     fault, is_own
         Why it cannot go on, and whether the request's own parameters are the cause.
+    never_drafts
+        Whether it has no drafts from now on: looking ahead takes too long.
     """
 
     __slots__ = (
         "_abandoned",
+        "_ahead",
         "_forced",
         "_grammar",
         "_num_renewals",
@@ -52,6 +58,7 @@ class Follower:
         "is_own",
         "key",
         "matcher",
+        "never_drafts",
         "token_ids",
     )
 
@@ -68,6 +75,10 @@ class Follower:
         self.ended = False
         self.fault: str | None = None
         self.is_own = True
+        # A matcher in the constraint's place where drafts are looked for, the renewals that it has
+        # seen, and how many tokens of the output it has.
+        self._ahead: tuple[LLMatcher, int, int] | None = None
+        self.never_drafts = False
         self._forced = ForcedText()
 
     @property
@@ -107,14 +118,21 @@ class Follower:
         It looks at a copy, so the matcher stays as it is. Nothing here fails the request: where a
         grammar takes too long, or a copy fails, there are no drafts.
         """
-        if self._grammar.is_slow_ahead or not self.is_live:
+        if not self.is_live:
             return []
-        matcher = self._drafting_matcher()
+        if self._grammar.is_slow_ahead or len(self.token_ids) > _LONGEST_OUTPUT:
+            self.never_drafts = True
+        matcher = None if self.never_drafts else self._drafting_matcher()
         if matcher is None:
+            self.never_drafts = True
             return []
         started = time.thread_time()
         drafts = self._drafts(matcher.deep_copy(), guessed, min(most, _MOST_DRAFTS))
         self._look_at_time(started, 2 + len(drafts))
+        # A constraint is faster, but has no drafts.
+        if drafts and self._ahead is not None:
+            self.matcher, self._num_renewals, _ = self._ahead
+            self._ahead = None
         return drafts
 
     def masks_behind(
@@ -135,15 +153,18 @@ class Follower:
         masks: list[np.ndarray | None] = [None] * len(drafts)
         assert isinstance(self.matcher, LLMatcher), "a constraint has no drafts"
         started = time.thread_time()
-        matcher = self.matcher.deep_copy()
+        matcher, num_calls = self.matcher.deep_copy(), 2 * len(drafts)
         for place, token_id in enumerate(drafts):
+            # One of them may take long.
+            if time.thread_time() - started > ORDINARY_CALL * num_calls:
+                break
             if not matcher.consume_token(token_id):
                 break
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if matcher.is_error() or not restrict():
                 break
             masks[place] = mask.copy()
-        self._look_at_time(started, 2 * len(drafts))
+        self._look_at_time(started, num_calls)
         return masks
 
     def _drafts(self, matcher: LLMatcher, guessed: Sequence[int], most: int) -> list[int]:
@@ -159,26 +180,30 @@ class Follower:
         return [] if matcher.is_error() else drafts
 
     def _drafting_matcher(self) -> LLMatcher | None:
-        """The matcher, which can be copied; in place of a constraint one in the same state."""
+        """The matcher, which can be copied; beside a constraint one in the same state."""
         if isinstance(self.matcher, LLMatcher):
             return self.matcher
-        if len(self.token_ids) > _MOST_REPLAYED:
+        matcher, renewals, start = self._ahead or (
+            self._grammar.begin_matcher(),
+            self._grammar.num_renewals,
+            0,
+        )
+        if len(self.token_ids) - start > _MOST_REPLAYED:
             return None
-        renewals, matcher = self._grammar.num_renewals, self._grammar.begin_matcher()
-        for start in range(0, len(self.token_ids), REFUELED_TOKENS):
-            chunk = self.token_ids[start : start + REFUELED_TOKENS]
+        for first in range(start, len(self.token_ids), REFUELED_TOKENS):
+            chunk = self.token_ids[first : first + REFUELED_TOKENS]
             if matcher.try_consume_tokens(chunk) < len(chunk):
                 # The constraint goes on, so the request does not fail.
-                self._grammar.is_slow_ahead = True
                 return None
             matcher.compute_bitmask()
-        self._num_renewals, self.matcher = renewals, matcher
+        self._ahead = matcher, renewals, len(self.token_ids)
         return matcher
 
     def _look_at_time(self, started: float, num_calls: int) -> None:
         """Let there be no more drafts if these calls have taken much longer than ordinary ones."""
         if time.thread_time() - started > ORDINARY_CALL * num_calls:
-            self._grammar.is_slow_ahead = True
+            self.never_drafts = True
+            self._grammar.took_long_ahead()
 
     def recover(self, *, is_complete: bool = False) -> bool:
         """Replace a failed, or perhaps complete, matcher by a new one; whether that goes on."""
@@ -234,6 +259,7 @@ class Follower:
     def _replay(self, step: int) -> None:
         """Give the output to a new matcher, and compute a mask after every ``step`` tokens."""
         self._num_renewals = self._grammar.num_renewals
+        self._ahead = None
         matcher = self.matcher = self._grammar.begin_matcher()
         for start in range(0, len(self.token_ids), step):
             if not self.is_live or matcher.is_error():

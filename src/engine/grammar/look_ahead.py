@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from src.engine.grammar.masks import MaskTable
 from src.engine.grammar.thinking import RowThinking
 
 logger = logging.getLogger(__name__)
+
+# Seconds of this thread that looking ahead in grammars takes in a step, before the device goes on.
+_LONGEST_LOOK: Final = 0.001
 
 
 class Wanted(NamedTuple):
@@ -42,11 +46,14 @@ class LookAhead:
         self._followers = followers
         # Row -> its drafts in the next step, of which the step may take fewer.
         self._drafts: dict[int, list[int]] = {}
+        # Steps so far: each begins with another row, since there may not be time for all.
+        self._turn = 0
 
     def choose(self, wanted: Sequence[Wanted], owners: Sequence[int | None]) -> list[list[int]]:
         """The drafts of each of these rows: what is possible of those guessed, and what is forced.
 
-        None of them ends an output, since nothing could be asked behind it.
+        None of them ends an output, since nothing could be asked behind it. The device waits for
+        this, so once it has taken a millisecond the other rows with a grammar have none.
 
         Parameters
         ----------
@@ -54,7 +61,13 @@ class LookAhead:
             Per row: key of its request, if that has a grammar.
         """
         self._drafts.clear()
-        for (row, guessed, most), owner in zip(wanted, owners, strict=True):
+        self._turn += 1
+        started, rows = time.thread_time(), list(zip(wanted, owners, strict=True))
+        first = self._turn % max(1, len(rows))
+        for (row, guessed, most), owner in rows[first:] + rows[:first]:
+            if owner is not None and time.thread_time() - started > _LONGEST_LOOK:
+                self._drafts[row] = []
+                continue
             # Nobody needs a draft, so whatever is wrong with one, no request ends by it.
             try:
                 drafts = list(self._thinking.drafts(row, guessed, most))
@@ -65,7 +78,16 @@ class LookAhead:
                 logger.exception("the drafts of a row could not be looked at")
                 drafts = []
             self._drafts[row] = drafts
-        return list(self._drafts.values())
+        return [self._drafts[each.row] for each in wanted]
+
+    def without_drafts(self, wanted: Sequence[Wanted], owners: Sequence[int | None]) -> list[int]:
+        """Those of these rows that have no drafts any more, whatever is guessed."""
+        followers = [self._followers.get(each.row) for each in wanted]
+        return [
+            each.row
+            for each, follower, owner in zip(wanted, followers, owners, strict=True)
+            if follower is not None and follower.key == owner and follower.never_drafts
+        ]
 
     def _allowed(self, row: int, owner: int, drafts: list[int], most: int) -> list[int]:
         follower = self._followers.get(row)

@@ -93,6 +93,8 @@ class RowGrammars:
         self._departures: list[int] = []
         # Rows whose drafts for the next step were looked at.
         self._drafting: set[int] = set()
+        # Rows whose grammar will have no drafts any more.
+        self._undrafted: set[int] = set()
         # Handle -> compiled grammar of a request that has not ended. Any thread may add to it.
         self._held: dict[int, CompiledGrammar] = {}
         # Keys of ended requests that may still have queued work. Any thread may add to it.
@@ -145,6 +147,7 @@ class RowGrammars:
 
     def vacate(self, row: int) -> None:
         """Mark a row as unconstrained."""
+        self._undrafted.discard(row)
         if self._rows.pop(row, None) is not None:
             self._departures.append(row)
         self._thinking.vacate(row)
@@ -193,7 +196,13 @@ class RowGrammars:
         """
         self._drafting = {each.row for each in wanted}
         owners = [self._rows.get(each.row) for each in wanted]
-        return self._thread.submit(self._choose_drafts, wanted, owners).result()
+        drafts, without = self._thread.submit(self._choose_drafts, wanted, owners).result()
+        self._undrafted.update(without)
+        return drafts
+
+    def never_drafts(self, row: int) -> bool:
+        """Whether the row's request will have no drafts any more, so that nobody need wait."""
+        return row in self._undrafted
 
     def masks(
         self, rows: Sequence[int], positions: Sequence[int], *, as_bits: bool = False
@@ -384,10 +393,11 @@ class RowGrammars:
 
     def _choose_drafts(
         self, wanted: Sequence[Wanted], owners: Sequence[int | None]
-    ) -> list[list[int]]:
+    ) -> tuple[list[list[int]], list[int]]:
         # Followers have all of their tokens then, and may change their matchers.
         self._dissolve()
-        return self._look_ahead.choose(wanted, owners)
+        drafts = self._look_ahead.choose(wanted, owners)
+        return drafts, self._look_ahead.without_drafts(wanted, owners)
 
     def _gather(self, rows: list[int], owners: list[int | None], *, adds: bool) -> RowMasks:
         forced, failures = self._choose_masks(rows, owners)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from src.core.errors import InvalidRequestError, PromptTooLongError
 from src.core.sampling_params import shown
 from src.core.scoring import ScoringRecipe
-from src.engine.requests.prompts import ChatOptions, RequestBuilder
+from src.engine.requests.prompts import ChatOptions, RequestBuilder, TextTokens
 from src.text import Tokenizer
-from src.text.tokenizer import PairEncoding
 
 
 class PairTokens(NamedTuple):
@@ -29,6 +27,32 @@ class PairTokens(NamedTuple):
     types: bytes = b""
 
 
+class LastQuery:
+    """The query of the pair before: one that has many documents is tokenized once."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.tokens = TextTokens([], 0)
+
+
+class _Part(NamedTuple):
+    """A part of what the tokenizer makes of two texts.
+
+    Attributes
+    ----------
+    number
+        Which of the two texts stands here: 0 or 1; ``None``: special tokens do.
+    ids
+        The special tokens.
+    kind
+        The kind of each token of this part.
+    """
+
+    number: int | None
+    ids: list[int]
+    kind: int
+
+
 class PairBuilder:
     """Makes one text of two, as the model's recipe says, and cuts it where that is asked for."""
 
@@ -38,6 +62,8 @@ class PairBuilder:
         self.recipe = recipe
         self._tokenizer = tokenizer
         self._builder = builder
+        # With special tokens or without -> how the tokenizer joins two texts.
+        self._frames: dict[bool, list[_Part]] = {}
 
     def check(self, truncate: int | None, max_tokens_per_doc: int | None) -> None:
         """Refuse options that hold for all pairs of a request.
@@ -64,6 +90,7 @@ class PairBuilder:
         truncate: int | None = None,
         max_tokens_per_doc: int | None = None,
         tenant: str = "",
+        last: LastQuery | None = None,
     ) -> PairTokens:
         """The token ids of a pair.
 
@@ -75,6 +102,8 @@ class PairBuilder:
             ``None``: a longer pair is refused.
         max_tokens_per_doc
             Of the document's tokens, at most so many are kept.
+        last
+            The query of the pair before, asked for with the same ``truncate``; it is replaced.
 
         Raises
         ------
@@ -90,46 +119,85 @@ class PairBuilder:
                 )
             if not text:
                 raise InvalidRequestError(f"the {name} must not be empty", param=name)
-        keeps = self.recipe.max_tokens if truncate == -1 else truncate
-        limit = max_tokens_per_doc
-        if keeps is not None:
-            # Text of which nothing can be among the tokens that are kept is not tokenized.
-            query, document = (self._begin(text, keeps) for text in (query, document))
-        if limit is not None:
-            document = self._begin(document, limit)
-        if self.recipe.joins == "tokenizer":
-            made = await self._joined(query, document, adds_special_tokens, keeps, limit, tenant)
-        else:
-            made = await self._templated(query, document, keeps, limit, tenant)
         most = self.recipe.max_tokens
+        keeps = most if truncate == -1 else truncate
+        if self.recipe.joins == "tokenizer":
+            last = LastQuery() if last is None else last
+            if last.text != query:
+                last.tokens = await self._text(query, keeps, tenant)
+                last.text = query
+            bound = keeps if max_tokens_per_doc is None else max_tokens_per_doc
+            found = await self._text(document, bound, tenant)
+            return self._joined(last.tokens, found, adds_special_tokens, keeps, max_tokens_per_doc)
+        if keeps is not None:
+            query, document = (self._begin(text, keeps) for text in (query, document))
+        if max_tokens_per_doc is not None:
+            document = self._begin(document, max_tokens_per_doc)
+        made = await self._templated(query, document, keeps, max_tokens_per_doc, tenant)
         if len(made.ids) > most:
-            raise PromptTooLongError(
-                f"both texts together have {len(made.ids)} tokens, and this model takes up to "
-                f"{most}: shorten them, or ask for truncate_prompt_tokens",
-                param="document",
-                lengths=(len(made.ids), 0, most),
-            )
+            raise self._too_long(len(made.ids))
         return made
 
-    async def _joined(
+    def _too_long(self, count: int) -> PromptTooLongError:
+        most = self.recipe.max_tokens
+        return PromptTooLongError(
+            f"both texts together have {count} tokens, and this model takes up to {most}: shorten "
+            "them, or ask for truncate_prompt_tokens",
+            param="document",
+            lengths=(count, 0, most),
+        )
+
+    async def _text(self, text: str, keeps: int | None, tenant: str) -> TextTokens:
+        """The tokens of one of two texts that the tokenizer joins, as many as may be kept."""
+        if keeps is not None:
+            text = self._begin(text, keeps)
+        return await self._builder.text_tokens(text, keeps or self.recipe.max_tokens, tenant)
+
+    def _joined(
         self,
-        query: str,
-        document: str,
+        query: TextTokens,
+        document: TextTokens,
         adds: bool,
         keeps: int | None,
         limit: int | None,
-        tenant: str,
     ) -> PairTokens:
-        found = await self._builder.encode_pair(query, document, adds, tenant)
-        own = [found.sequences.count(number) for number in (0, 1)]
-        special = len(found.ids) - sum(own)
+        """Both as the tokenizer joins them, and as much of each as is kept.
+
+        The tokens of a text do not depend on the other one, nor do the special ones on either.
+        """
+        frame = self._frame(adds)
+        special = sum(len(part.ids) for part in frame)
+        own = [query.total, document.total]
         if limit is not None:
             own[1] = min(own[1], limit)
         if keeps is not None:
             own = list(_longest_first(own[0], own[1], max(keeps - special, 0)))
-        ids, types = _kept(found, own)
+        if sum(own) + special > self.recipe.max_tokens and keeps is None:
+            raise self._too_long(sum(own) + special)
+        ids: list[int] = []
+        types = bytearray()
+        for part in frame:
+            more = part.ids
+            if part.number is not None:
+                more = (query, document)[part.number].ids[: own[part.number]]
+            ids += more
+            types += bytes([part.kind]) * len(more)
         # Special tokens alone are cut like any other.
-        return PairTokens(ids[:keeps], types[:keeps])
+        return PairTokens(ids[:keeps], bytes(types[:keeps]))
+
+    def _frame(self, adds: bool) -> list[_Part]:
+        """What stands around two texts that the tokenizer joins, read off two short ones."""
+        frame = self._frames.get(adds)
+        if frame is None:
+            found = self._builder.encode_pair(_SHORT, _SHORT, adds)
+            frame = []
+            for token_id, kind, number in zip(found.ids, found.types, found.sequences, strict=True):
+                if not frame or (frame[-1].number, frame[-1].kind) != (number, kind):
+                    frame.append(_Part(number, [], kind))
+                if number is None:
+                    frame[-1].ids.append(token_id)
+            self._frames[adds] = frame
+        return frame
 
     async def _templated(
         self, query: str, document: str, keeps: int | None, limit: int | None, tenant: str
@@ -140,7 +208,7 @@ class PairBuilder:
         while keeps is not None and len(ids) > keeps:
             own = await self._builder.tokenize(document, _PLAIN, tenant)
             left = len(own) - (len(ids) - keeps)
-            shorter = self._tokenizer.decode(own[:left]) if left > 0 else ""
+            shorter = self._spelled(own[:left]) if left > 0 else ""
             if not shorter or len(shorter) >= len(document):
                 raise PromptTooLongError(
                     f"truncate_prompt_tokens = {keeps} leaves no token of the document: the query "
@@ -168,7 +236,19 @@ class PairBuilder:
 
     async def _cut(self, text: str, most: int, tenant: str) -> str:
         ids = await self._builder.tokenize(text, _PLAIN, tenant)
-        return text if len(ids) <= most else self._tokenizer.decode(ids[:most])
+        if len(ids) <= most:
+            return text
+        if shorter := self._spelled(ids[:most]):
+            return shorter
+        raise PromptTooLongError(
+            f"max_tokens_per_doc = {most} leaves no whole character of the document",
+            param="max_tokens_per_doc",
+            lengths=(len(ids), 0, most),
+        )
+
+    def _spelled(self, ids: list[int]) -> str:
+        """The text of the first tokens of a text, without a character that they only begin."""
+        return self._tokenizer.decode(ids).rstrip("\ufffd")
 
     def _begin(self, text: str, tokens: int) -> str:
         """As much of a text as so many tokens, and one more, can spell."""
@@ -191,6 +271,8 @@ def check_doc_tokens(given: int | None, most: int) -> None:
         )
 
 
+# A text of which every tokenizer makes at least one token.
+_SHORT = "a"
 _PLAIN = ChatOptions(add_special_tokens=False)
 
 
@@ -203,16 +285,3 @@ def _longest_first(first: int, second: int, most: int) -> tuple[int, int]:
         return (shorter, most - shorter) if first <= second else (most - shorter, shorter)
     half = most // 2
     return (half, most - half) if first <= second else (most - half, half)
-
-
-def _kept(found: PairEncoding, own: Sequence[int]) -> tuple[list[int], bytes]:
-    """The first tokens of each text, and all special ones."""
-    ids, types, seen = [], bytearray(), [0, 0]
-    for token_id, kind, number in zip(found.ids, found.types, found.sequences, strict=True):
-        if number is not None:
-            seen[number] += 1
-            if seen[number] > own[number]:
-                continue
-        ids.append(token_id)
-        types.append(kind)
-    return ids, bytes(types)

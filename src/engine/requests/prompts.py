@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 import msgspec
 
@@ -43,6 +43,21 @@ _RENDER_ARGUMENTS = ("tools", "documents", "add_generation_prompt", "continue_fi
 
 # Up to this many characters tokenizing on the event loop is cheaper than in a thread.
 _INLINE_CHARS = 2048
+
+
+class TextTokens(NamedTuple):
+    """The tokens of a text that are kept.
+
+    Attributes
+    ----------
+    ids
+        Its first tokens.
+    total
+        How many it has.
+    """
+
+    ids: list[int]
+    total: int
 
 
 @dataclass(frozen=True)
@@ -409,29 +424,33 @@ class RequestBuilder:
         grammar = await self._grammars.compile(constraint, tenant)
         return grammar, (asked, time.monotonic())
 
-    async def encode_pair(
-        self, first: str, second: str, add_special_tokens: bool, tenant: str = ""
-    ) -> PairEncoding:
-        """Two texts as the tokenizer joins them.
+    async def text_tokens(self, text: str, keeps: int, tenant: str = "") -> TextTokens:
+        """The first ``keeps`` tokens of a text, without special ones around it.
+
+        Raises
+        ------
+        InvalidRequestError
+            It has tokens that the model does not have.
+        PromptTooLongError
+            It is far longer than the context.
+        """
+        if len(text) <= _INLINE_CHARS:
+            return self._text_tokens(text, keeps)
+        # What is left out is dropped in the thread: it may be millions of tokens.
+        return await self._work.run(tenant, len(text), self._text_tokens, text, keeps)
+
+    def _text_tokens(self, text: str, keeps: int) -> TextTokens:
+        ids = self._encode_long(text, add_special_tokens=False)
+        return TextTokens(ids[:keeps], len(ids))
+
+    def encode_pair(self, first: str, second: str, add_special_tokens: bool) -> PairEncoding:
+        """Two short texts as the tokenizer joins them.
 
         Raises
         ------
         InvalidRequestError
             They have tokens that the model does not have.
-        PromptTooLongError
-            One is far longer than the context.
         """
-        size = len(first) + len(second)
-        if size <= _INLINE_CHARS:
-            return self._encode_pair(first, second, add_special_tokens)
-        return await self._work.run(
-            tenant, size, self._encode_pair, first, second, add_special_tokens
-        )
-
-    def _encode_pair(self, first: str, second: str, add_special_tokens: bool) -> PairEncoding:
-        longest = max(len(first), len(second))
-        if longest > self.max_text_chars:
-            raise PromptTooLongError.of_text(longest, self._info.max_model_len, param="prompt")
         found = self._tokenizer.encode_pair(first, second, add_special_tokens)
         self._check_ids(found.ids, "prompt")
         return found

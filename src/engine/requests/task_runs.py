@@ -11,7 +11,7 @@ from src.core.scoring import LabelRecipe, ResultActivation
 from src.core.task import Task
 from src.engine.requests.embedder import Embedder, Text
 from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun, named_error
-from src.engine.requests.pairs import PairBuilder, check_doc_tokens
+from src.engine.requests.pairs import LastQuery, PairBuilder, check_doc_tokens
 from src.engine.requests.prompts import Prompt
 
 _SMALLEST: Final = 1e-12  # a vector's length, so that zeros stay zeros
@@ -158,6 +158,7 @@ class PairRun(EmbeddingRun):
         self._activation: ResultActivation = pairs.recipe.activation if uses_activation else "none"
         self._max_tokens_per_doc = max_tokens_per_doc
         self._kinds: list[bytes] = []
+        self._last_query = LastQuery()
 
     def _check(self, embedder: Embedder) -> None:
         self._pairs.check(self._truncate, self._max_tokens_per_doc)
@@ -171,6 +172,7 @@ class PairRun(EmbeddingRun):
             truncate=self._truncate,
             max_tokens_per_doc=self._max_tokens_per_doc,
             tenant=tenant,
+            last=self._last_query,
         )
         # Of texts that have no kinds, nothing is kept.
         self._kinds.append(made.types if any(made.types) else b"")

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -76,6 +77,10 @@ class Restrictions(Protocol):
 
     def leaves_free(self, row: int, position: int) -> bool:
         """Whether nothing restricts the row's tokens up to this position."""
+        ...
+
+    def never_drafts(self, row: int) -> bool:
+        """Whether none of the row's guesses will be possible any more."""
         ...
 
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
@@ -157,6 +162,8 @@ class Speculation:
 
     def leave(self, row: int, request: DeviceRequest) -> None:
         """The row's request has ended."""
+        # Nobody catches up with it, so it takes no room from those that do.
+        self._behind.pop(row, None)
         if not self._followers:
             return
         tokens = self._tokens[row]
@@ -299,7 +306,8 @@ class Speculation:
             if not token_ids:
                 self._widths.found_nothing(wanted.row, restricted=True)
             elif guess is not None and guess.token_ids[0] == token_ids[0]:
-                guesses[place] = guess._replace(token_ids=token_ids)
+                # What is forced behind it was not guessed, and is a draft of the next step.
+                guesses[place] = guess._replace(token_ids=_common(guess.token_ids, token_ids))
             else:
                 guesses[place] = Guess(token_ids, 0, FORCED)
         return guesses
@@ -307,7 +315,13 @@ class Speculation:
     def _most(self, step: RowStep, known: int) -> int:
         """The most drafts of a row in this step."""
         most = min(step.drafts, step.limit - known - 1)
-        return most if self._widths.asks(step.row) else 0
+        if not self._widths.asks(step.row):
+            return 0
+        if self._restrictions.never_drafts(step.row):
+            # So that no step is planned for its drafts for a while.
+            self._widths.nothing_pays(step.row)
+            return 0
+        return most
 
     def _propose(self, row: int, known: int, most: int) -> Guess | None:
         """The likeliest guess of the drafters, if one has an idea."""
@@ -438,6 +452,12 @@ class Speculation:
         if self._states is not None and wrong:
             self._states.restore(wrong)
         verification.kept = kept
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return [token_id for token_id, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _count_kept(sampled: Sequence[int], drafts: Sequence[int]) -> int:

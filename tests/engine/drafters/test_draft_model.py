@@ -185,6 +185,35 @@ def test_what_the_prefix_cache_has_is_not_read_again(tmp_path: Path) -> None:
     assert bench.passes == [1, 1, 1]
 
 
+def test_guesses_of_others_that_hold_are_read(tmp_path: Path) -> None:
+    """The draft model has read its own guesses there, and others were verified."""
+    bench = Bench(load_model(make_checkpoint(tmp_path, seed=3)))
+    known = [5, 9, 60, 7, 44]
+    bench.install(0, known, GREEDY)
+    bench.step((0, 0, 4))
+    own = bench.step((0, 4, 1), r0=5)[0]
+    others = [own[0], *((token + 1) % 300 for token in own[1:4]), 70]
+    bench.say(0, len(known), others)
+    known += others
+    assert bench.step((0, len(known) - 1, 1), r0=4) == {0: bench.greedy(known, 4)}
+
+
+def test_a_row_is_read_whose_first_step_is_one_token(tmp_path: Path) -> None:
+    """As of a prompt of one token, or whose other tokens are in the prefix cache."""
+    bench = Bench(load_model(make_checkpoint(tmp_path, seed=3)))
+    known = [5]
+    bench.install(0, known, GREEDY)
+    bench.step((0, 0, 1))
+    for token in (50, 51, 52):
+        bench.say(0, len(known), [token])
+        known.append(token)
+        bench.step((0, len(known) - 1, 1))
+    assert bench.passes == []
+    bench.say(0, len(known), [53])
+    known.append(53)
+    assert bench.step((0, len(known) - 1, 1), r0=3) == {0: bench.greedy(known, 3)}
+
+
 def test_a_context_longer_than_the_draft_models_has_no_guesses(tmp_path: Path) -> None:
     model = load_model(make_checkpoint(tmp_path, seed=3, max_position_embeddings=12))
     bench = Bench(model)

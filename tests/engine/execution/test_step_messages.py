@@ -272,4 +272,6 @@ def test_neither_prompts_nor_compiled_grammars_travel() -> None:
         "params": msgspec.to_builtins(request.params),
         "end_token_ids": [2],
         "grammar": 7,
+        # Of the tenant, the salt and the adapter: who may be told of its output.
+        "scope": ("", "secret", 0),
     }

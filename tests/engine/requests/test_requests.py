@@ -402,9 +402,9 @@ async def test_a_deadline_cuts_a_running_request_short_and_keeps_its_tokens(
 ) -> None:
     compute = StepComputer.compute
 
-    def slow(self: StepComputer, *arguments: Any) -> Any:
+    def slow(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(0.05)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     async with AsyncEngine.open(small_config(checkpoint)) as engine:
         whole = await engine.generate([5, 6], LONG)
@@ -545,9 +545,9 @@ async def test_draining_does_not_wait_for_a_device_that_hangs(
     released = threading.Event()
     compute = StepComputer.compute
 
-    def hanging(self: StepComputer, *arguments: Any) -> Any:
+    def hanging(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         released.wait(30)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", hanging)
     monkeypatch.setattr("src.engine.client._ABORT_GRACE", 0.2)

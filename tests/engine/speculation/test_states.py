@@ -15,6 +15,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
 from src.core.plan import RowStep
+from src.core.step_message import DeviceRequest
 from src.engine.execution.state_memory import StateMemory, StatePlan, plan_states
 from src.engine.speculation import Speculation, Widths
 from src.engine.speculation.choice import choose_speculation
@@ -225,6 +226,15 @@ def test_another_request_in_the_row_is_behind_nothing() -> None:
     take(made, tokens, RowStep(0, 1, 3, 4, True, 3, 0, 50), [99])
     made.install(0, None)
     assert made.begin(plan(RowStep(0, 2, 0, 3, True))) is None
+
+
+def test_rows_that_ended_behind_take_no_room_from_others() -> None:
+    made, tokens = drafting(9, Kept())
+    request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
+    for row in range(8):
+        take(made, tokens, RowStep(row, 1, 3, 9, True, 8, 0, 50), [*range(14, 21), 99])
+        made.leave(row, request)
+    assert take(made, tokens, RowStep(8, 1, 3, 9, True, 8, 0, 50), [99]).drafts == 8
 
 
 def test_only_as_many_rows_draft_as_states_can_be_kept_of() -> None:

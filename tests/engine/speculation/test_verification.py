@@ -23,6 +23,10 @@ class Restricting:
     def __init__(self, possible: list[int] | None = None) -> None:
         self.possible = possible
         self.wanted: list[Wanted] = []
+        self.never = False
+
+    def never_drafts(self, row: int) -> bool:
+        return self.never
 
     def leaves_free(self, row: int, position: int) -> bool:
         return self.possible is None
@@ -81,21 +85,37 @@ def test_a_row_never_gets_longer_than_it_may(limit: int, drafts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("possible", "source"), [([14], ""), ([14, 99], ""), ([98, 99], FORCED), ([], None)]
+    ("possible", "source", "count"),
+    # Nobody has guessed what is forced behind a guess.
+    [([14], "", 1), ([14, 99], "", 1), ([98, 99], FORCED, 2), ([], None, 0)],
 )
 def test_a_row_that_something_restricts_has_the_drafts_that_are_possible(
-    possible: list[int], source: str | None
+    possible: list[int], source: str | None, count: int
 ) -> None:
     tokens, restrictions = buffer(4), Restricting(possible)
     made = speculation(tokens, restrictions).begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert made is not None
     assert restrictions.wanted == [Wanted(0, [14, 15, 16], 3)]
-    count = len(possible)
     assert made.plan.rows == [RowStep(0, 1, 3, 1 + count, True, count)]
     [guess] = made.drafts
     assert (None if guess is None else guess.source) == source
-    assert ([] if guess is None else guess.token_ids) == possible
-    assert tokens[0, 4:].tolist() == [*possible, *[POISON] * (8 - count)]
+    assert ([] if guess is None else guess.token_ids) == possible[:count]
+    assert tokens[0, 4:].tolist() == [*possible[:count], *[POISON] * (8 - count)]
+
+
+def test_nobody_waits_for_a_row_that_never_has_drafts() -> None:
+    restrictions = Restricting([14, 15])
+    made = Speculation((Counting(),), buffer(4), restrictions, POISON)
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    restrictions.never = True
+    step = RowStep(0, 1, 3, 4, True, 3, 0, 12)
+    for _ in range(40):
+        verification = made.begin(plan(step))
+        assert verification is not None
+        assert verification.plan.num_drafts == 0
+    assert restrictions.wanted == []
+    # Nor are steps planned for its drafts all the time.
+    assert made.rests(0) > 0
 
 
 def test_of_rows_without_drafts_too_a_verification_says_what_they_take() -> None:

@@ -154,12 +154,12 @@ async def test_an_engine_whose_device_hangs_says_so_and_recovers(
     compute = StepComputer.compute
     steps = 0
 
-    def hanging_compute(self: StepComputer, *arguments: Any) -> Any:
+    def hanging_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 3:
             assert let_go.wait(30)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", hanging_compute)
     config = small_config(checkpoint, observability__stall_seconds=0.3)

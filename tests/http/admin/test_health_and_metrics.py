@@ -178,9 +178,9 @@ async def test_a_hanging_device_is_503_with_what_hangs_and_everything_answers(
     monkeypatch.setattr(health, "FIRST_PATIENCE", 1.0)
     let_go, compute = threading.Event(), StepComputer.compute
 
-    def hanging_compute(self: StepComputer, *arguments: Any) -> Any:
+    def hanging_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         assert let_go.wait(30)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", hanging_compute)
     observability = msgspec.structs.replace(config.observability, stall_seconds=0.2)
@@ -212,9 +212,9 @@ async def test_who_would_be_refused_is_not_sent_here(
 ) -> None:
     let_go, compute = threading.Event(), StepComputer.compute
 
-    def waiting_compute(self: StepComputer, *arguments: Any) -> Any:
+    def waiting_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         assert let_go.wait(30)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", waiting_compute)
     scheduler = msgspec.structs.replace(config.scheduler, max_num_seqs=1, max_waiting_requests=2)

@@ -100,9 +100,9 @@ def slower_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody's answer ends while others are still being asked for."""
     compute = StepComputer.compute
 
-    def slow(self: StepComputer, *arguments: Any) -> Any:
+    def slow(self: StepComputer, *arguments: Any, **named: Any) -> Any:
         time.sleep(0.01)
-        return compute(self, *arguments)
+        return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", slow)
 

@@ -41,7 +41,19 @@ MUTATIONS = (
         (
             "what was read of wrong guesses counts as read",
             "ModelDrafter.compute",
-            "min(self._read.get(A, B), B)",
+            "min(A, self._agreed(B, C), C)",
+            "A",
+        ),
+        (
+            "guesses of others that were accepted count as read",
+            "ModelDrafter.compute",
+            "min(A, self._agreed(B, C), C)",
+            "min(A, C)",
+        ),
+        (
+            "a row whose first step is one token is never read",
+            "ModelDrafter.compute",
+            "self._read.setdefault(A, B)",
             "self._read.get(A, B)",
         ),
         (

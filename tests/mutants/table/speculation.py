@@ -128,6 +128,18 @@ MUTATIONS = (
             "False",
         ),
         (
+            "the device waits for rows that never have drafts",
+            "Speculation._most",
+            "self._restrictions.never_drafts(A.row)",
+            "False",
+        ),
+        (
+            "what a grammar forces counts as guessed",
+            "Speculation._possible",
+            "_common(A.token_ids, B)",
+            "B",
+        ),
+        (
             "states keep what was rejected",
             "Speculation.settle",
             "self._states.restore(A)",
@@ -182,6 +194,12 @@ MUTATIONS = (
             "True",
         ),
         (
+            "ended rows wait for ever to catch up",
+            "Speculation.leave",
+            "self._behind.pop(A, None)",
+            "",
+        ),
+        (
             "a row keeps the pause of the request before",
             "Speculation.install",
             "self._widths.vacate(A)",
@@ -226,6 +244,38 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/grammar/compiled.py",
+        ("tests/engine/grammar/test_look_ahead.py",),
+        (
+            "a grammar that was slow ahead once has no drafts for ever",
+            "CompiledGrammar.took_long_ahead",
+            "time.monotonic() + _SLOW_SECONDS",
+            "float('inf')",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/grammar/follower.py",
+        ("tests/engine/grammar/test_look_ahead.py",),
+        (
+            "long outputs are looked ahead of",
+            "Follower.drafts",
+            "self._grammar.is_slow_ahead or len(self.token_ids) > _LONGEST_OUTPUT",
+            "self._grammar.is_slow_ahead",
+        ),
+        (
+            "masks behind drafts take any time",
+            "Follower.masks_behind",
+            "if time.thread_time() - A > ORDINARY_CALL * B: break",
+            "",
+        ),
+        (
+            "a grammar that is slow ahead is asked again",
+            "Follower._look_at_time",
+            "self.never_drafts = True",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/grammar/follower.py",
         ("tests/engine/speculation/test_restricted.py",),
         (
@@ -239,12 +289,6 @@ MUTATIONS = (
             "Follower._drafts",
             "len(A) < B and C is not None and (not D.is_error())",
             "False",
-        ),
-        (
-            "a grammar that is slow ahead is asked again",
-            "Follower._look_at_time",
-            "self._grammar.is_slow_ahead = True",
-            "pass",
         ),
     ),
     *rewrites_of(

@@ -74,6 +74,16 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/requests/pairs.py",
+        (f"{_LABELS}::test_a_query_is_tokenized_once_for_all_its_documents",),
+        (
+            "a query is tokenized again with each document",
+            "PairBuilder.tokens",
+            "A.text != B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/pairs.py",
         (f"{_LABELS}::test_a_pair_that_is_too_long_is_cut_as_transformers_does",),
         (
             "the second text is cut alone",
