@@ -271,7 +271,7 @@ async def test_the_loop_sees_no_more_of_a_long_text_than_is_kept(
 
     async def noted(self: RequestBuilder, text: str, keeps: int, tenant: str) -> TextTokens:
         found = await made(self, text, keeps, tenant)
-        seen.append((len(found.ids), found.count))
+        seen.append((len(found.ids), found.total))
         return found
 
     monkeypatch.setattr(RequestBuilder, "text_tokens", noted)
