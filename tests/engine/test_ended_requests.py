@@ -32,11 +32,11 @@ class Watch:
         self.refs: list[weakref.ref[Any]] = []
         submit = EngineLoop.submit
 
-        def noted(loop: EngineLoop, choices: Any) -> None:
+        def noted(loop: EngineLoop, choices: Any, **named: Any) -> None:
             for choice in choices:
                 params = choice.request.params
                 self.refs += map(weakref.ref, (choice, choice._stream, choice._text, params))
-            submit(loop, choices)
+            submit(loop, choices, **named)
 
         monkeypatch.setattr(EngineLoop, "submit", noted)
 

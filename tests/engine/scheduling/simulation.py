@@ -138,7 +138,8 @@ class Simulation:
             assert not plan.installs, "somebody was admitted while a running row is short"
         decoding = sum(step.row in decodes - prompts for step in plan.rows)
         if decoding and self.limits.max_mixed_prefill_tokens is not None:
-            prefill = sum(step.num_tokens for step in plan.rows if step.row not in decodes)
+            prompts_of = [step for step in plan.rows if step.row not in decodes]
+            prefill = sum(step.num_tokens - step.drafts for step in prompts_of)
             per_row = self.limits.prefill_tokens_per_decode * decoding
             most = max(self.limits.max_mixed_prefill_tokens, per_row)
             assert prefill <= most, "decoding rows wait for more of prompts than they should"
