@@ -284,7 +284,7 @@ class TestNames:
             assert load_config(directory).architecture == chosen.__name__ == "MistralForCausalLM"
 
     @pytest.mark.parametrize(
-        "names", [["LlamaForSequenceClassification"], ["Qwen2Model"], ["EvilModel"]]
+        "names", [["LlamaForQuestionAnswering"], ["Qwen2Model"], ["EvilModel"]]
     )
     def test_other_classes_are_refused(self, names: list[str], llama: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text((llama / "config.json").read_text())
