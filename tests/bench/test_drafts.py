@@ -17,7 +17,7 @@ vllm:spec_decode_num_draft_tokens_total{engine="0"} 1.2e+02
 vllm:spec_decode_num_accepted_tokens_total 60.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9.0
 """
-TARGET = Target(root="http://server", url="http://server/v1/completions", is_chat=False)
+TARGET = Target(root="http://server", url="http://server/v1/completions", kind="completions")
 
 
 def served(monkeypatch: pytest.MonkeyPatch, text: str | None) -> Drafts:
