@@ -112,7 +112,7 @@ def test_every_request_has_its_answer(checkpoint: Path, tmp_path: Path) -> None:
             line("a"),
             line("b", "/v1/chat/completions"),
             line("c", temperature=9),
-            line("d", "/v1/embeddings"),
+            line("d", "/v1/images/generations"),
             line("e", stream=True),
             line("f", n=2),
         ],
