@@ -55,25 +55,27 @@ async def begun(engine: AsyncEngine) -> None:
 @pytest.mark.usefixtures("slow_steps")
 async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=1700)
+    half = TEXTS[:106]  # up to half of all tokens that may wait
     async with AsyncEngine.open(config) as engine:
-        with pytest.raises(InvalidRequestError, match="more than 1700 tokens together") as raised:
-            await engine.embed([*TEXTS, *TEXTS])
+        with pytest.raises(InvalidRequestError, match="more than 850 tokens together") as raised:
+            await engine.embed(TEXTS[:107])
         assert raised.value.param == "input"
         for ends in (True, False):
-            many = asyncio.create_task(engine.embed(TEXTS))
+            calls = [asyncio.create_task(engine.embed(half)) for _ in range(2)]
             await begun(engine)
             # Most are not queued: only few of one call are at a time.
-            assert engine.stats.num_waiting < 80
+            assert engine.stats.num_waiting < 150
             with pytest.raises(QueueFullError, match="tokens are waiting, with 250 more") as full:
                 await engine.embed([[5] * 250])
             assert full.value.retry_after >= 1
             with pytest.raises(QueueFullError, match="tokens are waiting"):
                 await engine.generate([5] * 250)
             if ends:
-                assert len(await many) == len(TEXTS)
+                assert [len(made) for made in await asyncio.gather(*calls)] == [106, 106]
             else:
-                many.cancel()
-                await asyncio.gather(many, return_exceptions=True)
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
             assert len(await engine.embed([[5] * 250])) == 1
         assert_idle(engine)
 
@@ -82,7 +84,7 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> 
 async def test_texts_of_one_tenant_leave_room_for_those_of_others(decoder: Path) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=3400)
     async with AsyncEngine.open(config) as engine:
-        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one key"):
+        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one request"):
             await engine.embed([*TEXTS, *TEXTS], tenant="one")
         many = asyncio.create_task(engine.embed(TEXTS, tenant="one"))
         await begun(engine)
@@ -179,7 +181,7 @@ async def test_an_abort_ends_a_call_whose_texts_are_not_queued_yet(decoder: Path
 @pytest.fixture
 def held_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Texts are tokenized in threads, which do not end until it is set."""
-    monkeypatch.setattr("src.engine.requests.prompts._INLINE_CHARS", 0)
+    monkeypatch.setattr("src.engine.requests.text_work.INLINE_CHARS", 0)
     goes_on = threading.Event()
     encode = Tokenizer.encode
 
