@@ -20,10 +20,12 @@ from src.core.errors import (
 )
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
+from src.engine.requests import text_work
 from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.scheduling.replay import read_lines, replay
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
+from tests.support.classifiers import make_classifier
 from tests.support.engines import assert_idle, random_prompts, small_config
 
 pytestmark = pytest.mark.anyio
@@ -193,6 +195,53 @@ def held_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]
     monkeypatch.setattr(Tokenizer, "encode", held_up)
     yield goes_on
     goes_on.set()
+
+
+@pytest.mark.parametrize("kind", ["texts", "pairs"])
+async def test_many_short_texts_are_tokenized_beside_the_loop(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    directory = decoder if kind == "texts" else make_classifier(tmp_path, "bert", labels=1)
+    # Nothing is forgotten as time goes by, so that it does not matter how long this takes.
+    monkeypatch.setattr(text_work, "_CHARS_PER_SECOND", 0.0)
+    encode, run = Tokenizer.encode, text_work.TextWork.run
+    here, beside, jobs = 0, 0, 0
+
+    def counted(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal here, beside
+        if threading.current_thread() is threading.main_thread():
+            here += len(text)
+        else:
+            beside += len(text)
+        return encode(self, text, add_special_tokens)
+
+    async def counting(self: Any, *arguments: Any) -> Any:
+        nonlocal jobs
+        jobs += 1
+        return await run(self, *arguments)
+
+    texts = [f"number {number} of " + "many words " * 5 for number in range(600)]
+    chars = sum(map(len, texts))
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        monkeypatch.setattr(Tokenizer, "encode", counted)
+        monkeypatch.setattr(text_work.TextWork, "run", counting)
+        if kind == "texts":
+            await engine.embed(texts[:1])
+            assert (here, jobs) == (len(texts[0]), 0)
+            made = [each.prompt_tokens for each in await engine.embed(texts)]
+            want = [len(encode(engine.tokenizer, text)) for text in texts]
+        else:
+            scores = await engine.score([("number", text) for text in texts])
+            made = [each.prompt_tokens for each in scores]
+            want = [len(engine.tokenizer.encode_pair("number", text).ids) for text in texts]
+        assert_idle(engine)
+    assert made == want
+    assert here <= 4096
+    assert here + beside >= chars
+    assert jobs <= len(texts) / 64 + 1
+    with pytest.raises(InvalidRequestError, match=r"input\[300\]: input must not be empty"):
+        async with AsyncEngine.open(small_config(decoder)) as engine:
+            await engine.embed([*texts[:300], "", *texts[300:]])
 
 
 @pytest.mark.parametrize("ends", ["deadline", "abort"])
