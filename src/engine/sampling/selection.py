@@ -202,7 +202,9 @@ class Selection:
                     + [params[entry].prompt_len for entry in entries]
                 ).view(3, -1)
                 arguments = [given for _, given in named]
-                groups.append(ProcessorGroup(named[0][0], arguments, entries, *packed))
+                of_row = {rows[entry]: place for place, entry in reversed([*enumerate(entries)])}
+                firsts = sorted(of_row.values())
+                groups.append(ProcessorGroup(named[0][0], arguments, entries, *packed, firsts))
         return groups
 
     def _truncated(

@@ -232,7 +232,7 @@ class WaitingQueue:
             )
         if num_requests > 1 and num_tokens > most_tokens:
             raise InvalidRequestError(
-                f"n is {num_requests}: {num_tokens} prompt tokens together, but at most "
+                f"n is {num_requests}: {num_tokens} tokens together, but at most "
                 f"{most_tokens} may wait{whose}",
                 param="n",
             )
@@ -301,7 +301,7 @@ class WaitingQueue:
 
     def push(self, state: RequestState) -> None:
         """Insert a request by its rank."""
-        lane, num_tokens = self._lane_of(state), len(state.token_ids)
+        lane, num_tokens = self._lane_of(state), state.num_waiting_tokens
         self.num_tokens += num_tokens
         self._count += 1
         lane.num_tokens += num_tokens
@@ -310,7 +310,7 @@ class WaitingQueue:
 
     def _remove(self, state: RequestState) -> Lane:
         """Count a request no more."""
-        lane, num_tokens = self.lanes[state.lane], len(state.token_ids)
+        lane, num_tokens = self.lanes[state.lane], state.num_waiting_tokens
         self.num_tokens -= num_tokens
         self._count -= 1
         lane.num_tokens -= num_tokens

@@ -94,7 +94,8 @@ def test_the_table_has_every_method() -> None:
     for source, build in DRAFTERS.items():
         drafter = build(section)
         if isinstance(drafter, Follower):
-            request = DeviceRequest(key=1, prompt_len=6, params=params, prediction=[2, 3, 4, 5])
+            prediction = np.array([2, 3, 4, 5], np.int32).tobytes()
+            request = DeviceRequest(key=1, prompt_len=6, params=params, prediction=prediction)
             drafter.install(0, request)
             if isinstance(drafter, SharedHistory):
                 drafter.leave(0, request, np.array([0, 5, 1, 2, 3, 4, 5], np.int32))

@@ -364,6 +364,48 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/requests/predictions.py",
+        ("tests/engine/requests/test_predictions.py",),
+        (
+            "a prediction is tokenized for each prompt",
+            "PredictedOutput.packed",
+            "self._packed is not None",
+            "False",
+        ),
+        (
+            "all of a predicted text is tokenized",
+            "PredictedOutput.packed",
+            "A[:B * _CHARS_PER_TOKEN]",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/request_state.py",
+        ("tests/engine/scheduling/test_scheduler.py",),
+        (
+            "predictions wait for nothing",
+            "RequestState.num_waiting_tokens",
+            "len(self.token_ids) + self.request.num_predicted",
+            "len(self.token_ids)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/sampling/processors.py",
+        ("tests/engine/sampling/test_processors.py",),
+        (
+            "a processor that fails behind a draft ends requests",
+            "ProcessorGroup.apply",
+            "() if A else self._firsts",
+            "()",
+        ),
+        (
+            "a processor that fails at a guess is said to end requests",
+            "ProcessorGroup.apply",
+            "() if A else self._firsts",
+            "self._firsts",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/speculation/prediction.py",
         ("tests/engine/speculation/test_prediction.py",),
         (
