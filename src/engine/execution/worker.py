@@ -323,7 +323,7 @@ class Worker:
             if (verification := speculation.begin(plan)) is not None:
                 exact = verification.plan
         if exact.rows:
-            keeps_hidden = "none" if speculation is None else speculation.wants_hidden
+            keeps_hidden = "none" if speculation is None else speculation.hidden.wanted
             output = span.copy_out(
                 self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
             )
@@ -332,7 +332,8 @@ class Worker:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
             if output.hidden is not None:
-                speculation.keep(exact, output.hidden, verification)
+                kept = None if verification is None else verification.kept
+                speculation.hidden.keep(exact, output.hidden, kept)
             taken = time.monotonic() - started
             speculation.observe(exact, taken, verified=verification is not None)
         if states is not None:

@@ -1,0 +1,193 @@
+"""Asks the drafters of an engine for guesses of what its rows say next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+
+from src.core.plan import RowStep
+from src.core.step_message import DeviceRequest
+from src.engine.grammar.look_ahead import Wanted
+from src.engine.speculation.drafter import BatchDrafter, Drafter, Follower
+from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.widths import Widths
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A guess that is likelier is taken without asking others.
+_LIKELY_ENOUGH: Final = 0.7
+
+
+class Restrictions(Protocol):
+    """What bounds the choice of rows beside their parameters: grammars, and budgets of thinking."""
+
+    def leaves_free(self, row: int, position: int) -> bool:
+        """Whether nothing restricts the row's tokens up to this position."""
+        ...
+
+    def never_drafts(self, row: int) -> bool:
+        """Whether none of the row's guesses will be possible any more."""
+        ...
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Of each of these rows, the guesses that are possible, and what must come."""
+        ...
+
+
+class Asked(NamedTuple):
+    """A row that is asked for: its step in the plan, its number of tokens, and the most drafts."""
+
+    step: RowStep
+    known: int
+    most: int
+
+
+class Asking:
+    """The drafters, and what they guess. One that raises is not asked again.
+
+    Parameters
+    ----------
+    drafters
+        Asked in turn, until one has an idea that is likely; of all others the likeliest is taken.
+    tokens
+        [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
+    restrictions
+        Asked for the drafts of rows that something restricts.
+    widths
+        Told of rows that nobody has an idea for.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        tokens: np.ndarray,
+        restrictions: Restrictions,
+        widths: Widths,
+    ) -> None:
+        self._drafters = list(drafters)
+        self._followers = [each for each in self._drafters if isinstance(each, Follower)]
+        self._tokens = tokens
+        self._restrictions = restrictions
+        self._widths = widths
+
+    @property
+    def batch_drafters(self) -> list[BatchDrafter]:
+        """Those that compute for all rows of a step at once, and have not failed."""
+        return [each for each in self._drafters if isinstance(each, BatchDrafter)]
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether one of them knows requests."""
+        return bool(self._followers)
+
+    def install(self, row: int, request: DeviceRequest | None) -> None:
+        """The row has been given to this request; ``None``: to one that could not be installed."""
+        for drafter in self.batch_drafters:
+            self.attempt(drafter, drafter.vacate, row)
+        if request is not None:
+            for follower in tuple(self._followers):
+                self.attempt(follower, follower.install, row, request)
+
+    def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
+        """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
+        for follower in tuple(self._followers):
+            self.attempt(follower, follower.leave, row, request, tokens)
+
+    def most(self, step: RowStep, known: int) -> int:
+        """The most drafts of a row in this step."""
+        most = min(step.drafts, step.limit - known - 1)
+        if not self._widths.asks(step.row):
+            return 0
+        if self._restrictions.never_drafts(step.row):
+            # So that no step is planned for its drafts for a while.
+            self._widths.nothing_pays(step.row)
+            return 0
+        return most
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """Let those drafters compute that do so for all rows of a step at once."""
+        for drafter in self.batch_drafters:
+            self.attempt(drafter, drafter.compute, rows, asked)
+
+    def guesses(self, rows: Sequence[RowStep], asked: Mapping[int, Asked]) -> dict[int, Guess]:
+        """Place among the rows -> what is guessed of the row's next tokens.
+
+        Drafters with weights know no grammar, so rows that have one are not asked of them.
+        """
+        free = {
+            place: self._restrictions.leaves_free(step.row, known + most)
+            for place, (step, known, most) in asked.items()
+        }
+        self.compute(
+            rows, {step.row: most for place, (step, _, most) in asked.items() if free[place]}
+        )
+        guesses: dict[int, Guess] = {}
+        restricted: dict[int, tuple[Wanted, Guess | None]] = {}
+        for place, (step, known, most) in asked.items():
+            guess = self._propose(step.row, known, most)
+            if not free[place]:
+                wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
+                restricted[place] = wanted, guess
+            elif guess is not None:
+                guesses[place] = guess
+            else:
+                self._widths.found_nothing(step.row)
+        if restricted:
+            guesses |= self._possible(restricted)
+        return guesses
+
+    def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess | None]]) -> dict[int, Guess]:
+        """What is possible of the guesses of restricted rows, and what they are forced to."""
+        found = self._restrictions.draft([wanted for wanted, _ in restricted.values()])
+        guesses = {}
+        for (place, (wanted, guess)), token_ids in zip(restricted.items(), found, strict=True):
+            if not token_ids:
+                self._widths.found_nothing(wanted.row, restricted=True)
+            elif guess is not None and guess.token_ids[0] == token_ids[0]:
+                # What is forced behind it was not guessed, and is a draft of the next step.
+                guesses[place] = guess._replace(token_ids=_common(guess.token_ids, token_ids))
+            else:
+                guesses[place] = Guess(token_ids, 0, FORCED)
+        return guesses
+
+    def _propose(self, row: int, known: int, most: int) -> Guess | None:
+        """The likeliest guess of the drafters, if one has an idea."""
+        tokens = self._tokens[row, :known]
+        best, highest = None, 0.0
+        for drafter in tuple(self._drafters):
+            guess = self.attempt(drafter, drafter.propose, row, tokens, most)
+            if guess is None or not guess.token_ids:
+                continue
+            likelihood = self._widths.likelihood(guess)
+            if likelihood > highest:
+                best, highest = guess._replace(token_ids=guess.token_ids[:most]), likelihood
+            if likelihood >= _LIKELY_ENOUGH:
+                break
+        return best
+
+    def attempt(
+        self, drafter: Drafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What a drafter's method returns; ``None`` if it fails, and then it is asked no more."""
+        try:
+            return call(*args, **kwargs)
+        # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
+        except Exception:
+            self._drafters.remove(drafter)
+            self._followers = [each for each in self._followers if each is not drafter]
+            name = type(drafter).__name__
+            logger.exception("the drafter %s failed, and is not asked any more", name)
+            return None
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return [token_id for token_id, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
