@@ -178,7 +178,6 @@ def make_mtp(
     *,
     layers: int = 2,
     copies: bool = False,
-    dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> Predicting:
     """Write a random model that brings a layer for further tokens.
@@ -200,36 +199,26 @@ def make_mtp(
         overrides = {"layer_types": kinds, "mlp_only_layers": []} | overrides
     elif copies:
         overrides = {"first_k_dense_replace": 0} | overrides
-    whole = make_checkpoint(
-        directory / "whole", family, num_hidden_layers=layers + 1, dtype=dtype, **overrides
-    )
+    whole = make_checkpoint(directory / "whole", family, num_hidden_layers=layers + 1, **overrides)
     tensors = load_file(whole / "model.safetensors")
     hidden = tensors["model.norm.weight"].shape[0]
     generator = torch.Generator().manual_seed(7)
     is_offset = family == "qwen3next"
 
     def norm() -> Tensor:
-        return (1 - is_offset + 0.2 * torch.randn(hidden, generator=generator)).to(dtype)
+        return 1 - is_offset + 0.2 * torch.randn(hidden, generator=generator)
 
     own = {
         "embedding_norm": norm(),
         "hidden_norm": norm(),
-        "join": (0.2 * torch.randn(hidden, 2 * hidden, generator=generator)).to(dtype),
+        "join": 0.2 * torch.randn(hidden, 2 * hidden, generator=generator),
         "final_norm": norm(),
     }
     last = f"model.layers.{layers}."
     if copies:
-        embedding = tensors["model.embed_tokens.weight"].float()
-        scale = embedding.pow(2).mean(-1, keepdim=True).rsqrt()
-        tensors["model.embed_tokens.weight"] = (embedding * scale).to(dtype)
-        for name in tensors:
-            if name.startswith(last):
-                tensors[name] = tensors[f"model.layers.{layers - 1}.{name.removeprefix(last)}"]
-            elif name.startswith("model.layers.") and f".{layers - 1}." not in name[:16]:
-                if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-                    tensors[name] = torch.zeros_like(tensors[name])
-        own["embedding_norm"] = torch.full((hidden,), 1.0 - is_offset, dtype=dtype)
-        own["join"] = torch.eye(hidden, 2 * hidden, dtype=dtype)
+        _make_last_alike(tensors, layers)
+        own["embedding_norm"] = torch.full((hidden,), 1.0 - is_offset)
+        own["join"] = torch.eye(hidden, 2 * hidden)
         own["final_norm"] = tensors["model.norm.weight"].clone()
         save_file(tensors, whole / "model.safetensors", {"format": "pt"})
     stored = {}
@@ -255,6 +244,23 @@ def make_mtp(
     path = write_drafter(directory / "model", stored, fields, file="model.safetensors")
     save_tokenizer(path, fields["vocab_size"])
     return Predicting(path, whole, own)
+
+
+def _make_last_alike(tensors: dict[str, Tensor], layers: int) -> None:
+    """Of as many layers, and one behind, only the last two change hidden states, and are alike.
+
+    Embeddings are scaled to a root mean square of 1.
+    """
+    embedding = tensors["model.embed_tokens.weight"].float()
+    scale = embedding.pow(2).mean(-1, keepdim=True).rsqrt()
+    tensors["model.embed_tokens.weight"] = (embedding * scale).to(embedding.dtype)
+    last, before = (f"model.layers.{number}." for number in (layers, layers - 1))
+    out = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+    for name, tensor in tensors.items():
+        if name.startswith(last):
+            tensors[name] = tensors[before + name.removeprefix(last)].clone()
+        elif not name.startswith(before) and name.endswith(out):
+            tensors[name] = torch.zeros_like(tensor)
 
 
 def write_drafter(
