@@ -51,6 +51,16 @@ class Asked(NamedTuple):
     most: int
 
 
+class Found(NamedTuple):
+    """A guess, and how likely its first token holds."""
+
+    guess: Guess | None = None
+    likelihood: float = 0.0
+
+
+NOTHING: Final = Found()
+
+
 class Asking:
     """The drafters, and what they guess. One that raises is not asked again.
 
@@ -58,6 +68,7 @@ class Asking:
     ----------
     drafters
         Asked in turn, until one has an idea that is likely; of all others the likeliest is taken.
+        Those that compute for all rows come behind those that do not.
     tokens
         [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
     restrictions
@@ -133,20 +144,21 @@ class Asking:
             if none_pays or self._restrictions.never_drafts(row):
                 self._widths.nothing_pays(row)
             # Behind drafts in flight its number of tokens is not known yet.
-            elif step.slack or not self._may_find(row, step.start + step.num_tokens, certain):
+            elif step.slack or not self._may_find(step, certain):
                 self._widths.found_nothing(row)
             else:
                 self.resting.wake(row)
         self._widths.asked(certain, time.monotonic() - begun)
 
-    def _may_find(self, row: int, known: int, certain: int) -> bool:
+    def _may_find(self, step: RowStep, certain: int) -> bool:
         """Whether there may be a guess that pays of a row, in steps of so many ``certain`` tokens.
 
         What a grammar leaves, or what a model guesses, is not found out on the side: it may be.
         """
-        if self._batch_drafters or not self._restrictions.leaves_free(row, known):
+        known = step.start + step.num_tokens
+        if self._batch_drafters or not self._restrictions.leaves_free(step.row, known):
             return True
-        guess = self._propose(row, known, 1)
+        guess = self._likeliest(self._drafters, Asked(step, known, 1)).guess
         return guess is not None and self._widths.may_pay(guess, certain)
 
     def found_nothing(self, row: int) -> None:
@@ -173,13 +185,21 @@ class Asking:
             place: self._restrictions.leaves_free(step.row, known + most)
             for place, (step, known, most) in asked.items()
         }
-        self.compute(
-            rows, {step.row: most for place, (step, _, most) in asked.items() if free[place]}
-        )
+        quick = [each for each in self._drafters if not isinstance(each, BatchDrafter)]
+        found = {place: self._likeliest(quick, each) for place, each in asked.items()}
+        # Those that compute are asked only where a guess would be taken.
+        open_ = [
+            place
+            for place, each in found.items()
+            if free[place] and each.likelihood < _LIKELY_ENOUGH
+        ]
+        self.compute(rows, {asked[place].step.row: asked[place].most for place in open_})
+        for place in open_:
+            found[place] = self._likeliest(self.batch_drafters, asked[place], found[place])
         guesses: dict[int, Guess] = {}
         restricted: dict[int, tuple[Wanted, Guess | None]] = {}
-        for place, (step, known, most) in asked.items():
-            guess = self._propose(step.row, known, most)
+        for place, (step, _, most) in asked.items():
+            guess = found[place].guess
             if not free[place]:
                 wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
                 restricted[place] = wanted, guess
@@ -205,20 +225,25 @@ class Asking:
                 guesses[place] = Guess(token_ids, 0, FORCED)
         return guesses
 
-    def _propose(self, row: int, known: int, most: int) -> Guess | None:
-        """The likeliest guess of the drafters, if one has an idea."""
-        tokens = self._tokens[row, :known]
-        best, highest = None, 0.0
-        for drafter in tuple(self._drafters):
+    def _likeliest(
+        self, drafters: Sequence[Drafter], asked: Asked, found: Found = NOTHING
+    ) -> Found:
+        """The likeliest guess of these drafters and the one that was found, if there is any."""
+        row, most = asked.step.row, asked.most
+        tokens = self._tokens[row, : asked.known]
+        for drafter in tuple(drafters):
+            if drafter not in self._drafters:
+                # It has failed for another row.
+                continue
             guess = self.attempt(drafter, drafter.propose, row, tokens, most)
             if guess is None or not guess.token_ids:
                 continue
             likelihood = self._widths.likelihood(guess)
-            if likelihood > highest:
-                best, highest = guess._replace(token_ids=guess.token_ids[:most]), likelihood
+            if likelihood > found.likelihood:
+                found = Found(guess._replace(token_ids=guess.token_ids[:most]), likelihood)
             if likelihood >= _LIKELY_ENOUGH:
                 break
-        return best
+        return found
 
     def attempt(
         self, drafter: Drafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -219,13 +219,13 @@ MUTATIONS = (
         ),
         (
             "the first guess is taken, however unlikely",
-            "Asking._propose",
+            "Asking._likeliest",
             "A >= _LIKELY_ENOUGH",
             "True",
         ),
         (
             "of unlikely guesses the last is taken",
-            "Asking._propose",
+            "Asking._likeliest",
             "A > B",
             "True",
         ),
