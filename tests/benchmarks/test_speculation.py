@@ -13,6 +13,8 @@ from benchmarks import speculation
 from src import AsyncEngine
 from tests.support.compiling import compile_settings
 
+DEMO = Path(__file__).parents[2] / "configs" / "demo"
+
 
 def test_a_disturbed_run_changes_no_ratio() -> None:
     off, on = [2.0] * 8, [1.0] * 8
@@ -70,9 +72,9 @@ async def test_each_case_measures_both_engines(case: str) -> None:
     )
     compiled = [f"compile.{key}={value}" for key, value in compile_settings().items()]
     settings = [*compiled, "device.num_threads=1", "speculation.shared_history_bytes=65536"]
-    demo = Path("configs/demo").resolve()
+
     made = {
-        method: speculation.configuration(demo, method, settings, 8) for method in ("auto", "off")
+        method: speculation.configuration(DEMO, method, settings, 8) for method in ("auto", "off")
     }
     assert made["off"].speculation.shared_history_bytes == 0
     async with AsyncEngine.open(made["auto"]) as on, AsyncEngine.open(made["off"]) as off:
