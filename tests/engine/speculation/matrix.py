@@ -295,7 +295,7 @@ async def test_without_deterministic_drafts_differ_as_batches_do(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     """Answers that another number of rows changes, beside those that drafts change."""
-    path = make_checkpoint(tmp_path, num_hidden_layers=4)
+    path = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=4)
     params = [
         SamplingParams(temperature=heat, seed=at, max_tokens=48, ignore_eos=True)
         for at, heat in enumerate((0.0, 0.7, 1.0) * 32)

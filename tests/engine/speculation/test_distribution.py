@@ -25,7 +25,7 @@ COUNT, LENGTH = 1500, 4
 async def test_what_is_drawn_is_what_the_model_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_checkpoint(tmp_path, num_hidden_layers=2)
+    path = make_checkpoint(tmp_path, tokenizer=True, num_hidden_layers=2)
     every = list(itertools.product(ALLOWED, repeat=LENGTH))
     exact = torch.zeros(len(every), dtype=torch.float64)
     with torch.inference_mode():
