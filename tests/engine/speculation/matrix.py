@@ -1,7 +1,7 @@
 """The whole matrix: models, formats, requests, ways and drafters, bit for bit against `off`.
 
 `nox -s speculation` runs it, uncompiled and compiled; the suite has a selection (`test_exactness`,
-`test_restricted`, `test_states`, `tests/engine/drafters`). Names select: `-k "gpt_oss and rows"`.
+`test_restricted`, `test_states`, `tests/engine/drafters`). Names select: `-k "gpt_oss and rows-3"`.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ SUBJECTS = {
     "granite_moehybrid-16": Subject("granite_moehybrid", _16, has_states=True),
 }
 WAYS: dict[str, dict[str, Any]] = {
-    "depth 1": {"scheduler__pipeline_depth": 1, "scheduler__max_num_seqs": 64},
-    "depth 2": {"scheduler__max_num_seqs": 64},
+    "depth-1": {"scheduler__pipeline_depth": 1, "scheduler__max_num_seqs": 64},
+    "depth-2": {"scheduler__max_num_seqs": 64},
     "chunked": {"scheduler__max_num_batched_tokens": 13, "scheduler__max_num_seqs": 12},
     "preempted": {"cache__num_blocks": 40, "model__max_model_len": 100},
     "uncached": {"cache__enable_prefix_caching": False, "scheduler__max_num_seqs": 16},
     "aborted": {"scheduler__max_num_seqs": 24},
-    **{f"{rows} rows": {"scheduler__max_num_seqs": rows} for rows in (1, 2, 3, 4, 5, 6, 7, 9)},
+    **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in (1, 2, 3, 4, 5, 6, 7, 9)},
 }
 # With whom each real drafter is tried.
-REAL_WAYS = ("depth 1", "depth 2", "chunked", "3 rows")
+REAL_WAYS = ("depth-1", "depth-2", "chunked", "rows-3")
 REAL = ("suffix", "ngram", "auto", "predicted", "medusa", "eagle3", "draft", "itself")
 
 
