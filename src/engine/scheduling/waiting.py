@@ -144,11 +144,12 @@ class Reservation:
         """
         queue = self._queue
         if self.num_tokens:
-            most = queue.max_tokens // 2 if self._lane else queue.max_tokens
+            # A caller leaves as much to others as it takes, whether or not they are told apart.
+            most = queue.max_tokens // 2
             if self.num_tokens + num_tokens > most:
                 raise InvalidRequestError(
-                    f"more than {most} tokens together, but at most so many may wait"
-                    f"{' for one key' if self._lane else ''}: ask for fewer at once",
+                    f"more than {most} tokens together, but at most so many may wait for one "
+                    "request: ask for fewer at once",
                     param="input",
                 )
         queue.check_room(num_tokens, lane=self._lane)
