@@ -235,6 +235,7 @@ class StepComputer:
                 (row.row, row.start, row.num_tokens, row.num_sampled) for row in plan.rows
             )
         )
+        own = self._rows.own_inputs.integers(plan)
         self._sampler.state.flush()
         if only_draws:
             gate = None
@@ -243,7 +244,7 @@ class StepComputer:
                 awaited.add_done_callback(partial(_open, gate))
             try:
                 token_ids, hidden = step.draw(
-                    numbers, count, gate, wants_hidden=keeps_hidden != "none"
+                    numbers, count, gate, wants_hidden=keeps_hidden != "none", own=own
                 )
             except ValueError:
                 if awaited is not None and awaited.done():
@@ -254,7 +255,7 @@ class StepComputer:
             failures = () if awaited is None else awaited.result().failures
             return StepOutput(samples, None, failures, hidden=hidden)
         hidden, logits = step.compute(
-            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none"
+            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none", own=own
         )
         masks = None if awaited is None else awaited.result()
         samples = None
