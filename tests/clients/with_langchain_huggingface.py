@@ -1,23 +1,27 @@
-"""`langchain-huggingface`: the client of text-embeddings-inference, with a server's address."""
+"""`langchain-huggingface` over `huggingface_hub`: clients of text-embeddings-inference."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import BadRequestError
 from langchain_huggingface import HuggingFaceEndpointEmbeddings
 
 from tests.clients.common import ENCODER_URL, KEY
 
 TEXTS = ["A happy dog.", "A sad cat.", "The weather\nin Paris."]
-# A server's own address is what its documentation gives it.
+# Those of text-embeddings-inference are given the server's own address.
 ADDRESSES = pytest.mark.parametrize("path", ["", "/", "/embed"])
 
 
 def client_of(path: str) -> HuggingFaceEndpointEmbeddings:
-    return HuggingFaceEndpointEmbeddings(
-        model=f"{ENCODER_URL}{path}", huggingfacehub_api_token=KEY
-    )
+    """It takes no address of a server itself since version 1.2.3, but the hub's clients do."""
+    client = HuggingFaceEndpointEmbeddings(huggingfacehub_api_token=KEY)
+    client.client = InferenceClient(model=f"{ENCODER_URL}{path}", token=KEY)
+    client.async_client = AsyncInferenceClient(model=f"{ENCODER_URL}{path}", token=KEY)
+    return client
 
 
 @ADDRESSES
@@ -47,5 +51,5 @@ def test_fields_of_the_call() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(Exception, match="400"):
+    with pytest.raises(BadRequestError, match="empty"):
         client_of("").embed_documents([""])
