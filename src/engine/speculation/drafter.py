@@ -127,8 +127,8 @@ DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = Mapping
     }
 )
 
-# Method -> the sources that are asked, in this order. One that is not in `DRAFTERS` has weights, see
-# `engine.drafters`; a method has one of these at most.
+# Method -> the sources that are asked, in this order. One that is not in `DRAFTERS` has weights
+# (`engine.drafters`); a method has one of these at most.
 SOURCES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
         "auto": ("prediction", "suffix", "history", "mtp"),
