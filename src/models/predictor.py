@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from src.models.builder import ProgramBuilder
+from src.models.builder import Name, ProgramBuilder
 from src.models.config import ModelConfig, PredictorConfig
 from src.models.decoder import write_layer
 from src.models.eagle import EMBEDDED, FEATURE, pass_on
@@ -63,9 +63,8 @@ def write_predictor(builder: ProgramBuilder, config: ModelConfig) -> None:
     for name in (EMBEDDED, FEATURE):
         builder.step_input(StepInput(builder.step_tensor(name, hidden)))
 
-    def norm(name: str, tensor: str) -> str:
-        fill = config.norm.neutral
-        return str(builder.vector(name, hidden, f"{tensor}.weight", fill=fill))
+    def norm(name: str, tensor: str) -> Name:
+        return builder.vector(name, hidden, f"{tensor}.weight", fill=config.norm.neutral)
 
     weights = JoinWeights(
         norm("embedding_norm", own.embedding_norm_name),

@@ -249,10 +249,10 @@ def make_mtp(
 def _make_last_alike(tensors: dict[str, Tensor], layers: int) -> None:
     """Of as many layers, and one behind, only the last two change hidden states, and are alike.
 
-    Embeddings are scaled to a root mean square of 1.
+    Embeddings are scaled to a root mean square of 1, but for that of padding, which is 0.
     """
     embedding = tensors["model.embed_tokens.weight"].float()
-    scale = embedding.pow(2).mean(-1, keepdim=True).rsqrt()
+    scale = embedding.pow(2).mean(-1, keepdim=True).clamp_min(1e-6).rsqrt()
     tensors["model.embed_tokens.weight"] = (embedding * scale).to(embedding.dtype)
     last, before = (f"model.layers.{number}." for number in (layers, layers - 1))
     out = ("o_proj.weight", "out_proj.weight", "down_proj.weight")

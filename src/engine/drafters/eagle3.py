@@ -80,7 +80,7 @@ class EagleHead:
 
     model: Model
     form: EagleForm
-    target: ServedModel
+    target: Model
     targets: Tensor | None
     memory: DraftMemory
 
