@@ -82,7 +82,13 @@ SUBJECTS = {
     "deepseekv3-16": Subject("deepseekv3", _16),
     "gpt_oss": Subject("gpt_oss", form=_SHORT["gpt_oss"]),
     "qwen3next": Subject("qwen3next", has_states=True),
-    "qwen3next-int8": Subject("qwen3next", {"model__quantization": "int8"}, has_states=True),
+    "qwen3next-int8": Subject(
+        "qwen3next",
+        {"model__quantization": "int8"},
+        # Of groups of 32.
+        {"shared_expert_intermediate_size": 64, "moe_intermediate_size": 64},
+        has_states=True,
+    ),
     "granite_moehybrid": Subject("granite_moehybrid", has_states=True),
     "granite_moehybrid-16": Subject("granite_moehybrid", _16, has_states=True),
 }
