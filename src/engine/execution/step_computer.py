@@ -340,9 +340,7 @@ class StepComputer:
         self, plan: StepPlan, hidden: Tensor, functions: Sequence[Function]
     ) -> Vectors | None:
         """Vectors of the rows that are pooled, or their scores by the head."""
-        return pooled_by(
-            self._pooling, plan, hidden, self._model, functions, self._score_tokens
-        )
+        return pooled_by(self._pooling, plan, hidden, self._model, functions, self._score_tokens)
 
     def _wants_all(self, plan: StepPlan) -> bool:
         """Whether the hidden state of every token is needed, not only of those that sample."""
