@@ -121,7 +121,7 @@ def test_logits_of_drafts_are_counted(
 
 
 def pooled_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is pooled from now on: tasks, poolings and tokens of the rows, and how they are added."""
+    """What is pooled from now on: tasks, poolings, tokens of the rows, and how they are added."""
     seen: list[tuple[Any, ...]] = []
     pool = RowPooling.pool
 
