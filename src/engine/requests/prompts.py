@@ -24,6 +24,7 @@ from src.core.request import TOKEN_TYPES, Pooling, Request, StepValues
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
 from src.core.task import Task
+from src.engine.requests.predictions import PredictedOutput
 from src.engine.requests.step_inputs import salted, step_values
 from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
@@ -107,7 +108,8 @@ class RequestOptions(TypedDict, total=False):
         How messages become a prompt.
     prediction
         The text, or the token ids, that the output is expected to have for the most part. Where the
-        engine speculates, it computes tokens that agree with it several at a time.
+        engine speculates, it computes tokens that agree with it several at a time. Requests that
+        have the same one share a `PredictedOutput`, so that it is tokenized once.
     step_inputs
         Values of step inputs that the model's family declares, by name: an array [n, ...] of the
         first n tokens of the prompt.
@@ -123,12 +125,12 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     lora: str | None
     chat: ChatOptions | None
-    prediction: str | Sequence[int] | None
+    prediction: str | Sequence[int] | PredictedOutput | None
     step_inputs: Mapping[str, Any] | None
     trace: RequestTrace | None
 
 
-_OPTION_TYPES: Final[dict[str, type]] = {
+_OPTION_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "request_id": str,
     "priority": Integral,
     "timeout": Real,
@@ -136,7 +138,7 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "tenant": str,
     "lora": str,
     "chat": ChatOptions,
-    "prediction": Sequence,
+    "prediction": (Sequence, PredictedOutput),
     "step_inputs": Mapping,
     "trace": RequestTrace,
 }
@@ -230,9 +232,12 @@ class RequestBuilder:
         return ids
 
     async def prediction(
-        self, given: str | Sequence[int] | None, prompt_len: int, tenant: str
-    ) -> list[int] | None:
-        """Token ids of a prediction, as many as an output has room for; ``None`` without one.
+        self,
+        given: str | Sequence[int] | PredictedOutput | None,
+        params: SamplingParams,
+        tenant: str,
+    ) -> bytes | None:
+        """Token ids of a prediction, int32, no more than an output may need; ``None`` without one.
 
         Empty if nothing would be drafted from them.
 
@@ -243,15 +248,19 @@ class RequestBuilder:
         """
         if given is None:
             return None
-        room = self._room(prompt_len)
-        if not isinstance(given, str):
-            ids = self.checked_ids(given[:room], "prediction") if given else []
-            return ids if self._uses_predictions else []
         if not self._uses_predictions:
-            return []
-        text = given[: self.max_text_chars]
-        ids = await self._work.soon(tenant, len(text), self._ids_of, text, False, "prediction")
-        return ids[:room]
+            if not isinstance(given, (str, PredictedOutput)) and given:
+                self.checked_ids(given[: self._info.max_model_len], "prediction")
+            return b""
+        shared = given if isinstance(given, PredictedOutput) else PredictedOutput(given)
+        # Not of the room that this prompt leaves, since requests may share it.
+        return await shared.packed(
+            self._output_len(self._info.max_model_len, params),
+            tenant,
+            self._work,
+            lambda text: self._ids_of(text, False, "prediction"),
+            lambda ids: self.checked_ids(ids, "prediction"),
+        )
 
     async def requests(
         self,
@@ -265,7 +274,7 @@ class RequestBuilder:
         tenant: str = "",
         adapter: Adapter | None = None,
         step_inputs: Mapping[str, Any] | None = None,
-        prediction: list[int] | None = None,
+        prediction: bytes | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
 
@@ -571,8 +580,12 @@ class RequestBuilder:
                 f"{params.min_tokens}",
                 param="min_tokens",
             )
+        return self._output_len(room, params)
+
+    def _output_len(self, room: int, params: SamplingParams) -> int:
+        """The most output tokens where the context leaves ``room`` for so many."""
         if params.max_tokens is not None:
-            return params.max_tokens
+            return min(room, params.max_tokens)
         wanted = self._info.default_max_tokens
         return room if wanted is None else min(room, max(1, wanted, params.min_tokens))
 
@@ -625,8 +638,9 @@ def check_options(params: SamplingParams | None, options: RequestOptions) -> Non
         if value is None and name not in _NEVER_NONE:
             continue
         if not isinstance(value, kind):
+            expected = kind[0] if isinstance(kind, tuple) else kind
             raise InvalidRequestError(
-                f"{name}: expected {kind.__name__}, got {type(value).__name__}", param=name
+                f"{name}: expected {expected.__name__}, got {type(value).__name__}", param=name
             )
 
 
