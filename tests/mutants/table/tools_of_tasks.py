@@ -24,8 +24,8 @@ MUTATIONS = (
         (
             "times of vectors are among those of text",
             "figures",
-            'A.pop("generate", [])',
-            "[B for C in A.values() for B in C]",
+            "A.setdefault(B.task, []).append(C)",
+            'A.setdefault("generate", []).append(C)',
         ),
     ),
     *rewrites_of(
@@ -44,14 +44,8 @@ MUTATIONS = (
         (
             "streams of requests come one behind the other",
             "merged",
-            "heapq.merge(*A, key=lambda B: B.at)",
-            "(C for D in A for C in D)",
-        ),
-        (
-            "a simulated text is pooled by nothing",
-            "SimulatedRequest.to_engine",
-            "self.pooling",
-            "None",
+            "lambda A: A.at",
+            "lambda A: 0.0",
         ),
     ),
     *rewrites_of(
