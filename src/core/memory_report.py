@@ -5,6 +5,8 @@ The log of a start, `/health` and `python -m src plan` show the same report.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from src.core.config import GIB, MIB
@@ -54,6 +56,8 @@ class KVReport(msgspec.Struct, frozen=True):
         What keys and values are kept in: the model's dtype, ``int8`` or ``fp8``.
     requests_at_once
         Requests of ``max_model_len`` tokens that it holds.
+    lasts
+        ``step``: its tokens see later ones, so nothing is kept from one step to the next.
     """
 
     dtype: str
@@ -63,6 +67,7 @@ class KVReport(msgspec.Struct, frozen=True):
     bytes: int
     max_model_len: int
     requests_at_once: float
+    lasts: Literal["sequence", "step"] = "sequence"
 
 
 class MemoryReport(msgspec.Struct, frozen=True):
@@ -155,6 +160,9 @@ def _kv_rows(kv: KVReport) -> list[tuple[str, str, str]]:
         f"{kv.num_blocks} blocks of {kv.block_size} tokens: "
         f"{kv.requests_at_once:.1f} requests of {kv.max_model_len} tokens"
     )
+    if kv.lasts == "step":
+        # Nothing is kept from one step to the next.
+        return [("step's KV", size(kv.bytes), "one after the other, by all layers"), ("", "", told)]
     return [("KV memory", size(kv.bytes), holds), ("", "", told)]
 
 

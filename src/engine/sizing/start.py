@@ -289,6 +289,7 @@ def _kv_report(
         requests_at_once=round(
             at_once if plan.states is None else min(at_once, plan.states.num_rows), 1
         ),
+        lasts="step" if any(layer.lasts == "step" for layer in layers) else "sequence",
     )
 
 
