@@ -262,7 +262,7 @@ async def test_steps_that_pool_take_no_more_memory_than_was_left_for_them(
         "compile__cuda_graphs": "off",
     }
     async with AsyncEngine.open(small_config(path, **(CUDA | changes))) as engine:
-        left = engine.memory.step
+        left = Probe(engine).parts.memory.step
         prompts = [[5 + number % 90] * 1000 for number in range(48)]
         await engine.embed(prompts)
         torch.cuda.synchronize()
