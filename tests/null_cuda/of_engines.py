@@ -436,12 +436,13 @@ async def test_a_capture_that_waits_leaves_an_engine_without_graphs(
 
 def test_the_acceptance_of_a_gpu_runs_to_its_table() -> None:
     """Its figures mean nothing here, and its exit code says so."""
-    sections = ("--only", "graphs", "start")
+    sections = ("--only", "graphs", "vectors", "start")
     command = ("-m", "benchmarks.gpu", "--quick", "--shape", "tiny", "--no-save", *sections)
     ended = subprocess.run(
         [sys.executable, *command], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, timeout=280
     )
     assert ended.returncode == 3, ended.stdout
     assert "warm start to first token" in ended.stdout
+    assert "vector of a lone text" in ended.stdout
     assert "failed" not in ended.stdout
     assert "not run" not in ended.stdout
