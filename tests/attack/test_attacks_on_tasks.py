@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(400)
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo"
 # Seconds for which an attack is repeated, and the longest that a stream, or a probe, may stand
-# still; beside an idle server on the same machine it may be half of that.
+# still; on a machine that is busy, three times as long as beside an idle server.
 SECONDS = 4.0
 BOUND = 0.5
 # A machine that is busy at just this moment may be asked again.
@@ -162,12 +162,16 @@ class Victim(threading.Thread):
         assert self.waits
 
 
-def asked(server: ServerProcess, path: str, fields: dict[str, Any]) -> http.client.HTTPResponse:
+@contextlib.contextmanager
+def asked(
+    server: ServerProcess, path: str, fields: dict[str, Any]
+) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-    connection.request("POST", path, json.dumps(fields), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    return answer
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps(fields), {"content-type": "application/json"})
+        with connection.getresponse() as answer:
+            assert answer.status == 200, answer.read()
+            yield answer
 
 
 def streamed(server: ServerProcess) -> Callable[[Callable[[], None]], None]:
@@ -253,7 +257,7 @@ def nobody_else_notices(
         for answer in answers:
             assert not answer or int(answer[9:12]) in attack.statuses, answer
         longest, alone = max(beside.waits), max(idle.waits)
-        if longest <= max(BOUND, 2 * alone):
+        if longest <= max(BOUND, 3 * alone):
             break
     else:
         pytest.fail(f"nothing came for {longest:.3f} s, {alone:.3f} s beside an idle server")

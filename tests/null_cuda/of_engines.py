@@ -216,7 +216,7 @@ async def test_steps_that_pool_do_not_wait_either(
         return vectors
 
     monkeypatch.setattr(RowPooling, "pool", noted)
-    changes = {"compile__cuda_graphs": graphs, "scheduler__max_num_batched_tokens": 256}
+    changes = {"compile__cuda_graphs": graphs, "scheduler__max_num_batched_tokens": 64}
     async with AsyncEngine.open(small_config(path, **(CUDA | changes))) as engine:
         await embed_beside(engine, random.Random(6))
         seen = watch_on_cuda(monkeypatch)
