@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -168,9 +169,7 @@ def _pooled_requests(config: Config, model: ServedModel) -> tuple[DeviceRequest,
         if asked != "auto" and task not in asked:
             return ()
         params = SamplingParams()
-        return (
-            DeviceRequest(key=-1, prompt_len=1, params=params, task=task, pooling=pooling),
-        )
+        return (DeviceRequest(key=-1, prompt_len=1, params=params, task=task, pooling=pooling),)
 
     own = model.classifier
     if own is None:
@@ -203,7 +202,8 @@ def _pooled_steps(
 
 def _whole_prompts(config: Config, longest: int) -> StepPlan:
     """A step of as few rows as have all its tokens, from their first to their last."""
-    left, rows = config.scheduler.max_num_batched_tokens, []
+    left = config.scheduler.max_num_batched_tokens
+    rows: list[RowStep] = []
     while left and len(rows) < config.scheduler.max_num_seqs:
         count = min(left, longest)
         # It begins behind its first token, so that the row's sum is kept.

@@ -234,6 +234,7 @@ class StepComputer:
                 (row.row, row.start, row.num_tokens, row.num_sampled) for row in plan.rows
             )
         )
+        own = self._rows.own_inputs.integers(plan)
         self._sampler.state.flush()
         if only_draws:
             gate = None
@@ -242,7 +243,7 @@ class StepComputer:
                 awaited.add_done_callback(partial(_open, gate))
             try:
                 token_ids, hidden = step.draw(
-                    numbers, count, gate, wants_hidden=keeps_hidden != "none"
+                    numbers, count, gate, wants_hidden=keeps_hidden != "none", own=own
                 )
             except ValueError:
                 if awaited is not None and awaited.done():
@@ -253,7 +254,7 @@ class StepComputer:
             failures = () if awaited is None else awaited.result().failures
             return StepOutput(samples, None, failures, hidden=hidden)
         hidden, logits = step.compute(
-            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none"
+            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none", own=own
         )
         masks = None if awaited is None else awaited.result()
         samples = None
@@ -339,9 +340,7 @@ class StepComputer:
         self, plan: StepPlan, hidden: Tensor, functions: Sequence[Function]
     ) -> Vectors | None:
         """Vectors of the rows that are pooled, or their scores by the head."""
-        return pooled_by(
-            self._pooling, plan, hidden, self._model, functions, self._score_tokens
-        )
+        return pooled_by(self._pooling, plan, hidden, self._model, functions, self._score_tokens)
 
     def _wants_all(self, plan: StepPlan) -> bool:
         """Whether the hidden state of every token is needed, not only of those that sample."""

@@ -58,7 +58,8 @@ def model(checkpoint: Path) -> Model:
 
 def config(checkpoint: Path, **changes: Any) -> Any:
     return small_config(
-        checkpoint, **{"scheduler__max_num_seqs": 5, "scheduler__max_num_batched_tokens": 96, **changes}
+        checkpoint,
+        **{"scheduler__max_num_seqs": 5, "scheduler__max_num_batched_tokens": 96, **changes},
     )
 
 
@@ -120,7 +121,7 @@ def test_logits_of_drafts_are_counted(
 
 
 def pooled_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is pooled from now on: tasks, poolings and tokens of the rows, and how they are added."""
+    """What is pooled from now on: tasks, poolings, tokens of the rows, and how they are added."""
     seen: list[tuple[Any, ...]] = []
     pool = RowPooling.pool
 
@@ -154,7 +155,9 @@ def test_a_model_that_gives_vectors_pools_as_many_tokens_as_there_may_be(
     )
     seen = pooled_steps(monkeypatch)
     with torch.inference_mode():
-        compute_largest_step(config(checkpoint, model__tasks=tasks), load_model(checkpoint, options))
+        compute_largest_step(
+            config(checkpoint, model__tasks=tasks), load_model(checkpoint, options)
+        )
     assert seen == [({each}, 96, deterministic) for each in asked]
 
 
