@@ -83,7 +83,9 @@ async def _measure(session: Session, config: Config, roof: Roofline) -> None:
         with session.attempt(lone(size)):
             seconds = await _times(session, engine, 1, size.lone)
             measured = Figure.of("ms", [MS * each for each in seconds])
-            limit = max(cost.weight_bytes / roof.bandwidth, cost.prefill_flops(size.lone) / roof.flops)
+            limit = max(
+                cost.weight_bytes / roof.bandwidth, cost.prefill_flops(size.lone) / roof.flops
+            )
             session.record(lone(size), {"time": measured}, config=config, **about)
             session.row(Row(lone(size), "ms", measured.median, limit=MS * limit))
         with session.attempt(many(size)):
