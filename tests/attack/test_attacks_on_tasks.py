@@ -125,29 +125,40 @@ def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
         yield process
 
 
+class Watch:
+    """Notes the seconds between one thing that comes and the next, in `waits`."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._last = 0.0
+
+    def begin(self) -> None:
+        self._last = time.monotonic()
+
+    def came(self) -> None:
+        now = time.monotonic()
+        self.waits.append(now - self._last)
+        self._last = now
+
+
 class Victim(threading.Thread):
     """Does the same thing over and over; `waits` are the seconds in which nothing came."""
 
-    def __init__(self, do: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, do: Callable[[Watch], None]) -> None:
         super().__init__(daemon=True)
-        self.waits: list[float] = []
         self.failure: BaseException | None = None
         self._do = do
+        self._watch = Watch()
         self._ended = threading.Event()
 
+    @property
+    def waits(self) -> list[float]:
+        return self._watch.waits
+
     def run(self) -> None:
-        last = time.monotonic()
-
-        def came() -> None:
-            nonlocal last
-            now = time.monotonic()
-            self.waits.append(now - last)
-            last = now
-
         try:
             while not self._ended.is_set():
-                last = time.monotonic()
-                self._do(came)
+                self._do(self._watch)
         except BaseException as error:
             self.failure = error
 
@@ -174,18 +185,23 @@ def asked(
             yield answer
 
 
-def streamed(server: ServerProcess) -> Callable[[Callable[[], None]], None]:
+def streamed(server: ServerProcess) -> Callable[[Watch], None]:
     """Reads a stream of text, whose pieces are the same every time."""
     fields = {"messages": QUESTION, "temperature": 0, "max_tokens": 60, "stream": True}
     texts: set[str] = set()
 
-    def once(came: Callable[[], None]) -> None:
-        text, ends = "", False
+    def once(watch: Watch) -> None:
+        text, begins, ends = "", True, False
         with asked(server, "/v1/chat/completions", fields) as answer:
             for line in answer:
                 if not line.startswith(b"data: "):
                     continue
-                came()
+                # How long it waits for its turn is the queue's matter: nobody here has a key.
+                if begins:
+                    watch.begin()
+                else:
+                    watch.came()
+                begins = False
                 if ends := line.startswith(b"data: [DONE]"):
                     break
                 for choice in json.loads(line[6:])["choices"]:
@@ -197,16 +213,17 @@ def streamed(server: ServerProcess) -> Callable[[Callable[[], None]], None]:
     return once
 
 
-def probed(server: ServerProcess) -> Callable[[Callable[[], None]], None]:
+def probed(server: ServerProcess) -> Callable[[Watch], None]:
     """Asks whether the server lives: what an encoder's loop must always have time for."""
 
-    def once(came: Callable[[], None]) -> None:
+    def once(watch: Watch) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        watch.begin()
         connection.request("GET", "/live")
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200
-        came()
+        watch.came()
         connection.close()
         time.sleep(0.005)
 
@@ -238,7 +255,7 @@ def attacked(server: ServerProcess, attack: Attack, until: float) -> list[bytes]
 
 
 def nobody_else_notices(
-    server: ServerProcess, attack: Attack, victim: Callable[[Callable[[], None]], None]
+    server: ServerProcess, attack: Attack, victim: Callable[[Watch], None]
 ) -> None:
     for _ in range(TRIES):
         with Victim(victim) as idle:
