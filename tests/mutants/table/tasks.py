@@ -224,6 +224,60 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/execution/memory_profile.py",
+        ("tests/engine/execution/test_memory_profile.py",),
+        (
+            "no step that pools is in the memory profile",
+            "compute_largest_step",
+            "not is_captured and (A := _pooled_requests(config, model))",
+            "False",
+        ),
+        (
+            "what a pooled step keeps is not there while the next one is computed",
+            "compute_largest_step",
+            "A = _pooled_steps(B, C, D, E)",
+            "_pooled_steps(B, C, D, E)",
+        ),
+        (
+            "tasks that are not served are in the memory profile",
+            "_pooled_requests",
+            'if A != "auto" and B not in A: return ()',
+            "",
+        ),
+        (
+            "a step that pools has the tokens of one row",
+            "_whole_prompts",
+            "A -= B",
+            "A = 0",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
+        (
+            "results of all dtypes are copied as those of the first",
+            "Vectors.copied",
+            "B.dtype == C",
+            "True",
+        ),
+        (
+            "hidden states of tokens are handed out in the model's dtype",
+            "Vectors._numbers",
+            "value.float().numpy()",
+            "value.view(torch.uint8).numpy()",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/endpoints.py",
+        ("tests/http/embeddings/test_other_protocols.py",),
+        (
+            "clients that post to the server's own address find nothing",
+            "ENDPOINTS",
+            '("/embed", "/")',
+            '("/embed",)',
+        ),
+    ),
+    *rewrites_of(
         "src/engine/execution/pooling.py",
         _ENGINE,
         (
