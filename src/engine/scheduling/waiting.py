@@ -169,11 +169,12 @@ class Reservation:
         """
         queue = self._queue
         if self.num_tokens:
-            most = queue.max_tokens // 2 if self._lane else queue.max_tokens
+            # A caller leaves as much to others as it takes, whether or not they are told apart.
+            most = queue.max_tokens // 2
             if self.num_tokens + num_tokens > most:
                 raise InvalidRequestError(
-                    f"more than {most} tokens together, but at most so many may wait"
-                    f"{' for one key' if self._lane else ''}: ask for fewer at once",
+                    f"more than {most} tokens together, but at most so many may wait for one "
+                    "request: ask for fewer at once",
                     param="input",
                 )
         queue.check_room(num_tokens, lane=self._lane)
@@ -257,7 +258,7 @@ class WaitingQueue:
             )
         if num_requests > 1 and num_tokens > most_tokens:
             raise InvalidRequestError(
-                f"n is {num_requests}: {num_tokens} prompt tokens together, but at most "
+                f"n is {num_requests}: {num_tokens} tokens together, but at most "
                 f"{most_tokens} may wait{whose}",
                 param="n",
             )
@@ -326,7 +327,7 @@ class WaitingQueue:
 
     def push(self, state: RequestState) -> None:
         """Insert a request by its rank."""
-        lane, num_tokens = self._lane_of(state), len(state.token_ids)
+        lane, num_tokens = self._lane_of(state), state.num_waiting_tokens
         self.num_tokens += num_tokens
         self._count += 1
         lane.num_tokens += num_tokens
@@ -335,7 +336,7 @@ class WaitingQueue:
 
     def _remove(self, state: RequestState) -> Lane:
         """Count a request no more."""
-        lane, num_tokens = self.lanes[state.lane], len(state.token_ids)
+        lane, num_tokens = self.lanes[state.lane], state.num_waiting_tokens
         self.num_tokens -= num_tokens
         self._count -= 1
         lane.num_tokens -= num_tokens
