@@ -544,15 +544,15 @@ MUTATIONS = (
             "a vector is cut after it was normalized",
             "Embedder.vector",
             (
-                "A = B.tolist()[:C]\n"
+                "A = np.frombuffer(B, np.float32)[:C]\n"
                 "if self.recipe.normalizes if N is None else N:\n"
-                "    D = math.sqrt(math.fsum(E * E for E in A))\n"
+                "    D\n"
                 "    F"
             ),
             (
-                "A = B.tolist()\n"
+                "A = np.frombuffer(B, np.float32)\n"
                 "if self.recipe.normalizes if N is None else N:\n"
-                "    D = math.sqrt(math.fsum(E * E for E in A))\n"
+                "    D\n"
                 "    F\n"
                 "A = A[:C]"
             ),
