@@ -100,6 +100,11 @@ class Asking:
         for follower in tuple(self._followers):
             self.attempt(follower, follower.leave, row, request, tokens)
 
+    def catch_up(self) -> None:
+        """Do a small part of what drafters that know requests have put off."""
+        for follower in tuple(self._followers):
+            self.attempt(follower, follower.catch_up)
+
     def most(self, step: RowStep, known: int) -> int:
         """The most drafts of a row in this step."""
         most = min(step.drafts, step.limit - known - 1)
@@ -119,19 +124,29 @@ class Asking:
     def guesses(self, rows: Sequence[RowStep], asked: Mapping[int, Asked]) -> dict[int, Guess]:
         """Place among the rows -> what is guessed of the row's next tokens.
 
+        Those that compute for all rows at once are asked last, for rows that have no likely guess.
         Drafters with weights know no grammar, so rows that have one are not asked of them.
         """
         free = {
             place: self._restrictions.leaves_free(step.row, known + most)
             for place, (step, known, most) in asked.items()
         }
-        self.compute(
-            rows, {step.row: most for place, (step, _, most) in asked.items() if free[place]}
-        )
+        found = {place: self._propose(each) for place, each in asked.items()}
+        batch = self.batch_drafters
+        if batch:
+            unlikely = [
+                place
+                for place, guess in found.items()
+                if free[place]
+                and (guess is None or self._widths.likelihood(guess) < _LIKELY_ENOUGH)
+            ]
+            self.compute(rows, {asked[place].step.row: asked[place].most for place in unlikely})
+            for place in unlikely:
+                found[place] = self._propose(asked[place], of_batch=True, best=found[place])
         guesses: dict[int, Guess] = {}
         restricted: dict[int, tuple[Wanted, Guess | None]] = {}
-        for place, (step, known, most) in asked.items():
-            guess = self._propose(step.row, known, most)
+        for place, (step, _, most) in asked.items():
+            guess = found[place]
             if not free[place]:
                 wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
                 restricted[place] = wanted, guess
@@ -157,11 +172,16 @@ class Asking:
                 guesses[place] = Guess(token_ids, 0, FORCED)
         return guesses
 
-    def _propose(self, row: int, known: int, most: int) -> Guess | None:
-        """The likeliest guess of the drafters, if one has an idea."""
-        tokens = self._tokens[row, :known]
-        best, highest = None, 0.0
+    def _propose(
+        self, asked: Asked, *, of_batch: bool = False, best: Guess | None = None
+    ) -> Guess | None:
+        """The likeliest guess of the drafters, or ``best``, if one has an idea."""
+        row, most = asked.step.row, asked.most
+        tokens = self._tokens[row, : asked.known]
+        highest = 0.0 if best is None else self._widths.likelihood(best)
         for drafter in tuple(self._drafters):
+            if isinstance(drafter, BatchDrafter) != of_batch:
+                continue
             guess = self.attempt(drafter, drafter.propose, row, tokens, most)
             if guess is None or not guess.token_ids:
                 continue
