@@ -195,7 +195,7 @@ class Selection:
                     asking.setdefault(row.processors[turn][0].name, []).append(entry)
             for entries in asking.values():
                 named = [params[entry].processors[turn] for entry in entries]
-                # [3, n] int64: what ProcessorGroup names
+                # [3, n] int64
                 packed = self._upload(
                     entries
                     + [rows[entry] for entry in entries]
@@ -204,7 +204,12 @@ class Selection:
                 arguments = [given for _, given in named]
                 of_row = {rows[entry]: place for place, entry in reversed([*enumerate(entries)])}
                 firsts = sorted(of_row.values())
-                groups.append(ProcessorGroup(named[0][0], arguments, entries, *packed, firsts))
+                entries_s, rows_s, lens_s = packed.unbind()
+                groups.append(
+                    ProcessorGroup(
+                        named[0][0], arguments, entries, entries_s, rows_s, lens_s, firsts
+                    )
+                )
         return groups
 
     def _truncated(
