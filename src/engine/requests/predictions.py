@@ -13,8 +13,6 @@ from src.engine.requests.text_work import TextWork
 _SLACK: Final = 8192
 # Characters that are read for each token that is kept. A text with more of them loses its end.
 _CHARS_PER_TOKEN: Final = 16
-# Up to this many characters tokenizing on the event loop is cheaper than in a thread.
-_INLINE_CHARS: Final = 2048
 
 TOKEN_BYTES: Final = 4
 """Bytes of a token id in `Request.prediction`."""
@@ -63,10 +61,7 @@ class PredictedOutput:
             def tokenize() -> bytes:
                 return _packed(encode(text)[:most])
 
-            if len(text) <= _INLINE_CHARS:
-                packed = tokenize()
-            else:
-                packed = await work.run(tenant, len(text), tokenize)
+            packed = await work.soon(tenant, len(text), tokenize)
         self._packed, self._given = packed, ""
         return packed
 

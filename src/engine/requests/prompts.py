@@ -8,10 +8,10 @@ import math
 import secrets
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
+from src.text.beginnings import encode_beginning
 from src.text.tokenizer import PairEncoding
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
     from src.engine.grammar.compiled import CompiledGrammar
     from src.engine.grammar.compiler import GrammarCompiler
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 _RENDER_ARGUMENTS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
-
-# Up to this many characters tokenizing on the event loop is cheaper than in a thread.
-_INLINE_CHARS = 2048
 
 
 class TextTokens(NamedTuple):
@@ -55,10 +56,13 @@ class TextTokens(NamedTuple):
         Its first tokens.
     total
         How many it has.
+    is_whole
+        Whether all of it was tokenized. Else it has at least ``total``, more than are of use.
     """
 
     ids: list[int]
     total: int
+    is_whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -431,8 +435,25 @@ class RequestBuilder:
         grammar = await self._grammars.compile(constraint, tenant)
         return grammar, (asked, time.monotonic())
 
-    async def text_tokens(self, text: str, keeps: int, tenant: str = "") -> TextTokens:
-        """The first ``keeps`` tokens of a text, without special ones around it.
+    async def beside(
+        self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function that takes as long as tokenizing ``size`` characters.
+
+        Short ones are called here, as far as the event loop has time for them; others in a thread,
+        when it is the turn of ``tenant``.
+
+        Raises
+        ------
+        ShuttingDownError
+            The engine was closed.
+        """
+        return await self._work.soon(tenant, size, function, *args, **kwargs)
+
+    def text_tokens(self, text: str, keeps: int, add_special_tokens: bool = False) -> TextTokens:
+        """The first tokens of a text, over ``keeps`` if it has more. Takes long for a long text.
+
+        Of a text that is far longer only the beginning is tokenized.
 
         Raises
         ------
@@ -441,14 +462,10 @@ class RequestBuilder:
         PromptTooLongError
             It is far longer than the context.
         """
-        if len(text) <= _INLINE_CHARS:
-            return self._text_tokens(text, keeps)
-        # What is left out is dropped in the thread: it may be millions of tokens.
-        return await self._work.run(tenant, len(text), self._text_tokens, text, keeps)
-
-    def _text_tokens(self, text: str, keeps: int) -> TextTokens:
-        ids = self._encode_long(text, add_special_tokens=False)
-        return TextTokens(ids[:keeps], len(ids))
+        self._check_chars(text)
+        found = encode_beginning(self._tokenizer, text, keeps, add_special_tokens)
+        self._check_ids(found.ids, "prompt")
+        return TextTokens(found.ids, len(found.ids), found.is_whole)
 
     def encode_pair(self, first: str, second: str, add_special_tokens: bool) -> PairEncoding:
         """Two short texts as the tokenizer joins them.
@@ -463,19 +480,19 @@ class RequestBuilder:
         return found
 
     async def _encode(self, text: str, tenant: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) <= _INLINE_CHARS:
-            return self._ids_of(text, add_special_tokens, "prompt")
-        return await self._work.run(tenant, len(text), self._encode_long, text, add_special_tokens)
+        self._check_chars(text)
+        return await self._work.soon(
+            tenant, len(text), self._ids_of, text, add_special_tokens, "prompt"
+        )
 
-    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _check_chars(self, text: str) -> None:
         # A text of more characters than the context's tokens can spell cannot fit, and is refused
         # without tokenizing it.
         if len(text) > self.max_text_chars:
             raise PromptTooLongError.of_text(len(text), self._info.max_model_len, param="prompt")
-        return self._ids_of(text, add_special_tokens, "prompt")
 
     def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Encode a text and refuse ids that the model does not have. All texts go through here."""
+        """Encode a text and refuse ids that the model does not have."""
         ids = self._tokenizer.encode(text, add_special_tokens)
         self._check_ids(ids, param)
         return ids

@@ -324,6 +324,10 @@ class Scheduler:
             # part of each step, and prompts would wait too long.
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
+        if decoding and self.limits.max_mixed_pooled_tokens is not None:
+            builder.pooled_budget = self.limits.max_mixed_pooled_tokens
+        for lane in self._waiting.lanes.values():
+            lane.bring_back(builder.pooled_budget)
         if is_shared:
             self._sharing.fill(builder, prefills)
         elif prefills or len(self._waiting):

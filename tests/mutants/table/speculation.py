@@ -116,6 +116,18 @@ MUTATIONS = (
             "",
         ),
         (
+            "rows whose drafts were wrong go on being asked in the plan",
+            "Speculation.settle",
+            "self._asking.resting.add(A.row)",
+            "pass",
+        ),
+        (
+            "drafts that were planned already leave a row resting",
+            "Speculation.begin",
+            "self._asking.resting.wake(A)",
+            "pass",
+        ),
+        (
             "states keep what was rejected",
             "Speculation.settle",
             "self._states.restore(A)",
@@ -124,8 +136,8 @@ MUTATIONS = (
         (
             "a plan without drafts passes over states that are behind",
             "Speculation.begin",
-            "A.drafts or A.slack or B(A.row)",
-            "A.drafts or A.slack",
+            "_has_bounds(A) or self._states.are_behind(A)",
+            "_has_bounds(A)",
         ),
         (
             "a step that computed nothing is a very fast one",
@@ -165,6 +177,32 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/speculation/resting_rows.py",
+        ("tests/engine/speculation/test_verification.py",),
+        (
+            "a woken row is said to rest",
+            "RestingRows.wake",
+            "self._resting.discard(A)",
+            "pass",
+        ),
+        (
+            "a row rests beyond its request",
+            "RestingRows.vacate",
+            "self._resting.discard(A)",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/places.py",
+        ("tests/engine/speculation/test_lookup.py",),
+        (
+            "what lies across tokens is a place",
+            "_found_among_bytes",
+            "A % B == 0",
+            "True",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/speculation/asking.py",
         _ENGINE,
         (
@@ -199,20 +237,20 @@ MUTATIONS = (
         ),
         (
             "the first guess is taken, however unlikely",
-            "Asking._propose",
+            "Asking._likeliest",
             "A >= _LIKELY_ENOUGH",
             "True",
         ),
         (
             "of unlikely guesses the last is taken",
-            "Asking._propose",
+            "Asking._likeliest",
             "A > B",
             "True",
         ),
         (
             "drafters compute for rows that have a likely guess",
             "Asking.guesses",
-            "self._widths.likelihood(A) < _LIKELY_ENOUGH",
+            "A.likelihood < _LIKELY_ENOUGH",
             "True",
         ),
     ),
