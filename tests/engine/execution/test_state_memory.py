@@ -148,7 +148,7 @@ def test_the_largest_step_computes_tokens_again(
     model = load_model(hybrid[0])
     with torch.inference_mode():
         compute_largest_step(config, model)
-    assert counts == [40 + again]
+    assert set(counts) == {40 + again}
 
 
 @pytest.mark.anyio
