@@ -59,7 +59,7 @@ MUTATIONS = (
         (
             "a decoding row is read at every step",
             "ModelDrafter.compute",
-            "A - B >= _LAG",
+            "A >= _LAG",
             "True",
         ),
         (
@@ -81,7 +81,7 @@ MUTATIONS = (
         (
             "blocks that a late reader sees are freed with those of its window",
             "_kept",
-            "A + _LAG",
+            "A + 2 * _LAG",
             "A - 8",
         ),
     ),
@@ -125,6 +125,28 @@ MUTATIONS = (
             "KVLayout.part",
             "first <= A < first + count",
             "first <= A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/draft_model.py",
+        ("tests/engine/drafters/test_draft_model.py",),
+        (
+            "all rows are read behind in one step",
+            "ModelDrafter._furthest",
+            "min(A.num_tokens, B)",
+            "A.num_tokens",
+        ),
+        (
+            "what is cached of a text was read to its end",
+            "ModelDrafter.compute",
+            "max(0, A.start - _LAG)",
+            "A.start",
+        ),
+        (
+            "guesses stand on what was not read",
+            "ModelDrafter.compute",
+            "A > 0 and B == C - D",
+            "A > 0",
         ),
     ),
     *rewrites_of(
