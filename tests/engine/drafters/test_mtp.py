@@ -266,14 +266,23 @@ def test_checkpoints_without_it_are_refused_by_name(
         loaded(made("glm4_moe").path, speculation__model="some/where")
 
 
-def test_only_the_first_of_several_layers_is_read(tmp_path: Path) -> None:
-    predicting = make_mtp(tmp_path, "glm4_moe")
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("glm4_moe", "model.layers.2.", "model.layers.3."),
+        ("qwen3next", "mtp.layers.0.", "mtp.layers.1."),
+    ],
+)
+def test_only_the_first_of_several_layers_is_read(
+    family: str, first: str, second: str, tmp_path: Path
+) -> None:
+    predicting = make_mtp(tmp_path, family)
     file = predicting.path / "model.safetensors"
     stored = load_file(file)
     more = {
-        name.replace("layers.2.", "layers.3."): each.clone()
+        name.replace(first, second): each.clone()
         for name, each in stored.items()
-        if "layers.2." in name
+        if name.startswith(first)
     }
     save_file({**stored, **more}, file, {"format": "pt"})
     fields = json.loads((predicting.path / "config.json").read_text())

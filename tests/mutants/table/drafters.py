@@ -204,7 +204,7 @@ MUTATIONS = (
         (
             "further layers are refused",
             "_stored",
-            "A.startswith(B) or not A.startswith(further)",
+            "A.startswith(B) or not A.startswith(C)",
             "True",
         ),
         (
