@@ -384,7 +384,8 @@ class Worker:
         """Turn host tensors into a result, rows in the plan's order."""
         if verification is not None:
             return self._read_verified(plan, output, refused, verification)
-        samples, scores = output.samples, output.prompt_scores
+        samples, scores, speculation = output.samples, output.prompt_scores, self._speculation
+        wakes = speculation is not None and speculation.has_woken
         unsound = []
         token_ids = iter(samples.token_ids.tolist() if samples else ())
         logprobs = iter(samples.logprob_lists() if samples else ())
@@ -402,6 +403,7 @@ class Worker:
                         [token_id],
                         None if scored is None else [scored],
                         prompt_logprobs,
+                        rests=speculation.rests(step.row) if wakes and speculation else 0,
                     )
                 )
             else:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from src.core.plan import RowStep
+from src.core.plan import RowStep, StepPlan
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation.drafter import BatchDrafter, Drafter, Follower
 from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,11 @@ class Asking:
         Asked for the drafts of rows that something restricts.
     widths
         Told of rows that nobody has an idea for.
+
+    Attributes
+    ----------
+    resting
+        Rows that nobody had an idea for, until somebody has one.
     """
 
     def __init__(
@@ -84,14 +91,16 @@ class Asking:
     ) -> None:
         self._drafters = list(drafters)
         self._followers = [each for each in self._drafters if isinstance(each, Follower)]
+        self._batch_drafters = [each for each in self._drafters if isinstance(each, BatchDrafter)]
         self._tokens = tokens
         self._restrictions = restrictions
         self._widths = widths
+        self.resting = RestingRows(widths)
 
     @property
-    def batch_drafters(self) -> list[BatchDrafter]:
+    def batch_drafters(self) -> Sequence[BatchDrafter]:
         """Those that compute for all rows of a step at once, and have not failed."""
-        return [each for each in self._drafters if isinstance(each, BatchDrafter)]
+        return self._batch_drafters
 
     @property
     def has_followers(self) -> bool:
@@ -100,7 +109,8 @@ class Asking:
 
     def install(self, row: int, request: DeviceRequest | None) -> None:
         """The row has been given to this request; ``None``: to one that could not be installed."""
-        for drafter in self.batch_drafters:
+        self.resting.vacate(row)
+        for drafter in tuple(self._batch_drafters):
             self.attempt(drafter, drafter.vacate, row)
         if request is not None:
             for follower in tuple(self._followers):
@@ -117,14 +127,53 @@ class Asking:
         if not self._widths.asks(step.row):
             return 0
         if self._restrictions.never_drafts(step.row):
-            # So that no step is planned for its drafts for a while.
-            self._widths.nothing_pays(step.row)
+            # So that no step is planned for its drafts.
+            self.nothing_pays(step.row)
             return 0
         return most
 
+    def look(self, plan: StepPlan) -> None:
+        """Look whether there are guesses of rows that rest, and wake those that have some."""
+        due = self.resting.due(plan)
+        if not due:
+            return
+        certain = plan.num_tokens - plan.num_drafts
+        begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
+        for step in due:
+            row = step.row
+            if none_pays or self._restrictions.never_drafts(row):
+                self._widths.nothing_pays(row)
+            # Behind drafts in flight its number of tokens is not known yet.
+            elif step.slack or not self._may_find(step, certain):
+                self._widths.found_nothing(row)
+            else:
+                self.resting.wake(row)
+        self._widths.asked(certain, time.monotonic() - begun)
+
+    def _may_find(self, step: RowStep, certain: int) -> bool:
+        """Whether there may be a guess that pays of a row, in steps of so many ``certain`` tokens.
+
+        What a grammar leaves, or what a model guesses, is not found out on the side: it may be.
+        """
+        known = step.start + step.num_tokens
+        if self._batch_drafters or not self._restrictions.leaves_free(step.row, known):
+            return True
+        guess = self._likeliest(self._drafters, Asked(step, known, 1)).guess
+        return guess is not None and self._widths.may_pay(guess, certain)
+
+    def found_nothing(self, row: int) -> None:
+        """There is no guess of a row, or none that pays: it rests until there is one."""
+        self._widths.found_nothing(row)
+        self.resting.add(row)
+
+    def nothing_pays(self, row: int) -> None:
+        """No guess of a row would pay: it rests until one may."""
+        self._widths.nothing_pays(row)
+        self.resting.add(row)
+
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """Let those drafters compute that do so for all rows of a step at once."""
-        for drafter in self.batch_drafters:
+        for drafter in tuple(self._batch_drafters):
             self.attempt(drafter, drafter.compute, rows, asked)
 
     def guesses(self, rows: Sequence[RowStep], asked: Mapping[int, Asked]) -> dict[int, Guess]:
@@ -157,7 +206,7 @@ class Asking:
             elif guess is not None:
                 guesses[place] = guess
             else:
-                self._widths.found_nothing(step.row)
+                self.found_nothing(step.row)
         if restricted:
             guesses |= self._possible(restricted)
         return guesses
@@ -182,7 +231,7 @@ class Asking:
         """The likeliest guess of these drafters and the one that was found, if there is any."""
         row, most = asked.step.row, asked.most
         tokens = self._tokens[row, : asked.known]
-        for drafter in drafters:
+        for drafter in tuple(drafters):
             if drafter not in self._drafters:
                 # It has failed for another row.
                 continue
@@ -206,6 +255,7 @@ class Asking:
         except Exception:
             self._drafters.remove(drafter)
             self._followers = [each for each in self._followers if each is not drafter]
+            self._batch_drafters = [each for each in self._batch_drafters if each is not drafter]
             name = type(drafter).__name__
             logger.exception("the drafter %s failed, and is not asked any more", name)
             return None

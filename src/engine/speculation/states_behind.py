@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from src.core.plan import RowStep
+from src.core.plan import RowStep, StepPlan
 
 # The most tokens that are computed again, since drafts behind them were wrong, for all rows of a
 # step together; and the most of a row that are certain, so that it has drafts behind them.
@@ -45,9 +45,9 @@ class StatesBehind:
         # Row -> tokens before its last one that its recurrent states do not have yet.
         self._behind: dict[int, int] = {}
 
-    def is_behind(self, row: int) -> bool:
-        """Whether the row's next step begins earlier than its plan says."""
-        return row in self._behind
+    def are_behind(self, plan: StepPlan) -> bool:
+        """Whether a row of a plan begins earlier than the plan says."""
+        return bool(self._behind) and any(step.row in self._behind for step in plan.rows)
 
     def vacate(self, row: int) -> None:
         """The row's request has ended, or the row has another one: nobody catches up with it."""

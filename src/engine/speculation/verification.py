@@ -110,6 +110,8 @@ class Speculation:
         """The row's request has ended."""
         # Nobody catches up with it, so it takes no room from those that do.
         self._states.vacate(row)
+        self._widths.vacate(row)
+        self._asking.resting.vacate(row)
         if not self._asking.has_followers:
             return
         tokens = self._tokens[row]
@@ -122,8 +124,8 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
-        is_behind = self._states.is_behind
-        if not any(step.drafts or step.slack or is_behind(step.row) for step in plan.rows):
+        self._asking.look(plan)
+        if not (_has_bounds(plan) or self._states.are_behind(plan)):
             self._asking.compute(plan.rows, {})
             return None
         certain = plan.num_tokens - plan.num_drafts
@@ -148,7 +150,7 @@ class Speculation:
                 index.append(-1)
                 continue
             if none_pays:
-                self._widths.nothing_pays(step.row)
+                self._asking.nothing_pays(step.row)
             elif asks and (most := self._asking.most(step, known)) > 0:
                 asked[len(rows)] = Asked(step, known, most)
             index.append(len(rows))
@@ -165,8 +167,9 @@ class Speculation:
                     guess = guess._replace(token_ids=guess.token_ids[:width])
                     rows[place] = self._with_drafts(rows[place], guess.token_ids)
                     drafts[place] = guess
+                    self._asking.resting.wake(rows[place].row)
                 else:
-                    self._widths.found_nothing(rows[place].row)
+                    self._asking.found_nothing(rows[place].row)
         self._states.back_up([step.row for step in rows if step.drafts])
         verification = Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
         if asks:
@@ -198,8 +201,13 @@ class Speculation:
             self._widths.took(tokens, drafts, seconds)
 
     def rests(self, row: int) -> int:
-        """For how many steps from the next one on a row will have no drafts."""
-        return max(0, self._widths.rests(row) - 1)
+        """For how many steps from the next one on a row will have no drafts; -1: it is woken."""
+        return self._asking.resting.rests(row)
+
+    @property
+    def has_woken(self) -> bool:
+        """Whether rows are to be woken."""
+        return self._asking.resting.has_woken
 
     def settle(self, verification: Verification, token_ids: Sequence[int]) -> None:
         """Compare what a step has sampled, and has written to its rows, with its drafts.
@@ -220,16 +228,28 @@ class Speculation:
             kept.append(count)
             if guess is not None:
                 self._widths.verified(step.row, guess, count - 1)
+                if count == 1:
+                    self._asking.resting.add(step.row)
                 self.counts.add(len(drafts), count - 1, guess.source)
                 if count < 1 + len(drafts):
                     wrong.append((step, count))
             if step.samples:
                 end = step.start + step.num_tokens - len(drafts) + count
                 self._lengths[step.row] = end
-                # Nobody may read what was rejected, and so would fail loudly.
-                self._tokens[step.row, end : end + len(sampled) - count] = self._poison
+                if len(sampled) > count:
+                    # Nobody may read what was rejected, and so would fail loudly.
+                    self._tokens[step.row, end : end + len(sampled) - count] = self._poison
         self._states.restore(wrong)
         verification.kept = kept
+
+
+def _has_bounds(plan: StepPlan) -> bool:
+    """Whether a plan leaves open what is computed, or may have drafts. Most do not."""
+    # A plain loop: every step waits for this.
+    for step in plan.rows:  # noqa: SIM110
+        if step.drafts or step.slack:
+            return True
+    return False
 
 
 def _count_kept(sampled: Sequence[int], drafts: Sequence[int]) -> int:

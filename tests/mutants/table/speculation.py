@@ -116,6 +116,18 @@ MUTATIONS = (
             "",
         ),
         (
+            "rows whose drafts were wrong go on being asked in the plan",
+            "Speculation.settle",
+            "self._asking.resting.add(A.row)",
+            "pass",
+        ),
+        (
+            "drafts that were planned already leave a row resting",
+            "Speculation.begin",
+            "self._asking.resting.wake(A)",
+            "pass",
+        ),
+        (
             "states keep what was rejected",
             "Speculation.settle",
             "self._states.restore(A)",
@@ -124,8 +136,8 @@ MUTATIONS = (
         (
             "a plan without drafts passes over states that are behind",
             "Speculation.begin",
-            "A.drafts or A.slack or B(A.row)",
-            "A.drafts or A.slack",
+            "_has_bounds(A) or self._states.are_behind(A)",
+            "_has_bounds(A)",
         ),
         (
             "a step that computed nothing is a very fast one",
@@ -144,6 +156,32 @@ MUTATIONS = (
             "Speculation.install",
             "self._widths.vacate(A)",
             "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/resting_rows.py",
+        ("tests/engine/speculation/test_verification.py",),
+        (
+            "a woken row is said to rest",
+            "RestingRows.wake",
+            "self._resting.discard(A)",
+            "pass",
+        ),
+        (
+            "a row rests beyond its request",
+            "RestingRows.vacate",
+            "self._resting.discard(A)",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/places.py",
+        ("tests/engine/speculation/test_lookup.py",),
+        (
+            "what lies across tokens is a place",
+            "_found_among_bytes",
+            "A % B == 0",
+            "True",
         ),
     ),
     *rewrites_of(
@@ -329,6 +367,48 @@ MUTATIONS = (
             "places_of",
             "np.flatnonzero(A)[-_MOST_PLACES:]",
             "np.flatnonzero(A)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/predictions.py",
+        ("tests/engine/requests/test_predictions.py",),
+        (
+            "a prediction is tokenized for each prompt",
+            "PredictedOutput.packed",
+            "self._packed is not None",
+            "False",
+        ),
+        (
+            "all of a predicted text is tokenized",
+            "PredictedOutput.packed",
+            "A[:B * _CHARS_PER_TOKEN]",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/request_state.py",
+        ("tests/engine/scheduling/test_scheduler.py",),
+        (
+            "predictions wait for nothing",
+            "RequestState.num_waiting_tokens",
+            "len(self.token_ids) + self.request.num_predicted",
+            "len(self.token_ids)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/sampling/processors.py",
+        ("tests/engine/sampling/test_processors.py",),
+        (
+            "a processor that fails behind a draft ends requests",
+            "ProcessorGroup.apply",
+            "() if A else self._firsts",
+            "()",
+        ),
+        (
+            "a processor that fails at a guess is said to end requests",
+            "ProcessorGroup.apply",
+            "() if A else self._firsts",
+            "self._firsts",
         ),
     ),
     *rewrites_of(
