@@ -185,12 +185,6 @@ MUTATIONS = (
             "weights.embedding_norm",
             "weights.hidden_norm",
         ),
-        (
-            "the layer ends in the norm of the model",
-            "predictor_config",
-            "predictor.final_norm_name",
-            "config.final_norm_name",
-        ),
     ),
     *rewrites_of(
         "src/engine/drafters/mtp.py",
