@@ -242,6 +242,12 @@ MUTATIONS = (
             "True",
         ),
         (
+            "who computes is asked for rows that have a likely guess",
+            "Asking.guesses",
+            "A.likelihood < _LIKELY_ENOUGH",
+            "True",
+        ),
+        (
             "of unlikely guesses the last is taken",
             "Asking._likeliest",
             "A > B",
