@@ -326,6 +326,7 @@ def page(session: nox.Session) -> None:
     install_for_page(session)
     files = (
         "tests/http/playground/page_in_browser.py",
+        "tests/http/playground/tasks_in_browser.py",
         "tests/http/playground/foreign_pages_in_browser.py",
     )
     session.run("python", "-m", "pytest", *files, *session.posargs)
