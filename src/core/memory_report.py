@@ -85,6 +85,8 @@ class MemoryReport(msgspec.Struct, frozen=True):
         Null if no KV memory fits.
     free
         Free bytes beside all of these, at the moment when KV memory was sized.
+    history
+        Bytes that are kept of outputs (`speculation.shared_history_bytes`).
     """
 
     device: str
@@ -94,6 +96,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     graphs: int
     kv: KVReport | None
     free: int
+    history: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -109,7 +112,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     def total(self) -> int:
         """Bytes of everything."""
         kv = 0 if self.kv is None else self.kv.bytes
-        return self.weight_bytes + self.tables + self.step + self.graphs + kv
+        return self.weight_bytes + self.tables + self.step + self.graphs + self.history + kv
 
 
 def size(count: float) -> str:
@@ -139,6 +142,7 @@ def memory_lines(report: MemoryReport) -> list[str]:
         ("tables", report.tables, "computed for the model"),
         ("largest step", report.step, "beside weights and KV memory"),
         ("graphs", report.graphs, "captured steps"),
+        ("shared history", report.history, "outputs that drafts are taken from"),
     ):
         if count:
             rows.append((name, size(count), note))
