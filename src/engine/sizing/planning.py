@@ -18,7 +18,7 @@ from src.engine.sizing.advice import advise
 from src.engine.sizing.answer import DeviceFacts, ModelPlan
 from src.engine.sizing.attempt import Attempt, Setup
 from src.engine.sizing.device_table import DeviceDescription, describe_device, kind_of
-from src.engine.sizing.speed import TextSpeed, Work, decode_speed, prefill_speed, text_speed
+from src.engine.sizing.speed import Work, decode_speed, prefill_speed, text_speed
 from src.engine.sizing.start import refuse_for_device
 from src.engine.speculation.choice import choose_sources
 from src.engine.speculation.drafter import SOURCES
@@ -227,7 +227,7 @@ def _with_texts(
     wish = config.model.tasks
     return msgspec.structs.replace(
         plan,
-        texts=tuple[TextSpeed, ...](speed for speed in speeds if speed is not None),
+        texts=tuple(speed for speed in speeds if speed is not None),
         longest_text=longest,
         reads_only=reads_only,
         is_for_texts=reads_only

@@ -79,7 +79,7 @@ MUTATIONS = (
         (
             "tokens of a word that is cut apart count",
             "encode_beginning",
-            "len(A) > least",
+            "len(A) > B",
             "len(A) > enough",
         ),
     ),
