@@ -151,7 +151,12 @@ def test_a_model_that_gives_vectors_pools_as_many_tokens_as_there_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = LoadOptions(
-        dtype="float32", device=CPU, load_format="dummy", deterministic=deterministic
+        dtype="float32",
+        device=CPU,
+        load_format="dummy",
+        deterministic=deterministic,
+        # So that several rows have them.
+        max_model_len=40,
     )
     seen = pooled_steps(monkeypatch)
     with torch.inference_mode():
