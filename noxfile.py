@@ -193,7 +193,7 @@ def compiled(session: nox.Session) -> None:
 def speculation(session: nox.Session) -> None:
     """Whoever drafts, every answer is that of a server without: the whole matrix, both ways.
 
-    Uncompiled, then compiled: half an hour each. Arguments go to pytest instead:
+    Uncompiled, then compiled: the best part of an hour each. Arguments go to pytest instead:
     `nox -s speculation -- -k "gpt_oss and adversary" --compiled`.
     """
     install(session, "test")
