@@ -89,7 +89,7 @@ MUTATIONS = (
         (
             "one call may take all that may wait",
             "Reservation.add",
-            "queue.max_tokens // 2",
+            "A.max_tokens // 2",
             "queue.max_tokens",
         ),
     ),
