@@ -298,7 +298,7 @@ class Following(Counting):
         self.told.append(())
 
 
-class Computing(BatchDrafter):
+class Fifty(BatchDrafter):
     """Guesses 50 for whatever row it is asked for."""
 
     def __init__(self) -> None:
@@ -316,7 +316,7 @@ class Computing(BatchDrafter):
 def test_nobody_computes_for_a_row_with_a_likely_guess(
     match: int | None, asked: dict[int, int], taken: int
 ) -> None:
-    computing = Computing()
+    computing = Fifty()
     drafters: list[Any] = [computing] if match is None else [computing, Sure(9, match)]
     made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
     first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
