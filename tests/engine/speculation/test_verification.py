@@ -270,7 +270,7 @@ class Following(Counting):
         self.told.append(())
 
 
-class Computing(BatchDrafter):
+class Fifty(BatchDrafter):
     """Guesses 50 for whatever row it is asked for."""
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class Computing(BatchDrafter):
 def test_nobody_computes_for_a_row_with_a_likely_guess(
     match: int | None, asked: dict[int, int], taken: int, is_first: bool
 ) -> None:
-    computing = Computing()
+    computing = Fifty()
     drafters: list[Any] = [computing] if match is None else [computing, Sure(9, match)]
     drafters = drafters[:: 1 if is_first else -1]
     made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
