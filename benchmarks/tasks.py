@@ -19,6 +19,7 @@ import operator
 import os
 import random
 import shlex
+import signal
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -242,6 +243,8 @@ def main() -> None:
     }
     words = words_of(checkpoint / EMBEDDER)
     contest = VectorContest(words, entrants, root, scratch, checkpoint, limits, options.timeout)
+    # A time limit from outside keeps what was measured, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         contest.install()
         contest.convert()

@@ -26,11 +26,6 @@ MUTATIONS = (
         "src/engine/scheduling/waiting.py",
         (f"{_FOLDER}/test_mixed_steps.py",),
         (
-            "a request for a vector that ended while aside is still there",
-            "        if _remove(self._aside, state):\n            return\n        if self._front",
-            "        if self._front",
-        ),
-        (
             "vectors that wait aside are forgotten",
             "            num_tokens -= len(state.token_ids)\n            self.insert(state)\n",
             "            num_tokens -= len(state.token_ids)\n",
