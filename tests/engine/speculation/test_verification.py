@@ -254,34 +254,6 @@ def test_a_likely_guess_is_taken_and_else_the_likeliest(
     assert made.counts.by_source == {f"match of {taken}": (1, 1)}
 
 
-class Computing(BatchDrafter):
-    """Guesses one token for each row that it is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[dict[int, int]] = []
-
-    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
-        self.asked.append(dict(asked))
-        self.guesses = {row: Guess([77], SURE, "computed") for row in asked}
-
-
-@pytest.mark.parametrize(("match", "taken"), [(3, 77), (20, 20)])
-@pytest.mark.parametrize("is_first", [False, True])
-def test_who_computes_is_asked_where_nobody_else_has_a_likely_guess(
-    match: int, taken: int, is_first: bool
-) -> None:
-    computing = Computing()
-    drafters = [Sure(match, match), computing][:: -1 if is_first else 1]
-    made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
-    first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
-    assert first is not None
-    assert first.drafts[0] is not None
-    assert first.drafts[0].token_ids == [taken]
-    # It reads every step, whether it is asked for guesses or not.
-    assert computing.asked == [{0: 3} if taken == 77 else {}]
-
-
 class Following(Counting):
     """Is told of a row's requests."""
 
@@ -313,11 +285,13 @@ class Computing(BatchDrafter):
 @pytest.mark.parametrize(
     ("match", "asked", "taken"), [(20, {}, 9), (1, {0: 3}, 50), (None, {0: 3}, 50)]
 )
+@pytest.mark.parametrize("is_first", [False, True])
 def test_nobody_computes_for_a_row_with_a_likely_guess(
-    match: int | None, asked: dict[int, int], taken: int
+    match: int | None, asked: dict[int, int], taken: int, is_first: bool
 ) -> None:
     computing = Computing()
     drafters: list[Any] = [computing] if match is None else [computing, Sure(9, match)]
+    drafters = drafters[:: 1 if is_first else -1]
     made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
     first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert first is not None

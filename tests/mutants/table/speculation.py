@@ -242,12 +242,6 @@ MUTATIONS = (
             "True",
         ),
         (
-            "who computes is asked for rows that have a likely guess",
-            "Asking.guesses",
-            "A.likelihood < _LIKELY_ENOUGH",
-            "True",
-        ),
-        (
             "of unlikely guesses the last is taken",
             "Asking._likeliest",
             "A > B",
@@ -255,6 +249,16 @@ MUTATIONS = (
         ),
         (
             "drafters compute for rows that have a likely guess",
+            "Asking.guesses",
+            "A.likelihood < _LIKELY_ENOUGH",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/asking.py",
+        ("tests/engine/speculation/test_verification.py",),
+        (
+            "who computes is asked for rows that have a likely guess",
             "Asking.guesses",
             "A.likelihood < _LIKELY_ENOUGH",
             "True",

@@ -73,7 +73,7 @@ MUTATIONS = (
         (
             "far too long texts are tokenized whole",
             "encode_beginning",
-            "size < len(text)",
+            "A < len(text)",
             "False",
         ),
         (
