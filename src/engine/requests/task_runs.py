@@ -14,6 +14,7 @@ from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun, na
 from src.engine.requests.pairs import LastQuery, PairBuilder, check_doc_tokens
 from src.engine.requests.prompts import Prompt
 
+_CUT: Final = "truncate_prompt_tokens"
 _SMALLEST: Final = 1e-12  # a vector's length, so that zeros stay zeros
 
 
@@ -65,6 +66,7 @@ class LabelRun(EmbeddingRun):
             request_id=self.request_id,
             labels=self._labels,
             numbers=activated(numbers, len(self._labels), self._activation),
+            raw=numbers,
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
@@ -186,9 +188,11 @@ class PairRun(EmbeddingRun):
 
     def _made(self, numbers: bytes, last: Delta) -> Any:
         (score,) = memoryview(activated(numbers, 1, self._activation)).cast("f")
+        (raw,) = memoryview(numbers).cast("f")
         return Score(
             request_id=self.request_id,
             score=score,
+            raw=raw,
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
@@ -201,6 +205,8 @@ class CosineRun(EmbeddingRun):
     ----------
     pairs
         Of texts, or of lists of token ids.
+    prompts
+        What is put before queries, and before documents.
     max_tokens_per_doc
         Tokens of the second text that are kept.
     truncate, adds_special_tokens, options
@@ -223,6 +229,7 @@ class CosineRun(EmbeddingRun):
     def __init__(
         self,
         pairs: Sequence[tuple[Prompt, Prompt]],
+        prompts: tuple[str, str],
         max_tokens_per_doc: int | None,
         truncate: int | None,
         adds_special_tokens: bool,
@@ -234,7 +241,10 @@ class CosineRun(EmbeddingRun):
                 f"pairs must be a list of pairs, got {type(pairs).__name__}", param="pairs"
             )
         self.texts: list[Any] = []
+        self._prompts = prompts
         self._max_tokens_per_doc = max_tokens_per_doc
+        # Whether a text has another vector as a query than as a document.
+        has_sides = max_tokens_per_doc is not None or prompts[0] != prompts[1]
         # For each pair the numbers of its texts; for each text a pair that it is of.
         self._places: list[tuple[int, int]] = []
         self._first_pair: list[int] = []
@@ -246,7 +256,7 @@ class CosineRun(EmbeddingRun):
                 raise named_error(error, self.field, index) from None
             both = []
             for place, text in enumerate(found):
-                key = (place if max_tokens_per_doc else 0, type(text), str(text))
+                key = (place if has_sides else 0, type(text), str(text))
                 number = numbers.setdefault(key, len(self.texts))
                 if number == len(self.texts):
                     self.texts.append(text)
@@ -263,16 +273,25 @@ class CosineRun(EmbeddingRun):
     async def _tokens(self, embedder: Embedder, text: Text, tenant: str) -> list[int]:
         number, limit = self._num_read, self._max_tokens_per_doc
         self._num_read += 1
-        keeps = self._truncate
-        if limit is not None and number in self._documents:
-            keeps = limit if keeps in (None, -1) else min(limit, keeps)
+        keeps, is_document = self._truncate, number in self._documents
+        is_limit = False
+        if limit is not None and is_document and (keeps in (None, -1) or limit < keeps):
+            keeps, is_limit = limit, True
         try:
             return await embedder.tokens(
-                text, adds_special_tokens=self._adds, truncate=keeps, tenant=tenant
+                text,
+                adds_special_tokens=self._adds,
+                truncate=keeps,
+                prompt=self._prompts[is_document],
+                tenant=tenant,
             )
         except RequestError as error:
             if error.param in ("input", "prompt"):
-                error.param = "document" if number in self._documents else "query"
+                error.param = "document" if is_document else "query"
+            if is_limit and error.param == _CUT:
+                error.param = "max_tokens_per_doc"
+                error.message = error.message.replace(_CUT, error.param)
+                error.args = (error.message,)
             raise
 
     def _asks(self) -> Task:
@@ -291,15 +310,19 @@ class CosineRun(EmbeddingRun):
             np.frombuffer(each.numbers, np.float32).astype(np.float64) for each in embeddings
         ]
         lengths = [max(float(np.linalg.norm(each)), _SMALLEST) for each in vectors]
-        return [
-            Score(
-                request_id=self.request_id,
-                score=float(vectors[one] @ vectors[other]) / (lengths[one] * lengths[other]),
-                prompt_tokens=embeddings[one].prompt_tokens + embeddings[other].prompt_tokens,
-                cached_tokens=embeddings[one].cached_tokens + embeddings[other].cached_tokens,
+        scores = []
+        for one, other in self._places:
+            cosine = float(vectors[one] @ vectors[other]) / (lengths[one] * lengths[other])
+            scores.append(
+                Score(
+                    request_id=self.request_id,
+                    score=cosine,
+                    raw=cosine,
+                    prompt_tokens=embeddings[one].prompt_tokens + embeddings[other].prompt_tokens,
+                    cached_tokens=embeddings[one].cached_tokens + embeddings[other].cached_tokens,
+                )
             )
-            for one, other in self._places
-        ]
+        return scores
 
 
 def checked_pair(pair: object) -> tuple[Any, Any]:
@@ -326,8 +349,9 @@ def activated(numbers: bytes, size: int, activation: ResultActivation) -> bytes:
     if activation == "tanh":
         values = np.tanh(values)
     elif activation == "sigmoid":
-        # Of either sign, without an overflow.
-        values = 0.5 * (1.0 + np.tanh(0.5 * values))
+        # Without an overflow, and without 1 less almost 1 where the result is next to 0.
+        small = np.exp(-np.abs(values))
+        values = np.where(values < 0, small, 1.0) / (1.0 + small)
     else:
         values = np.exp(values - values.max(axis=1, keepdims=True))
         values /= values.sum(axis=1, keepdims=True)

@@ -142,5 +142,5 @@ def _only(texts: Sequence[str | list[str]]) -> str:
 
 
 def _predictions(found: Classification) -> list[Prediction]:
-    made = map(Prediction, found.probs.tolist(), found.labels)
-    return sorted(made, key=lambda prediction: -prediction.score)
+    probs = found.probs
+    return [Prediction(probs[index], found.labels[index]) for index in found.likeliest_first()]
