@@ -155,7 +155,7 @@ async def test_what_is_cut_keeps_the_first_tokens_and_the_special_ones(encoder: 
         assert (whole[0], whole[-1]) == (1, 2)
         with pytest.raises(PromptTooLongError, match=r"input has \d+ tokens.* up to 100"):
             await engine.embed([text])
-        for keeps, count in ((-1, 100), (100, 100), (10, 10), (2, 2)):
+        for keeps, count in ((-1, 100), (100, 100), (10, 10), (3, 3)):
             (cut,) = await engine.embed([text], truncate=keeps)
             own = engine.tokenizer.encode(text, False)[: count - 2]
             (same,) = await engine.embed([[1, *own, 2]])
@@ -554,14 +554,24 @@ async def test_queries_and_documents_have_the_prompts_of_the_checkpoint(
 
 async def test_a_cut_leaves_a_token_of_the_text(encoder: Path) -> None:
     async with AsyncEngine.open(small_config(encoder)) as engine:
-        prompt = len(engine.tokenizer.encode("query: ", add_special_tokens=False))
-        text = "the lazy dog jumps"
-        for truncate, asked in ((2, {}), (1, {}), (2 + prompt, {"prompt_name": "query"})):
+        tokens = engine.tokenizer.encode("query: ", add_special_tokens=False)
+        text = "the lazy dog jumps over the quick brown fox"
+        whole = engine.tokenizer.encode(f"query: {text}", add_special_tokens=False)
+        # The last one of the prompt alone may be one with the text's first.
+        pairs = enumerate(zip(tokens, whole, strict=False))
+        prompt = next((number for number, (a, b) in pairs if a != b), len(tokens))
+        assert prompt >= len(tokens) - 1 > 0
+        for truncate, asked in (
+            (2, {}),
+            (1, {}),
+            (2 + prompt, {"prompt_name": "query"}),
+            (1 + prompt, {"prompt_name": "query"}),
+        ):
             with pytest.raises(InvalidRequestError, match="leaves no token of the text") as caught:
                 await engine.embed([text], truncate=truncate, **asked)
             assert caught.value.param == "truncate_prompt_tokens"
-            (made,) = await engine.embed([text], truncate=truncate + 3, **asked)
-            assert made.prompt_tokens == truncate + 3
+        (made,) = await engine.embed([text], truncate=3 + prompt, prompt_name="query")
+        assert made.prompt_tokens == 3 + prompt
         (made,) = await engine.embed([text], truncate=3)
         (bare,) = await engine.embed([text], truncate=1, add_special_tokens=False)
         assert (made.prompt_tokens, bare.prompt_tokens) == (3, 1)

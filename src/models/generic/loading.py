@@ -16,6 +16,7 @@ from src.models.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_che
 from src.models.config import DTYPE_NAMES, ClassifierConfig
 from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
+from src.models.generic.body import Body
 from src.models.generic.classifiers import (
     ClassifierBody,
     has_head,
@@ -37,6 +38,7 @@ from src.models.generic.trial import try_out
 from src.models.heads.head import classifier as classifier_of
 from src.models.loading.options import LoadHooks, LoadOptions, Progress
 from src.models.model import ModelSpec
+from src.models.program import StepInput
 from src.models.weights.parameters import allocate
 from src.models.weights.quantization_config import method_of, section_of
 
@@ -102,7 +104,9 @@ def load_by_transformers(
         if device.type == "cpu":
             _take_in(module, hooks.progress)
             use_pool(module)
-        classifier, own_inputs = None, ()
+        classifier: ClassifierConfig | None = None
+        own_inputs: tuple[StepInput, ...] = ()
+        body: Body
         with _masks_are_left_alone():
             if is_encoder:
                 encoder = ClassifierBody(module) if has_head(kind) else EncoderBody(module)
