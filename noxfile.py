@@ -190,6 +190,25 @@ def compiled(session: nox.Session) -> None:
 
 
 @nox.session
+def speculation(session: nox.Session) -> None:
+    """Whoever drafts, every answer is that of a server without: the whole matrix, both ways.
+
+    Uncompiled, then compiled: half an hour each. Arguments go to pytest instead:
+    `nox -s speculation -- -k "gpt_oss and adversary" --compiled`.
+    """
+    install(session, "test")
+    build_kernels(session)
+    matrix = ("python", "-m", "pytest", "tests/engine/speculation/matrix.py")
+    if session.posargs:
+        session.run(*matrix, *session.posargs)
+        return
+    # Each process makes each model for itself, so tests go wherever there is room.
+    two = ("-n", "2", "--dist", "worksteal", "--max-worker-restart", "0")
+    session.run(*matrix, *two)
+    session.run(*matrix, *two, "--compiled")
+
+
+@nox.session
 def null_cuda(session: nox.Session) -> None:
     """The host's half of CUDA, by a CUDA that computes nothing; no GPU. Arguments go to pytest.
 
@@ -307,6 +326,7 @@ def page(session: nox.Session) -> None:
     install_for_page(session)
     files = (
         "tests/http/playground/page_in_browser.py",
+        "tests/http/playground/tasks_in_browser.py",
         "tests/http/playground/foreign_pages_in_browser.py",
     )
     session.run("python", "-m", "pytest", *files, *session.posargs)

@@ -5,14 +5,21 @@
     python -m benchmarks.speculation --rows 8 32 --repeats 15 -- plain
 
 Ratios are of one pair: time per token off over on, so more is better, and 1 is no difference.
-Beside each stands the scatter of the same without any difference, off over the off of the pair
-before, and the ratio of the fastest of all, which other work on the machine disturbs least.
-`--cpu` takes processor time of the whole process instead, prompts included, where other work on the
-machine makes times say nothing; use it with --set device.num_threads=1.
+A pair is many short runs, on and off in turns, so that whatever else the machine does meets both;
+each run of both engines has texts of its own. `--seconds` says how long the runs of each engine
+take together. A run of on is compared with the run of off beside it. Of these ratios the smallest
+and the largest quarter count for nothing, the geometric mean of the others is the pair's.
+
+Beside each ratio stands the same without any difference: runs of off over the next ones of off,
+half as many, so it scatters by 1.4 more. `median` has the bounds within which the median of more
+pairs lies, 95 of 100 times. The ratio of the fastest of all runs is what other work on the machine
+disturbs least. `--cpu` takes processor time of the whole process instead, prompts included, where
+other work on the machine makes times say nothing; use it with --set device.num_threads=1.
 
 - repeated: a text that stands in the prompt several times goes on
 - predicted: `prediction` is the answer
-- again: a question that was asked before
+- again: a question that was asked before; needs --set speculation.shared_history_bytes=1048576
+- json: twenty objects of one form, by a schema
 - plain: random prompts, greedy and at temperature 1: what looking for drafts costs
 - neighbour: seven rows at temperature 1 beside one that repeats itself; the time of the seven
 - first: time to the first token of a request that arrives while seven repeat themselves
@@ -22,10 +29,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,10 +43,36 @@ from benchmarks.load import random_prompts
 from benchmarks.record import Figure, Recorder, add_common
 from src import AsyncEngine, Config, SamplingParams
 from src.core.settings import load_config
+from src.core.structured_output import StructuredOutput
 from src.engine.speculation.drafter import DRAFTERS
 from src.ops.build.kernels import ensure_built
 
-CASES: Final = ("repeated", "predicted", "again", "plain", "neighbour", "first")
+# Case -> how many rows it is measured with.
+CASES: Final[Mapping[str, Sequence[int]]] = {
+    "repeated": (1, 8),
+    "predicted": (1, 8),
+    "again": (1, 8),
+    "json": (1, 8),
+    "plain": (1, 8, 32, 128),
+    "neighbour": (8,),
+    "first": (8,),
+}
+_FIXED: Final = ("neighbour", "first")
+# Runs of each engine in a pair.
+_FEWEST_RUNS, _MOST_RUNS = 2, 64
+_ITEM: Final = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "colour": {"enum": ["red", "green", "blue"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "colour", "count"],
+    "additionalProperties": False,
+}
+_OBJECTS: Final = StructuredOutput.json(
+    {"type": "array", "minItems": 20, "maxItems": 20, "items": _ITEM}, any_whitespace=False
+)
 _STORY: Final = (
     "The red fox ran over the old bridge. Then the small boat came down the wide river, and "
     "seven men sang a song about the sea. "
@@ -65,7 +100,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--file", type=Path, metavar="GGUF", default=os.environ.get("SMOLLM2"))
-    parser.add_argument("--rows", type=int, nargs="+", default=(1, 8, 32), metavar="N")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="instead of a case's own")
+    help = "that each engine's runs of a pair take together, about"
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help=help)
     parser.add_argument("--output-len", type=int, default=128, metavar="N")
     parser.add_argument("--set", nargs="*", default=(), metavar="KEY=VALUE", dest="settings")
     parser.add_argument("--cpu", action="store_true", help="processor time, on a busy machine")
@@ -76,10 +113,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def configuration(file: Path | str | None, method: str, settings: Sequence[str]) -> Config:
+def configuration(
+    file: Path | str | None, method: str, settings: Sequence[str], rows: int
+) -> Config:
     overrides = [] if file is None else [("model.path", str(file))]
     overrides += [
-        ("cache.memory_bytes", str(2**29)),
+        ("cache.memory_bytes", str(2**30)),
+        ("scheduler.max_num_seqs", str(max(64, rows))),
         ("device.type", "cpu"),
         ("compile.startup", "wait"),
         ("speculation.method", method),
@@ -128,7 +168,8 @@ async def rows_of(
     size = engine.model_info.vocab_size
     if case == "repeated":
         # Rows that share no prefix.
-        texts = [f"{_STORY[row:]}{_STORY * 3}"[: 3 * len(_STORY)] for row in range(count)]
+        begins = [(turn * count + row) % len(_STORY) for row in range(count)]
+        texts = [f"{_STORY[begin:]}{_STORY * 3}"[: 3 * len(_STORY)] for begin in begins]
         return {case: [Row(text, asked(length)) for text in texts]}
     if case in ("predicted", "again"):
         rows = []
@@ -138,6 +179,10 @@ async def rows_of(
             told = answer.token_ids if case == "predicted" else None
             rows.append(Row(prompt, asked(length, temperature=0.8, seed=row), told))
         return {case: rows}
+    if case == "json":
+        longest = engine.model_info.max_model_len - 64
+        params = SamplingParams(temperature=0, max_tokens=longest, structured_output=_OBJECTS)
+        return {case: [Row(f"{turn} {row} Twenty of them:", params) for row in range(count)]}
     prompts = random_prompts(count, 24, size, seed=100 + turn)
     if case == "plain":
         return {
@@ -164,37 +209,90 @@ async def rows_of(
     return {case: [repeats] * 7 + newcomers}
 
 
+class Pairs:
+    """Ratios of pairs so far, and the fastest run of each engine."""
+
+    def __init__(self) -> None:
+        self.ratios: list[float] = []
+        self.scatter: list[float] = []
+        self._fastest = [math.inf, math.inf]
+
+    def add(self, off: Sequence[float], on: Sequence[float]) -> None:
+        """A pair: seconds of each run, in turns."""
+        self.ratios.append(typical_ratio(off, on))
+        self.scatter.append(typical_ratio(off[::2], off[1::2]))
+        for at, runs in enumerate((off, on)):
+            self._fastest[at] = min(self._fastest[at], *runs)
+
+    def figures(self) -> dict[str, Figure]:
+        """What is printed and kept."""
+        off, on = self._fastest
+        low, high = median_bounds(self.ratios)
+        median = statistics.median(self.ratios)
+        return {
+            "off over on": Figure.of("", self.ratios),
+            "median of off over on": Figure("", median, low, high, len(self.ratios)),
+            "off over off": Figure.of("", self.scatter),
+            "fastest off over fastest on": Figure.of("", [off / on]),
+        }
+
+
+def typical_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The geometric mean of the ratios of both, without the smallest and the largest quarter."""
+    ratios = sorted(a / b for a, b in zip(over, under, strict=True))
+    cut = len(ratios) // 4
+    return statistics.geometric_mean(ratios[cut : len(ratios) - cut])
+
+
+def median_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Between which a median lies in 95 of 100 cases or more, whatever the distribution.
+
+    How many of ``n`` values are below the true median is binomial. So it lies between the k-th
+    smallest and the k-th largest, unless fewer than k are on one side of it.
+    """
+    ordered, count = sorted(values), len(values)
+    beyond, below = 0, 0.0
+    while beyond < (count - 1) // 2:
+        below += math.comb(count, beyond) / 2**count
+        if 2 * below > 0.05:
+            break
+        beyond += 1
+    at = max(0, beyond - 1)
+    return ordered[at], ordered[count - 1 - at]
+
+
+def runs_for(seconds: float, one: float) -> int:
+    """How many runs an engine has in a pair, an even number, if one takes ``one`` seconds."""
+    return max(_FEWEST_RUNS, min(_MOST_RUNS, 2 * round(seconds / max(one, 1e-6) / 2)))
+
+
 async def measure(
-    case: str,
-    on: AsyncEngine,
-    off: AsyncEngine,
-    count: int,
-    length: int,
-    pairs: int,
-    *,
-    cpu: bool,
-) -> dict[str, tuple[list[float], list[float], float]]:
-    """Name -> ratios of the pairs, those of off against off, and the ratio of the fastest."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    fastest: dict[tuple[str, AsyncEngine], float] = {}
-    before: dict[str, float] = {}
-    for turn in range(pairs + 1):
-        for name, rows in (await rows_of(case, off, count, length, turn)).items():
-            if case == "again":
-                await seconds(on, rows, cpu=cpu)
-            taken = {}
-            for engine in (on, off) if turn % 2 else (off, on):
-                taken[engine] = await seconds(engine, rows, cpu=cpu)
-            ratios, scatter = found.setdefault(name, ([], []))
-            # The first pair warms up.
-            if turn:
-                for engine, each in taken.items():
-                    key = name, engine
-                    fastest[key] = min(each, fastest.get(key, each))
-                ratios.append(taken[off] / taken[on])
-                scatter.append(before[name] / taken[off])
-            before[name] = taken[off]
-    return {name: (*lists, fastest[name, off] / fastest[name, on]) for name, lists in found.items()}
+    case: str, on: AsyncEngine, off: AsyncEngine, count: int, options: argparse.Namespace
+) -> dict[str, Pairs]:
+    """Name -> what was measured under it."""
+    length = min(options.output_len, on.model_info.max_model_len // 4)
+    found: dict[str, Pairs] = {}
+    runs, number = _FEWEST_RUNS, 0
+    for pair in range(options.repeats + 1):
+        taken: dict[str, tuple[list[float], list[float]]] = {}
+        begun = time.perf_counter()
+        for _ in range(runs):
+            for name, rows in (await rows_of(case, off, count, length, number)).items():
+                if case == "again":
+                    await seconds(on, rows, cpu=options.cpu)
+                each = taken.setdefault(name, ([], []))
+                # Each begins every second pair; none runs twice in a row.
+                for which in (pair % 2, 1 - pair % 2):
+                    each[which].append(await seconds((off, on)[which], rows, cpu=options.cpu))
+            number += 1
+        # The first pair warms up, and says how many runs make a pair.
+        if pair:
+            for name, (without, with_) in taken.items():
+                found.setdefault(name, Pairs()).add(without, with_)
+        else:
+            engines = 2 * len(taken)
+            runs = runs_for(options.seconds, (time.perf_counter() - begun) / (runs * engines))
+    return found
 
 
 def acceptance(engine: AsyncEngine) -> str:
@@ -217,32 +315,30 @@ async def run(options: argparse.Namespace) -> None:
     kernels = ensure_built(wait=True)
     file = options.file
     name = "demo" if file is None else Path(file).stem
-    config = configuration(file, "auto", options.settings)
-    async with (
-        AsyncEngine.open(config) as on,
-        AsyncEngine.open(configuration(file, "off", options.settings)) as off,
-    ):
-        for case in options.cases or CASES:
-            sizes = options.rows if case not in ("neighbour", "first") else (8,)
-            for count in sizes:
-                length = min(options.output_len, on.model_info.max_model_len // 4)
-                measured = await measure(
-                    case, on, off, count, length, options.repeats, cpu=options.cpu
-                )
-                for what, (ratios, scatter, best) in measured.items():
+    # Rows -> cases; what has more rows than an engine has by default gets engines of its own.
+    plan: dict[bool, list[tuple[str, int]]] = {}
+    for case in options.cases or CASES:
+        sizes = CASES[case] if case in _FIXED else options.rows or CASES[case]
+        for count in sizes:
+            plan.setdefault(count > 64, []).append((case, count))
+    for cases in plan.values():
+        most = max(count for _, count in cases)
+        config = configuration(file, "auto", options.settings, most)
+        without = configuration(file, "off", options.settings, most)
+        async with AsyncExitStack() as stack:
+            on = await stack.enter_async_context(AsyncEngine.open(config))
+            off = await stack.enter_async_context(AsyncEngine.open(without))
+            for case, count in cases:
+                for what, pairs in (await measure(case, on, off, count, options)).items():
                     recorder.add(
                         f"{name}: {what}, {count} rows",
-                        {
-                            "off over on": Figure.of("", ratios),
-                            "off over off": Figure.of("", scatter),
-                            "fastest off over fastest on": Figure.of("", [best]),
-                        },
+                        pairs.figures(),
                         config=config,
                         kernels=kernels,
                         rows=count,
                         processor_time=options.cpu,
                     )
-                print(f"  drafts accepted so far: {acceptance(on)}")
+                print(f"  drafts accepted so far: {acceptance(on)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -84,15 +84,8 @@ class Running:
         PeerFailed
             It ends, takes too long, or an answer does not have ``output_len`` tokens.
         """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(
-                json.dumps({"prompts": prompts, "output_len": output_len}) + "\n"
-            )
-            self._process.stdin.flush()
-        except OSError as error:
-            raise PeerFailed(self._last_words()) from error
-        answers = self._next(seconds)["answers"]
+        turn = {"prompts": prompts, "output_len": output_len}
+        answers = self.exchange(turn, seconds)["answers"]
         lengths = {len(tokens) for *_, tokens in answers}
         if len(answers) != len(prompts) or lengths != {output_len}:
             raise PeerFailed(
@@ -100,6 +93,22 @@ class Running:
                 f"expected {output_len} each"
             )
         return Turn(answers)
+
+    def exchange(self, turn: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Send one turn, and wait for what the driver says to it.
+
+        Raises
+        ------
+        PeerFailed
+            It ends, or takes too long.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(turn) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise PeerFailed(self._last_words()) from error
+        return self._next(seconds)
 
     def close(self) -> None:
         """End it and all its children."""

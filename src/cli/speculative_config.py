@@ -16,9 +16,14 @@ _METHODS: Final = {
     "draft_model": "draft",
     "medusa": "medusa",
     "eagle3": "eagle3",
+    "mtp": "mtp",
+    # Older names of it.
+    "deepseek_mtp": "mtp",
+    "glm4_moe_mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
 }
 # Other methods of vLLM's that draft with a model or a head.
-_NOT_BUILT: Final = ("deepseek_mtp", "eagle", "mlp_speculator", "mtp")
+_NOT_BUILT: Final = ("eagle", "mlp_speculator")
 # vLLM's key -> the setting.
 _SETTINGS: Final = {
     "method": "speculation.method",

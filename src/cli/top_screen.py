@@ -89,6 +89,7 @@ def _rates(reading: Reading, alphabet: Alphabet) -> list[str]:
         f"{found.prompt_tokens / window:.1f}, cached {found.cached_tokens / window:.1f}   "
         f"{found.rows_per_step:.1f} rows/step   [{_spark(history, alphabet)}]",
         *_drafts(found),
+        *_tasks(found, window),
         f"latency   first token {_two(found.ttft)}   between tokens {_two(found.between_tokens)}"
         f"   whole {_two(found.whole)}",
         f"step      bubble {100 * found.bubble:.1f} %   {phases or 'none yet'}",
@@ -101,6 +102,16 @@ def _drafts(found: TimelineFigures) -> list[str]:
         return []
     share = 100 * found.accepted_tokens / found.drafted_tokens
     return [f"drafts    verified {found.drafted_tokens}, accepted {share:.1f} %"]
+
+
+def _tasks(found: TimelineFigures, window: float) -> list[str]:
+    """A line of what else than text was asked for; none where nothing was."""
+    if not found.tasks:
+        return []
+    each = (
+        f"{task} {times.count / window:.1f}/s {_two(times)}" for task, times in found.tasks.items()
+    )
+    return [f"tasks     {'   '.join(each)}"]
 
 
 def _two(values: Quantiles | None) -> str:
@@ -154,7 +165,10 @@ def _requests(alive: RequestsView, height: int, alphabet: Alphabet) -> list[str]
 
 
 def _request(request: RequestView, alphabet: Alphabet) -> str:
-    if request.output_tokens or request.computed_tokens >= request.prompt_tokens:
+    if request.task != "generate":
+        # It ends with its prompt.
+        done, total, what = request.computed_tokens, request.prompt_tokens, f" to {request.task}"
+    elif request.output_tokens or request.computed_tokens >= request.prompt_tokens:
         done, total, what = request.output_tokens, request.max_tokens, ""
     else:
         done, total, what = request.computed_tokens, request.prompt_tokens, " of the prompt"

@@ -138,6 +138,8 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     max_num_batched_tokens: Positive = 2048
     # Prompt tokens in a step with decoding rows. None: 256 on the CPU, no limit on CUDA.
     max_mixed_prefill_tokens: Positive | None = None
+    # Those of them that are of requests for vectors. None: 16 on the CPU, no limit on CUDA.
+    max_mixed_pooled_tokens: Positive | None = None
     max_waiting_requests: Positive = 2048
     max_waiting_tokens: Positive = 8_388_608
     # How often later requests may overtake the first waiting request while it does not fit.
@@ -152,9 +154,10 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     """``[speculation]``: guesses of next tokens, which one step verifies (docs/speculation.md)."""
 
     # What guesses. "suffix": they go on as where the longest end of the row's tokens stood before.
-    # "ngram": the same with the bounds below. "auto": "suffix" where it can be served.
+    # "ngram": the same with the bounds below. "auto": "suffix" where it can be served, and "mtp".
     # "draft": a small model of the same vocabulary does. "medusa", "eagle3": heads on the model do.
-    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3"] = "off"
+    # "mtp": a layer does that the model's checkpoint brings.
+    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "off"
     model: str | None = None  # directory or hub id of the draft model, or of heads
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram

@@ -155,6 +155,7 @@ class RowResult(msgspec.Struct, frozen=True):
         Who has guessed them.
     rests
         Steps for which the device expects no drafts of the row. Those steps may be planned exactly.
+        -1: it expects some from now on, whatever it said before.
     vector
         Of a row that is pooled, when its prompt ends: its vector, its scores, or those of each of
         its tokens, one after the other; float32, in this machine's byte order.

@@ -79,8 +79,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     task
         What it asks for.
     prediction
-        Token ids that its output is expected to have, which drafts are taken from; ``None``: the
-        client has said nothing.
+        Token ids that its output is expected to have, int32 side by side; drafts are taken from
+        them. Requests may share them. ``None``: the client has said nothing.
     pooling
         It asks for numbers, of its prompt's hidden states, and ends in the step of its last token.
         Parameters of sampling have no effect, and ``max_tokens`` is 1. ``None``: it asks for text.
@@ -106,9 +106,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Any = None
     thinking: Any = None
     task: Task = "generate"
-    prediction: list[int] | None = None
+    prediction: bytes | None = None
     pooling: Pooling | None = None
     grammar_times: tuple[float, float] | None = None
+
+    @property
+    def num_predicted(self) -> int:
+        """Tokens of its prediction."""
+        return 0 if self.prediction is None else len(self.prediction) // 4
 
     @property
     def min_tokens_to_end(self) -> int:

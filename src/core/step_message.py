@@ -54,7 +54,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pooling
         Of which hidden states its result is made; ``None``: it gets tokens.
     prediction
-        Token ids that its output is expected to have; empty: nothing is known of it.
+        Token ids that its output is expected to have, int32 side by side; empty: nothing is known.
     scope
         Whose drafts may come from its output, and whose outputs its drafts may come from.
     """
@@ -70,7 +70,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     step_inputs: Mapping[str, StepValues] = {}
     task: Task = "generate"
     pooling: Pooling | None = None
-    prediction: list[int] = []
+    prediction: bytes = b""
     scope: Scope = ("", "", NO_ADAPTER)
 
     @classmethod
@@ -88,7 +88,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             step_inputs=request.step_inputs,
             task=request.task,
             pooling=request.pooling,
-            prediction=request.prediction or [],
+            prediction=request.prediction or b"",
             scope=(
                 request.tenant,
                 request.cache_salt,

@@ -39,8 +39,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     context_tokens, attended_pairs
         Positions that its rows attend to, and pairs of a computed token and an attended position:
         measures of what attention reads and computes. For a decoding row both are its length.
-    sampled_rows
-        Rows that sampled a token.
+    sampled_rows, pooled_rows
+        Rows that sampled a token, and rows that ended with numbers: a vector, labels, a score.
     installed_rows, cached_tokens
         Rows installed by its plan, and how many of their tokens were prefix cache hits.
     preemptions
@@ -79,3 +79,4 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attended_pairs: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    pooled_rows: int = 0

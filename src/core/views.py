@@ -11,6 +11,7 @@ from src.core.outputs import FinishReason
 from src.core.plan import BlockAppend, RowStep, StepPlan
 from src.core.records import ChunkRecord
 from src.core.steps import StepRecord
+from src.core.task import Task
 
 
 class RequestTrack(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +19,7 @@ class RequestTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     Most fields are those of `RequestRecord`. ``index`` is its index among the request's
     completions. ``prompt_tokens`` is the length of its prompt, ``max_tokens`` the limit of its
-    output.
+    output. ``task`` is what it asks for.
     """
 
     key: int
@@ -40,6 +41,7 @@ class RequestTrack(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None
     finish_reason: FinishReason | None
     trace_id: str
+    task: Task = "generate"
 
 
 class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
         Its row, -1 without one, and the number of blocks that it holds.
     expires_in
         Seconds until its deadline; ``None`` without one.
+    task
+        What it asks for.
     """
 
     key: int
@@ -110,6 +114,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     expires_in: float | None
     trace_id: str
+    task: Task = "generate"
 
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +140,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
         Reference count -> number of held blocks with that count.
     map
         The blocks in order, cut into cells of equal size; (free, cached, held) counts per cell.
+    whole_prompts
+        Whether a text is computed in one step, because its tokens see later ones.
     """
 
     block_size: int
@@ -145,6 +152,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     references: dict[int, int]
     map: list[tuple[int, int, int]]
+    whole_prompts: bool = False
 
 
 class InstallView(msgspec.Struct, frozen=True):

@@ -597,7 +597,7 @@ class AsyncEngine:
             Whether results are probabilities, as the checkpoint's files say; else they are the
             head's own numbers.
         truncate, add_special_tokens, admission, options
-            See `embed`. Chat messages are not cut.
+            See `embed`. Of chat messages the first tokens are kept, as of token ids.
 
         Raises
         ------
@@ -663,7 +663,7 @@ class AsyncEngine:
         prompts = (recipe.query_prompt, recipe.document_prompt)
         run = CosineRun(pairs, prompts, max_tokens_per_doc, truncate, add_special_tokens, options)
         embeddings = await self._run(run, lambda parts: parts.embedder, run.texts, admission)
-        return run.scores(embeddings)
+        return await run.scores(embeddings)
 
     async def encode(
         self,
@@ -672,6 +672,7 @@ class AsyncEngine:
         task: Task,
         use_activation: bool = True,
         max_values: int | None = None,
+        on_counted: Callable[[int], None] | None = None,
         truncate: int | None = None,
         add_special_tokens: bool = True,
         admission: Admission | None = None,
@@ -685,7 +686,10 @@ class AsyncEngine:
             ``embed``: a vector [numbers]. ``classify``: [labels]. ``token_embed``: a vector of each
             token, [tokens, numbers]. ``token_classify``: [tokens, labels].
         max_values
-            Numbers that the results of all tokens may have together; more are refused.
+            Numbers that all results may have together; more are refused. Not of ``embed``.
+        on_counted
+            Called with how many they are, once all texts are tokens and nothing is computed yet;
+            what it raises ends the call. Not of ``embed``.
         use_activation, truncate, add_special_tokens, admission, options
             See `classify`.
 
@@ -712,10 +716,10 @@ class AsyncEngine:
             return [encoding_of(each) for each in vectors]
         if task == "token_embed":
             run = TokenVectorRun(None, truncate, add_special_tokens, None, None, options)
-            run.max_values = max_values
+            run.max_values, run.on_counted = max_values, on_counted
             return await self._run(run, lambda parts: parts.embedder, texts, admission)
         labels = self._label_run(task, use_activation, truncate, add_special_tokens, options)
-        labels.max_values = max_values
+        labels.max_values, labels.on_counted = max_values, on_counted
         made = await self._run(labels, lambda parts: parts.labeller, texts, admission)
         return made if task == "token_classify" else [encoding_of(each) for each in made]
 
@@ -750,7 +754,7 @@ class AsyncEngine:
         admission: Admission | None,
     ) -> list[Any]:
         """The results of a run's texts; ``reader`` gives what tokenizes them."""
-        observed = ObservedRun(self.telemetry, run.task, run.request_id)
+        observed = ObservedRun(self.telemetry, run)
         with observed, contextlib.ExitStack() as stack:
             try:
                 own = self.admit() if admission is None else contextlib.nullcontext(admission)
@@ -772,7 +776,11 @@ class AsyncEngine:
                 self._refused(error)
                 raise
             made = await run.vectors()
-            observed.answered(len(made), sum(each.prompt_tokens for each in made))
+            observed.answered(
+                len(made),
+                sum(each.prompt_tokens for each in made),
+                sum(each.cached_tokens for each in made),
+            )
             return made
 
     def abort(self, request_id: str) -> bool:

@@ -189,7 +189,9 @@ class LLM:
         """The results of texts, of few at a time, so that the queue holds them."""
         made: list[Any] = []
         section = self.engine.config.scheduler
-        for some in _batches(texts, section.max_waiting_requests, section.max_waiting_tokens):
+        # One call may take half of what may wait.
+        most_tokens = section.max_waiting_tokens // 2
+        for some in _batches(texts, section.max_waiting_requests, most_tokens):
             made += await asked(some)
         return made
 

@@ -180,9 +180,13 @@ ENDPOINTS: Final = (
         tag="Embeddings", request=CohereEmbedRequest, answers={200: CohereEmbedBody},
         refusals=_GENERATE,
     ),
-    Operation("/embed", "POST", embed,
-        tag="Embeddings", request=EmbedRequest, answers={200: list[list[float]]},
-        refusals=_GENERATE,
+    # huggingface_hub's clients of text-embeddings-inference post to the server's own address.
+    *(
+        Operation(path, "POST", embed,
+            tag="Embeddings", request=EmbedRequest, answers={200: list[list[float]]},
+            refusals=_GENERATE,
+        )
+        for path in ("/embed", "/")
     ),
     *(
         Operation(path, "POST", score,

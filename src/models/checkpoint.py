@@ -95,6 +95,23 @@ def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     raise ModelLoadError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
+def tensor_names(directory: Path) -> frozenset[str]:
+    """Names of a checkpoint's tensors, as far as its files tell: empty without any.
+
+    Of a checkpoint of several files the index says them, whether the files are there or not.
+
+    Raises
+    ------
+    ModelLoadError
+        The file, or the index, is damaged.
+    """
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.exists():
+        return frozenset(read_header(single))
+    weight_map = read_json(index).get("weight_map") if index.exists() else None
+    return frozenset(weight_map) if isinstance(weight_map, Mapping) else frozenset()
+
+
 def _open_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, Mapping) or not weight_map:

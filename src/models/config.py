@@ -325,6 +325,33 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorConfig:
+    """A layer of the checkpoint behind the last, which predicts one token further.
+
+    Attributes
+    ----------
+    layer
+        It has the form of the model's own.
+    layer_name, join_name, embedding_norm_name, hidden_norm_name, final_norm_name
+        Names of tensors in the checkpoint: of the layer, of the matrix that joins an embedding and
+        a hidden state, of the norms of both, and of the norm behind the layer.
+    prefix
+        What the names of all its tensors begin with.
+    unread
+        Beginnings of names of tensors that are not read, such as copies of the model's own.
+    """
+
+    layer: LayerConfig
+    layer_name: str
+    join_name: str
+    embedding_norm_name: str
+    hidden_norm_name: str
+    final_norm_name: str
+    prefix: str
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderNames:
     """Names of an encoder's tensors in the checkpoint, without `.weight` or `.bias`.
 
@@ -456,7 +483,9 @@ class ModelConfig:
         Whether requests may bring `EMBEDDINGS` for tokens in place of those of their ids.
     unread_layers
         How many layers the checkpoint may have behind the last, to predict further tokens. They are
-        not read.
+        not read with the model.
+    predictor
+        The first of these layers, for who asks for it; None: it has none.
     """
 
     architecture: str
@@ -474,6 +503,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     unread: tuple[str, ...] = ()
     unread_layers: int = 0
+    predictor: PredictorConfig | None = None
     in_pairs: bool = False
     formats: StoredFormats | None = None
     embedding_name: str = "model.embed_tokens"

@@ -6,12 +6,20 @@ import logging
 from typing import Final
 
 from src.core.records import RequestRecord
+from src.core.task import Task
 from src.observability.durations import Durations
 
 logger: Final = logging.getLogger("src.requests")
 
 
-def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_tokens: int) -> None:
+def log_request(
+    record: RequestRecord,
+    *,
+    request_id: str,
+    index: int,
+    prompt_tokens: int,
+    task: Task = "generate",
+) -> None:
     """Log the line of a completion that has ended, at level ``info``.
 
     As text it is one sentence; as JSON every figure is a field, in milliseconds.
@@ -22,6 +30,8 @@ def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_to
         The caller's id of the request; over HTTP its ``X-Request-Id``.
     index
         Index of the completion within the request.
+    task
+        What it asked for; a sentence names it unless it is text.
     """
     if not logger.isEnabledFor(logging.INFO):
         return
@@ -30,6 +40,7 @@ def log_request(record: RequestRecord, *, request_id: str, index: int, prompt_to
     figures: dict[str, object] = {
         "request_id": request_id,
         "index": index,
+        "task": task,
         "finish_reason": reason,
         "prompt_tokens": prompt_tokens,
         "cached_tokens": record.cached_tokens,
@@ -56,7 +67,10 @@ def _sentence(figures: dict[str, object]) -> str:
     parts = [
         f"{name}[{figures['index']}] {figures['finish_reason']}",
         f"in {figures['prompt_tokens']} (cached {figures['cached_tokens']})",
-        f"out {figures['output_tokens']}",
+        # Nothing else than text has a length.
+        f"out {figures['output_tokens']}"
+        if figures["task"] == "generate"
+        else f"task {figures['task']}",
     ]
     parts += [
         f"{field} {value} ms"

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from src.core.steps import StepRecord
+from src.core.task import Task
 from src.core.views import RequestTrack, TimelineView
 
 # The parts of a step in order: name, and the function that gives the duration.
@@ -47,7 +48,9 @@ class TimelineFigures(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens, accepted_tokens
         Drafts that were verified, and those of them that were right.
     ttft, whole, between_tokens
-        From arrival to the first token, from arrival to the end, between two tokens.
+        From arrival to the first token, from arrival to the end, between two tokens, of text.
+    tasks
+        What else was asked for -> from arrival to the end.
     """
 
     num_steps: int
@@ -64,6 +67,7 @@ class TimelineFigures(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Quantiles | None
     whole: Quantiles | None
     between_tokens: Quantiles | None
+    tasks: dict[Task, Quantiles] = {}
 
 
 def quantiles(values: Iterable[float], weights: Iterable[int] | None = None) -> Quantiles | None:
@@ -99,11 +103,11 @@ def figures(steps: Sequence[StepRecord], requests: Sequence[RequestTrack]) -> Ti
         for track in requests
         if track.first_token is not None and begin <= track.first_token
     ]
-    ends = [
-        track.ended - track.arrival
-        for track in requests
-        if track.ended is not None and begin <= track.ended
-    ]
+    ends: dict[Task, list[float]] = {}
+    for track in requests:
+        if track.ended is not None and begin <= track.ended:
+            ends.setdefault(track.task, []).append(track.ended - track.arrival)
+    texts = ends.pop("generate", [])
     gaps = [(b.published - a.published, b.decode_rows) for a, b in pairwise(steps)]
     phases = {name: quantiles(map(length, steps)) for name, length in PHASES}
     return TimelineFigures(
@@ -119,9 +123,10 @@ def figures(steps: Sequence[StepRecord], requests: Sequence[RequestTrack]) -> Ti
         accepted_tokens=sum(step.accepted_tokens for step in steps),
         phases={name: found for name, found in phases.items() if found is not None},
         ttft=quantiles(first_tokens),
-        whole=quantiles(ends),
+        whole=quantiles(texts),
         # A decoding row nearly always had its last token in the step before.
         between_tokens=quantiles([gap for gap, _ in gaps], [rows for _, rows in gaps]),
+        tasks={task: found for task in sorted(ends) if (found := quantiles(ends[task]))},
     )
 
 
@@ -160,6 +165,7 @@ def summary(view: TimelineView, slowest: int = 5) -> list[str]:
         f"{'':<16}{'p50':>12}{'p99':>12}{'most':>12}{'of':>8}",
     ]
     rows = [*found.phases.items(), ("first token", found.ttft), ("whole request", found.whole)]
+    rows += [(f"to {task}", times) for task, times in found.tasks.items()]
     for name, values in [*rows, ("between tokens", found.between_tokens)]:
         if values is not None:
             times = "".join(f"{milliseconds(t):>12}" for t in (values.p50, values.p99, values.most))

@@ -345,6 +345,8 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("method", "off", "good", "nothing drafts: speculation.method = off"),
         ("method", "auto", "good", "auto: prediction, suffix; not for models with recurrent"),
+        ("method", "auto", "good", "; and mtp where the checkpoint brings a layer for it"),
+        ("method", "mtp", "good", "mtp: prediction, mtp;"),
         ("method", "ngram", "good", "ngram: prediction, ngram;"),
         ("prompt_lookup_min", "9", "broken", "prompt_lookup_min must be at most"),
     ],

@@ -37,6 +37,12 @@ def test_vllms_models_become_settings(method: str, ours: str) -> None:
     assert section.num_speculative_tokens == 3
 
 
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"])
+def test_layers_of_the_checkpoint_have_no_path(method: str) -> None:
+    section = configured("--speculative-config", f'{{"method": "{method}"}}').speculation
+    assert (section.method, section.model) == ("mtp", None)
+
+
 def test_set_goes_before_it() -> None:
     words = ("--set", "speculation.num_speculative_tokens=3")
     text = '{"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
@@ -53,7 +59,7 @@ def test_set_goes_before_it() -> None:
         ('{"model": "a/draft"}', "method must be named beside model"),
         ('{"draft_tensor_parallel_size": 2}', "'draft_tensor_parallel_size' has no meaning here"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 8}', "suffix_decoding_max_tree"),
-        ('{"method": "mtp"}', "method = 'mtp' is not built, expected ngram or suffix or"),
+        ('{"method": "eagle"}', "method = 'eagle' is not built, expected ngram or suffix or"),
         ('{"method": "oracle"}', "method = 'oracle' is no method"),
     ],
 )

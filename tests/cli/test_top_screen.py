@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from src.cli.top_screen import ASCII, UNICODE, Reading, screen
@@ -46,6 +47,21 @@ def make_request(key: int, **changes: Any) -> RequestView:
         "trace_id": "",
     }
     return RequestView(**(values | changes))
+
+
+def test_what_else_than_text_is_asked_for_is_shown_with_its_own_progress() -> None:
+    text = make_request(1)
+    vector = make_request(2, task="embed", output_tokens=0, computed_tokens=30, max_tokens=1)
+    track = make_track(task="embed", ended=102.0, finish_reason=FinishReason.STOP)
+    reading = make_reading([text, vector])
+    lines = screen(msgspec.structs.replace(reading, requests=[track]), 200, 60, ASCII)
+    assert lines[-2].endswith(" 10/40")
+    assert lines[-1].endswith(" 30/100 to embed")
+    (line,) = [line for line in lines if line.startswith("tasks")]
+    assert line == "tasks     embed 0.1/s p50 2000 ms p99 2000 ms"
+    # Their times are not those of text.
+    assert any("whole -" in line for line in lines)
+    assert not [line for line in screen(reading, 200, 60, ASCII) if line.startswith("tasks")]
 
 
 def make_reading(alive_requests: list[RequestView], **changes: Any) -> Reading:

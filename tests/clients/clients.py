@@ -23,6 +23,10 @@ INSTRUCTOR = Environment("instructor", ("instructor", "pytest"))
 # It imports mcp wherever tools or responses are used, without requiring it.
 LITELLM = Environment("litellm", ("litellm", "mcp", "pytest"))
 COHERE = Environment("cohere", ("cohere", "pytest"))
+# Its vectors come as arrays of numpy, which it does not require.
+LANGCHAIN_HUGGINGFACE = Environment(
+    "langchain-huggingface", ("langchain-huggingface", "numpy", "pytest")
+)
 LLAMA_INDEX = Environment(
     "llama-index",
     (
@@ -78,6 +82,13 @@ CLIENTS = (
         LLAMA_INDEX,
         "with_llama_index.py",
         "llama-index-core",
+        reads_vectors=True,
+    ),
+    Client(
+        "langchain-huggingface",
+        LANGCHAIN_HUGGINGFACE,
+        "with_langchain_huggingface.py",
+        "langchain-huggingface",
         reads_vectors=True,
     ),
     Client("lm-eval", LM_EVAL, "with_lm_eval.py", "lm-eval", outside=True, seconds=600),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from src.core.errors import (
 from src.core.plan import StepPlan
 from src.engine.client import AsyncEngine
 from src.engine.execution.pooling import RowPooling, Vectors
-from src.engine.requests.prompts import RequestBuilder, TextTokens
+from src.engine.requests import embedding_run, task_runs
+from src.engine.requests.pairs import PairBuilder
+from src.engine.requests.prompts import TextTokens
 from src.engine.scheduling.replay import read_lines, replay
 from src.text import Tokenizer as Backend
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -266,18 +269,21 @@ async def test_a_query_is_tokenized_once_for_all_its_documents(
 async def test_the_loop_sees_no_more_of_a_long_text_than_is_kept(
     engine_of_ranker: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, seen = RequestBuilder.text_tokens, []
+    made, seen = PairBuilder._text, []
     monkeypatch.setitem(vars(engine_of_ranker.tokenizer), "max_token_chars", sys.maxsize)
 
-    async def noted(self: RequestBuilder, text: str, keeps: int, tenant: str) -> TextTokens:
-        found = await made(self, text, keeps, tenant)
-        seen.append((len(found.ids), found.total))
+    def noted(self: PairBuilder, text: str, keeps: int | None) -> TextTokens:
+        found = made(self, text, keeps)
+        seen.append(found)
         return found
 
-    monkeypatch.setattr(RequestBuilder, "text_tokens", noted)
+    monkeypatch.setattr(PairBuilder, "_text", noted)
     await engine_of_ranker.score([("fox " * 5000, "engine " * 5000)], truncate=20)
-    assert [kept for kept, _ in seen] == [20, 20]
-    assert all(count >= 5000 for _, count in seen)
+    assert [len(found.ids) for found in seen] == [20, 20]
+    # Of a tokenizer whose tokens have no longest spelling, the beginning of a text says enough.
+    assert all(not found.is_whole and found.total < 2000 for found in seen)
+    with pytest.raises(PromptTooLongError, match="both texts together have at least"):
+        await engine_of_ranker.score([("fox", "engine " * 5000)])
 
 
 @pytest.mark.parametrize(
@@ -535,6 +541,33 @@ async def test_a_reward_is_of_the_whole_chat(tmp_path: Path) -> None:
         text = "<|im_start|>user\nfox<|im_end|>\n<|im_start|>assistant\nengine<|im_end|>\n"
         ids = engine.tokenizer.encode(text, False)
         check(made.probs, reference_logits(reference, ids))
+        # As of token ids, the first tokens are kept.
+        (cut,) = await engine.classify([chat], use_activation=False, truncate=5)
+        assert cut.prompt_tokens == 5
+        check(cut.probs, reference_logits(reference, ids[:5]))
+
+
+async def test_what_a_long_text_gets_is_finished_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_classifier(tmp_path, "bert", TOKEN)
+    reference = load_classifier_reference(directory, TOKEN)
+    made, threads = task_runs.activated, []
+
+    def noted(*arguments: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return made(*arguments)
+
+    monkeypatch.setattr(task_runs, "activated", noted)
+    monkeypatch.setattr(embedding_run, "_INLINE_NUMBERS", 3 * 12)
+    # Blocks of rows, the last of which is not whole.
+    monkeypatch.setattr(task_runs, "_BLOCK", 3 * 5)
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        short, long = await engine.encode([[5] * 12, [6] * 13], task="token_classify")
+    for tokens, result in (([5] * 12, short), ([6] * 13, long)):
+        want = reference_logits(reference, tokens).softmax(-1)
+        check(np.array(result.values).reshape(len(tokens), -1), want)
+    assert [each is threading.current_thread() for each in threads] == [True, False]
 
 
 async def test_text_streams_beside_vectors_of_tokens(tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ from src.core.errors import (
 )
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
+from src.engine.requests import text_work
 from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.scheduling.replay import read_lines, replay
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
+from tests.support.classifiers import make_classifier
 from tests.support.engines import assert_idle, random_prompts, small_config
 
 pytestmark = pytest.mark.anyio
@@ -55,25 +57,27 @@ async def begun(engine: AsyncEngine) -> None:
 @pytest.mark.usefixtures("slow_steps")
 async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=1700)
+    half = TEXTS[:106]  # up to half of all tokens that may wait
     async with AsyncEngine.open(config) as engine:
-        with pytest.raises(InvalidRequestError, match="more than 1700 tokens together") as raised:
-            await engine.embed([*TEXTS, *TEXTS])
+        with pytest.raises(InvalidRequestError, match="more than 850 tokens together") as raised:
+            await engine.embed(TEXTS[:107])
         assert raised.value.param == "input"
         for ends in (True, False):
-            many = asyncio.create_task(engine.embed(TEXTS))
+            calls = [asyncio.create_task(engine.embed(half)) for _ in range(2)]
             await begun(engine)
             # Most are not queued: only few of one call are at a time.
-            assert engine.stats.num_waiting < 80
+            assert engine.stats.num_waiting < 150
             with pytest.raises(QueueFullError, match="tokens are waiting, with 250 more") as full:
                 await engine.embed([[5] * 250])
             assert full.value.retry_after >= 1
             with pytest.raises(QueueFullError, match="tokens are waiting"):
                 await engine.generate([5] * 250)
             if ends:
-                assert len(await many) == len(TEXTS)
+                assert [len(made) for made in await asyncio.gather(*calls)] == [106, 106]
             else:
-                many.cancel()
-                await asyncio.gather(many, return_exceptions=True)
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
             assert len(await engine.embed([[5] * 250])) == 1
         assert_idle(engine)
 
@@ -82,7 +86,7 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> 
 async def test_texts_of_one_tenant_leave_room_for_those_of_others(decoder: Path) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=3400)
     async with AsyncEngine.open(config) as engine:
-        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one key"):
+        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one request"):
             await engine.embed([*TEXTS, *TEXTS], tenant="one")
         many = asyncio.create_task(engine.embed(TEXTS, tenant="one"))
         await begun(engine)
@@ -179,7 +183,7 @@ async def test_an_abort_ends_a_call_whose_texts_are_not_queued_yet(decoder: Path
 @pytest.fixture
 def held_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Texts are tokenized in threads, which do not end until it is set."""
-    monkeypatch.setattr("src.engine.requests.prompts._INLINE_CHARS", 0)
+    monkeypatch.setattr("src.engine.requests.text_work.INLINE_CHARS", 0)
     goes_on = threading.Event()
     encode = Tokenizer.encode
 
@@ -191,6 +195,53 @@ def held_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]
     monkeypatch.setattr(Tokenizer, "encode", held_up)
     yield goes_on
     goes_on.set()
+
+
+@pytest.mark.parametrize("kind", ["texts", "pairs"])
+async def test_many_short_texts_are_tokenized_beside_the_loop(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    directory = decoder if kind == "texts" else make_classifier(tmp_path, "bert", labels=1)
+    # Nothing is forgotten as time goes by, so that it does not matter how long this takes.
+    monkeypatch.setattr(text_work, "_CHARS_PER_SECOND", 0.0)
+    encode, run = Tokenizer.encode, text_work.TextWork.run
+    here, beside, jobs = 0, 0, 0
+
+    def counted(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal here, beside
+        if threading.current_thread() is threading.main_thread():
+            here += len(text)
+        else:
+            beside += len(text)
+        return encode(self, text, add_special_tokens)
+
+    async def counting(self: Any, *arguments: Any) -> Any:
+        nonlocal jobs
+        jobs += 1
+        return await run(self, *arguments)
+
+    texts = [f"number {number} of " + "many words " * 5 for number in range(600)]
+    chars = sum(map(len, texts))
+    async with AsyncEngine.open(small_config(directory)) as engine:
+        monkeypatch.setattr(Tokenizer, "encode", counted)
+        monkeypatch.setattr(text_work.TextWork, "run", counting)
+        if kind == "texts":
+            await engine.embed(texts[:1])
+            assert (here, jobs) == (len(texts[0]), 0)
+            made = [each.prompt_tokens for each in await engine.embed(texts)]
+            want = [len(encode(engine.tokenizer, text)) for text in texts]
+        else:
+            scores = await engine.score([("number", text) for text in texts])
+            made = [each.prompt_tokens for each in scores]
+            want = [len(engine.tokenizer.encode_pair("number", text).ids) for text in texts]
+        assert_idle(engine)
+    assert made == want
+    assert here <= 4096
+    assert here + beside >= chars
+    assert jobs <= len(texts) / 64 + 1
+    with pytest.raises(InvalidRequestError, match=r"input\[300\]: input must not be empty"):
+        async with AsyncEngine.open(small_config(decoder)) as engine:
+            await engine.embed([*texts[:300], "", *texts[300:]])
 
 
 @pytest.mark.parametrize("ends", ["deadline", "abort"])

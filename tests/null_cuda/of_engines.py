@@ -25,6 +25,7 @@ from src.core.settings import CHECKOUT
 from src.engine.execution.compilation import ProgramCompilation
 from src.engine.execution.graphs import GraphStats
 from src.engine.execution.graphs.decode import DecodeCapture
+from src.engine.execution.pooling import RowPooling
 from src.engine.execution.row_state import RowState
 from src.models import Model
 from src.models.loading import loader
@@ -33,6 +34,7 @@ from src.ops.attention import latent_expanded_triton as latent_expanded
 from tests.compile.functions import gate_twice
 from tests.null_cuda.build import LAUNCHES, REFUSALS
 from tests.support.checkpoints import make_checkpoint
+from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
 from tests.support.engines import assert_idle, small_config
 from tests.support.no_waiting import watch_on_cuda
 from tests.support.probe import Probe
@@ -173,6 +175,105 @@ async def test_prompts_of_latent_attention_are_expanded_without_waiting(
         assert len(seen) > 30
         assert max(expanded) >= 200
         assert stats_of(engine).steps["decode"] > 0
+        assert_idle(engine)
+
+
+async def embed_beside(engine: AsyncEngine, source: random.Random) -> None:
+    """Vectors of texts and of their tokens, some given up, beside requests for text."""
+
+    async def one(task: str) -> None:
+        await asyncio.sleep(source.random() / 4)
+        prompts = [
+            [source.randrange(3, 320) for _ in range(source.choice((1, 5, 40, 200)))]
+            for _ in range(6)
+        ]
+        asked = asyncio.ensure_future(
+            engine.embed(prompts) if task == "embed" else engine.encode(prompts, task=task)  # type: ignore[arg-type]
+        )
+        if source.random() < 0.15:
+            await asyncio.sleep(source.random() / 10)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            return
+        assert len(await asked) == len(prompts)
+
+    await asyncio.gather(ask(engine, source), *map(one, 6 * ["embed", "token_embed"]))
+
+
+@pytest.mark.parametrize("graphs", ["off", "wait"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
+async def test_steps_that_pool_do_not_wait_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str, graphs: str
+) -> None:
+    path = make_checkpoint(tmp_path / "model", tokenizer=True, dtype=torch.bfloat16)
+    save_modules(path, pooling={"pooling_mode": pooling})
+    pooled: list[int] = []
+    pool = RowPooling.pool
+
+    def noted(self: RowPooling, *given: Any) -> Any:
+        vectors = pool(self, *given)
+        pooled.append(0 if vectors is None else len(vectors.rows))
+        return vectors
+
+    monkeypatch.setattr(RowPooling, "pool", noted)
+    changes = {"compile__cuda_graphs": graphs, "scheduler__max_num_batched_tokens": 256}
+    async with AsyncEngine.open(small_config(path, **(CUDA | changes))) as engine:
+        await embed_beside(engine, random.Random(6))
+        seen = watch_on_cuda(monkeypatch)
+        pooled.clear()
+        await embed_beside(engine, random.Random(7))
+        assert len(seen) > 30
+        # Chunks of a text, several texts of one step.
+        assert min(pooled) == 0
+        assert max(pooled) > 1
+        assert (stats_of(engine).steps["decode"] > 0) == (graphs != "off")
+        assert_idle(engine)
+
+
+async def test_an_encoders_steps_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_encoder(tmp_path / "encoder", "bert")
+    save_encoder_tokenizer(path)
+    save_modules(path, pooling={"pooling_mode": "mean"})
+    async with AsyncEngine.open(small_config(path, **CUDA, model__dtype="bfloat16")) as engine:
+        prompts = [[5 + number % 90] * (1 + number % 90) for number in range(60)]
+        assert len(await engine.embed(prompts)) == len(prompts)
+        seen = watch_on_cuda(monkeypatch)
+        assert len(await engine.embed(prompts)) == len(prompts)
+        assert len(await engine.encode(prompts[:9], task="token_embed")) == 9
+        assert seen
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("tokens", [2048, 8192])
+async def test_steps_that_pool_take_no_more_memory_than_was_left_for_them(
+    tmp_path: Path, tokens: int
+) -> None:
+    """Results of all tokens are the largest; two of such steps are in flight."""
+    path = make_checkpoint(
+        tmp_path / "model", tokenizer=True, dtype=torch.bfloat16, max_position_embeddings=1024
+    )
+    changes = {
+        "scheduler__max_num_batched_tokens": tokens,
+        "scheduler__max_num_seqs": 32,
+        "cache__num_blocks": 4000,
+        "cache__enable_prefix_caching": False,
+        "compile__cuda_graphs": "off",
+    }
+    async with AsyncEngine.open(small_config(path, **(CUDA | changes))) as engine:
+        left = engine.memory.step
+        prompts = [[5 + number % 90] * 1000 for number in range(48)]
+        await engine.embed(prompts)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        # Rows and sampling state are there for good, and were part of what was left.
+        before = torch.cuda.memory_allocated()
+        await engine.encode(prompts, task="token_embed")
+        taken = torch.cuda.max_memory_allocated() - before
+        hidden = tokens * Probe(engine).model.spec.hidden_size * 2
+        assert taken > 2 * hidden
+        assert taken <= left
         assert_idle(engine)
 
 

@@ -64,6 +64,7 @@ def test_a_line_as_json_has_every_figure_as_a_field(lines: pytest.LogCaptureFixt
     figures = {
         "request_id": "abc",
         "index": 0,
+        "task": "generate",
         "finish_reason": "length",
         "prompt_tokens": 7,
         "cached_tokens": 4,
@@ -87,6 +88,16 @@ def test_what_a_completion_never_reached_is_left_out(lines: pytest.LogCaptureFix
     log_request(record, request_id="abc", index=0, prompt_tokens=7)
     expected = "abc[0] abort, in 7 (cached 0), out 0, e2e 1000.0 ms, preempted 1 times"
     assert lines.records[0].getMessage() == expected
+
+
+def test_a_text_that_asked_for_a_vector_has_no_output(lines: pytest.LogCaptureFixture) -> None:
+    record = RequestRecord(
+        arrival=10.0, queued=10.5, ended=11.0, finish_reason=FinishReason.STOP, admitted=[10.75]
+    )
+    log_request(record, request_id="abc", index=0, prompt_tokens=7, task="embed")
+    expected = "abc[0] stop, in 7 (cached 0), task embed, queue 250.0 ms, e2e 1000.0 ms"
+    assert lines.records[0].getMessage() == expected
+    assert json.loads(JsonFormatter().format(lines.records[0]))["task"] == "embed"
 
 
 def test_a_name_cannot_write_lines_of_its_own(lines: pytest.LogCaptureFixture) -> None:

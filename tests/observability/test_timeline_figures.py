@@ -68,6 +68,25 @@ def test_sums_and_latencies() -> None:
     assert found.whole.p50 == pytest.approx(1.02)
 
 
+def test_times_of_other_tasks_stand_for_themselves() -> None:
+    steps = [make_step(1, 100.0, sampled_rows=1, pooled_rows=2), make_step(2, 102.0)]
+    text, vector, score = (
+        make_track(1, ended=101.0),
+        make_track(2, ended=100.5, task="embed"),
+        make_track(3, ended=100.25, task="score"),
+    )
+    found = figures(steps, [text, vector, score])
+    # A vector is no token.
+    assert found.output_tokens == 2
+    assert found.whole is not None
+    assert (found.whole.count, found.whole.p50) == (1, pytest.approx(1.0))
+    assert list(found.tasks) == ["embed", "score"]
+    assert found.tasks["embed"].p50 == pytest.approx(0.5)
+    lines = summary(make_view(steps, [text, vector, score]))
+    (line,) = [line for line in lines if line.startswith("to embed")]
+    assert line.split()[2:4] == ["500", "ms"]
+
+
 def test_the_summary_names_the_slowest_steps() -> None:
     slow = make_step(2, 100.1)
     slow = make_step(2, 100.1, device_end=slow.device_start + 0.5)

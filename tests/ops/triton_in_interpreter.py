@@ -42,6 +42,7 @@ from src.ops.attention import paged_decode_triton as paged_decode
 from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
 from src.ops.attention.cases import CACHED_CASES
 from src.ops.attention.libraries import AttentionShape, LibraryAttention, flash_attention_3
+from src.ops.attention.spec import ALL_AHEAD
 from src.ops.projections import experts_triton as experts
 from src.ops.projections import linear_triton as linear
 from src.ops.projections import lora_triton as lora
@@ -103,6 +104,17 @@ ATTENTION_CASES = [
         "cap": 2.0,
         "has_sinks": True,
     },
+    # Tokens that see later ones: all of them, and those of a window of one side or of two.
+    *(
+        {"rows": ((1, 1), (7, 7), (0, 0), (90, 90), (3, 40)), "head_dim": 16, "padding": 1, **some}
+        for some in (
+            {"ahead": ALL_AHEAD, "dtype": torch.float32, "num_heads": 6, "block_size": 5},
+            {"ahead": 1, "dtype": torch.float32},
+            {"ahead": 20, "sliding_window": 21, "dtype": torch.float16},
+            {"ahead": 40, "sliding_window": 7, "cap": 2.0, "has_sinks": True},
+            {"ahead": ALL_AHEAD, "deterministic": True},
+        )
+    ),
     *CACHED_CASES,
     # Caches in 8 bits: each kind by every way of reading, half of them each.
     *(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,65 @@ def client() -> Iterator[openai.OpenAI]:
     with ServerProcess.hypercorn(environment) as server:
         server.wait_ready()
         yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused")
+
+
+def test_chats_are_streamed_while_vectors_are_computed(client: openai.OpenAI) -> None:
+    """One process, one set of weights; each gets what it gets alone."""
+    model = client.models.list().data[0].id
+    # More than fit into a step, so that steps have tokens of both.
+    texts = [f"{question} {number}" for number in range(60) for question in QUESTIONS]
+    alone = [text_of(client, model, question) for question in QUESTIONS]
+    (first,), (last,) = vectors_of(client, model, texts[:1]), vectors_of(client, model, texts[-1:])
+    begun = threading.Barrier(len(QUESTIONS) + 1)
+    arrived: list[str] = []
+
+    def stream(question: str) -> str:
+        begun.wait(60)
+        text = text_of(client, model, question)
+        arrived.append("text")
+        return text
+
+    def embed() -> list[list[float]]:
+        begun.wait(60)
+        found = vectors_of(client, model, texts)
+        arrived.append("vectors")
+        return found
+
+    with ThreadPoolExecutor(len(QUESTIONS) + 1) as pool:
+        made = pool.submit(embed)
+        streams = [pool.submit(stream, question) for question in QUESTIONS]
+        assert [each.result(300) for each in streams] == alone
+        vectors = made.result(300)
+    assert sorted(arrived) == ["text"] * len(QUESTIONS) + ["vectors"]
+    assert len(vectors) == len(texts)
+    assert {len(vector) for vector in vectors} == {576}
+    # Rounded as any company of bfloat16 tokens is.
+    for one, other in ((vectors[0], first), (vectors[-1], last)):
+        assert cosine(one, other) > 0.998
+    # Texts that differ in a number alone are nearer than others.
+    assert cosine(vectors[0], vectors[4]) > cosine(vectors[0], vectors[1])
+
+
+def text_of(client: openai.OpenAI, model: str, question: str) -> str:
+    """A greedy answer, from a stream."""
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=NEW_TOKENS,
+        stream=True,
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert sum(map(bool, pieces)) > 3
+    return "".join(pieces)
+
+
+def vectors_of(client: openai.OpenAI, model: str, texts: list[str]) -> list[list[float]]:
+    return [item.embedding for item in client.embeddings.create(model=model, input=texts).data]
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    return float(torch.nn.functional.cosine_similarity(torch.tensor([one]), torch.tensor([other])))
 
 
 def ask(client: openai.OpenAI, question: str, **more: Any) -> Any:

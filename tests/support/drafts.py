@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
+from tests.support.checkpoints import make_checkpoint, save_tokenizer
 
 
 def make_medusa(
@@ -147,6 +148,119 @@ def make_eagle3(
         fields["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": taps}
     write_drafter(directory, tensors, {**fields, **config}, file="model.safetensors")
     return tensors
+
+
+MTP_FAMILIES = ("deepseekv3", "glm4_moe", "qwen3next")
+_KINDS = ["linear_attention", "full_attention", "full_attention"]
+
+
+class Predicting(NamedTuple):
+    """A model with a layer for further tokens.
+
+    Attributes
+    ----------
+    path
+        The checkpoint, in the published layout.
+    whole
+        One of transformers' models whose last layer it is.
+    tensors
+        What stands around the layer: `embedding_norm`, `hidden_norm`, `join`, `final_norm`.
+    """
+
+    path: Path
+    whole: Path
+    tensors: dict[str, Tensor]
+
+
+def make_mtp(
+    directory: Path,
+    family: str,
+    *,
+    layers: int = 2,
+    copies: bool = False,
+    **overrides: Any,
+) -> Predicting:
+    """Write a random model that brings a layer for further tokens.
+
+    Parameters
+    ----------
+    family
+        One of `MTP_FAMILIES`.
+    layers
+        Of the model itself.
+    copies
+        Whether the layer guesses as the model does: only the last of the model's layers changes
+        hidden states, and this one computes the same of the same embeddings, but for the text's
+        first token.
+    """
+    if family == "qwen3next":
+        # The last of the model's layers has attention and experts, and so has the one behind.
+        kinds = [*_KINDS[:1] * (layers - 1), *_KINDS[1:]]
+        overrides = {"layer_types": kinds, "mlp_only_layers": []} | overrides
+    elif copies:
+        overrides = {"first_k_dense_replace": 0} | overrides
+    whole = make_checkpoint(directory / "whole", family, num_hidden_layers=layers + 1, **overrides)
+    tensors = load_file(whole / "model.safetensors")
+    hidden = tensors["model.norm.weight"].shape[0]
+    generator = torch.Generator().manual_seed(7)
+    is_offset = family == "qwen3next"
+
+    def norm() -> Tensor:
+        return 1 - is_offset + 0.2 * torch.randn(hidden, generator=generator)
+
+    own = {
+        "embedding_norm": norm(),
+        "hidden_norm": norm(),
+        "join": 0.2 * torch.randn(hidden, 2 * hidden, generator=generator),
+        "final_norm": norm(),
+    }
+    last = f"model.layers.{layers}."
+    if copies:
+        _make_last_alike(tensors, layers)
+        own["embedding_norm"] = torch.full((hidden,), 1.0 - is_offset)
+        own["join"] = torch.eye(hidden, 2 * hidden)
+        own["final_norm"] = tensors["model.norm.weight"].clone()
+        save_file(tensors, whole / "model.safetensors", {"format": "pt"})
+    stored = {}
+    for name, tensor in tensors.items():
+        if is_offset and name.startswith(last):
+            name = "mtp.layers.0." + name.removeprefix(last)
+        stored[name] = tensor.clone()
+    names = (
+        ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+        if is_offset
+        else (f"{last}enorm", f"{last}hnorm", f"{last}eh_proj", f"{last}shared_head.norm")
+    )
+    stored |= {f"{name}.weight": tensor for name, tensor in zip(names, own.values(), strict=True)}
+    if not is_offset:
+        stored[f"{last}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        stored[f"{last}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    fields = json.loads((whole / "config.json").read_text())
+    fields["num_hidden_layers"] = layers
+    if is_offset:
+        fields["layer_types"] = fields["layer_types"][:layers]
+    else:
+        fields["num_nextn_predict_layers"] = 1
+    path = write_drafter(directory / "model", stored, fields, file="model.safetensors")
+    save_tokenizer(path, fields["vocab_size"])
+    return Predicting(path, whole, own)
+
+
+def _make_last_alike(tensors: dict[str, Tensor], layers: int) -> None:
+    """Of as many layers, and one behind, only the last two change hidden states, and are alike.
+
+    Embeddings are scaled to a root mean square of 1, but for that of padding, which is 0.
+    """
+    embedding = tensors["model.embed_tokens.weight"].float()
+    scale = embedding.pow(2).mean(-1, keepdim=True).clamp_min(1e-6).rsqrt()
+    tensors["model.embed_tokens.weight"] = (embedding * scale).to(embedding.dtype)
+    last, before = (f"model.layers.{number}." for number in (layers, layers - 1))
+    out = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+    for name, tensor in tensors.items():
+        if name.startswith(last):
+            tensors[name] = tensors[before + name.removeprefix(last)].clone()
+        elif not name.startswith(before) and name.endswith(out):
+            tensors[name] = torch.zeros_like(tensor)
 
 
 def write_drafter(

@@ -76,21 +76,24 @@ def calibration_of(
             windows=tuple(pool.windows),
             content_key=model,
             max_model_len=max_model_len,
+            whole_prompts=pool.whole_prompts,
         ),
         pipeline_depth=config.scheduler.pipeline_depth,
         cost=fit(view.steps, statistics.median(submits) if submits else 0.0),
     )
 
 
-async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -> Calibration:
-    """Drive a ready engine for ``seconds``, and fit costs to the recorded steps.
+async def calibrate_engine(
+    engine: AsyncEngine, seconds: float, seed: int = 0, embed_share: float = 0.0
+) -> Calibration:
+    """Drive a ready engine for ``seconds``, and fit costs to the recorded steps; see `drive`.
 
     Raises
     ------
     FitError
         The time was too short.
     """
-    view = await drive(engine, seconds, seed)
+    view = await drive(engine, seconds, seed, embed_share)
     info = engine.model_info
     return calibration_of(
         view,
@@ -103,12 +106,25 @@ async def calibrate_engine(engine: AsyncEngine, seconds: float, seed: int = 0) -
     )
 
 
-async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineView:
+async def drive(
+    engine: AsyncEngine, seconds: float, seed: int = 0, embed_share: float = 0.0
+) -> TimelineView:
     """Keep a ready engine busy for ``seconds``, or until enough steps are done; returns the record.
 
     The number of rows and the length of prompts vary widely. Without variation of a step's work,
-    the parts of its cost could not be told apart.
+    the parts of its cost could not be told apart. ``embed_share`` of the requests, 0 to 1, are
+    texts to embed; all of them of a model that does not generate.
+
+    Raises
+    ------
+    InvalidRequestError
+        The model does not embed.
     """
+    info = engine.model_info
+    if "generate" not in info.tasks:
+        embed_share = 1.0
+    if embed_share:
+        info.check("embed")
     first_step = _last_step(engine)
     source = random.Random(seed)
     levels = list(_levels(engine.config.scheduler.max_num_seqs))
@@ -116,7 +132,7 @@ async def drive(engine: AsyncEngine, seconds: float, seed: int = 0) -> TimelineV
     weights = [math.sqrt(level) for level in levels]
     for level, weight in zip(levels, weights, strict=True):
         deadline = time.monotonic() + seconds * weight / sum(weights)
-        await _drive(engine, source, level, deadline)
+        await _drive(engine, source, level, deadline, embed_share)
     return engine.inspector.timeline(after=first_step)
 
 
@@ -130,7 +146,11 @@ def _levels(most: int) -> Iterator[int]:
 
 
 async def _drive(
-    engine: AsyncEngine, source: random.Random, concurrency: int, deadline: float
+    engine: AsyncEngine,
+    source: random.Random,
+    concurrency: int,
+    deadline: float,
+    embed_share: float,
 ) -> None:
     info = engine.model_info
     longest = max(1, info.max_model_len // 2)
@@ -144,6 +164,9 @@ async def _drive(
             # Uniform over orders of magnitude.
             length = round(math.exp(source.uniform(0.0, math.log(longest))))
             prompt = [source.randrange(info.vocab_size) for _ in range(length)]
+            if embed_share and source.random() < embed_share:
+                await engine.embed([prompt])
+                continue
             output_len = source.randint(1, min(_MAX_OUTPUT, longest))
             params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
             async for _ in engine.stream(prompt, params):

@@ -32,6 +32,8 @@ _QUICKEST = 0.25
 _TOKEN = [0]
 _END = [END_TOKEN]
 _NOTHING: list[int] = []
+# What stands in it makes no difference.
+_VECTOR = b""
 
 
 class _Step(NamedTuple):
@@ -109,7 +111,7 @@ class SimulatedEngine:
             journal.refused += 1
             return False
         self._unstarted.add(key)
-        if request.output_len < request.max_tokens:
+        if request.task == "generate" and request.output_len < request.max_tokens:
             self._early[key] = request.prompt_len + request.output_len - 1
         self._due = 0.0
         return True
@@ -182,7 +184,7 @@ class SimulatedEngine:
                     self._ends[install.row] = end
         ends = self._ends
         rows = []
-        starts = prefill_rows = prefill_tokens = pairs = sampled = 0
+        starts = prefill_rows = prefill_tokens = pairs = sampled = pooled = 0
         for step in plan.rows:
             count = step.num_tokens
             starts += step.start
@@ -194,11 +196,14 @@ class SimulatedEngine:
                 sampled += 1
                 ended = ends and ends.get(step.row) == step.start + count
                 rows.append(RowResult(step.row, step.generation, _END if ended else _TOKEN))
+            elif step.pools:
+                pooled += 1
+                rows.append(RowResult(step.row, step.generation, _NOTHING, vector=_VECTOR))
             else:
                 rows.append(RowResult(step.row, step.generation, _NOTHING))
         decode_rows = len(rows) - prefill_rows
         context = starts + decode_rows + prefill_tokens
-        work = Work(decode_rows, prefill_rows, prefill_tokens, context, pairs, sampled)
+        work = Work(decode_rows, prefill_rows, prefill_tokens, context, pairs, sampled, pooled)
         return StepResult(plan.step_id, rows), work
 
     def _publish(self, events: list[RequestEvent], work: Work) -> None:
@@ -216,6 +221,7 @@ class SimulatedEngine:
                 continue
             if event.finish_reason is not None:
                 journal.last[event.key] = now
+                unstarted.discard(event.key)
                 self._early.pop(event.key, None)
         # There is no gap before a first step.
         if work.decode_rows and self._last_publish > -math.inf:
@@ -223,4 +229,6 @@ class SimulatedEngine:
             journal.gap_rows.append(work.decode_rows)
         self._last_publish = self._host
         # The part of the handover that grows with tokens is the readers' work on them.
-        self._host += seconds + self._cost.handover.sampled_rows * work.sampled_rows
+        handover = self._cost.handover
+        self._host += seconds + handover.sampled_rows * work.sampled_rows
+        self._host += handover.pooled_rows * work.pooled_rows

@@ -51,7 +51,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     device_busy
         Share of that time in which the devices computed, 0 to 1, averaged over replicas.
     ttft, tpot, itl, e2el
-        Seconds; ``itl`` is between two tokens of a row.
+        Seconds, of text; ``itl`` is between two tokens of a row.
+    embedded, embedded_per_second, embed_e2el
+        Texts that became vectors, and seconds from their arrival to these.
     """
 
     completed: int
@@ -69,6 +71,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     itl: Summary
     e2el: Summary
     scheduler: SchedulerStats
+    embedded: int
+    embedded_per_second: float
+    embed_e2el: Summary
 
 
 def outcome_of(
@@ -93,13 +98,19 @@ def outcome_of(
     arrived, first, last = map(np.array, (journal.arrived, journal.first, journal.last))
     prompts, outputs = np.array(journal.prompt_tokens), np.array(journal.output_tokens)
     done = last >= 0
+    writes = done & (outputs > 0)
+    reads = done & (outputs == 0)
     duration = float(last.max() - arrived.min()) if done.any() else 0.0
     seconds = max(duration, 1e-9)
-    ttft, e2el = (first - arrived)[done], (last - arrived)[done]
-    tpot = (last - first)[done] / np.maximum(outputs[done] - 1, 1)
-    within = np.ones(len(ttft), dtype=bool)
+    ttft, e2el = (first - arrived)[writes], (last - arrived)[writes]
+    tpot = (last - first)[writes] / np.maximum(outputs[writes] - 1, 1)
+    whole = (last - arrived)[reads]
+    good = np.ones(len(ttft), dtype=bool)
+    good_reads = np.ones(len(whole), dtype=bool)
     for name, most in (objectives or {}).items():
-        within &= {"ttft": ttft, "tpot": tpot, "e2el": e2el}[name] <= most
+        good &= {"ttft": ttft, "tpot": tpot, "e2el": e2el}[name] <= most
+        # A vector has no first token.
+        good_reads &= (name != "e2el") | (whole <= most)
     num_prompt, num_output = int(prompts[done].sum()), int(outputs[done].sum())
     return Outcome(
         completed=int(done.sum()),
@@ -108,15 +119,18 @@ def outcome_of(
         total_input_tokens=num_prompt,
         total_output_tokens=num_output,
         request_throughput=int(done.sum()) / seconds,
-        request_goodput=int(within.sum()) / seconds if objectives else None,
+        request_goodput=int(good.sum() + good_reads.sum()) / seconds if objectives else None,
         output_throughput=num_output / seconds,
         total_token_throughput=(num_prompt + num_output) / seconds,
         device_busy=sum(busy_seconds) / len(busy_seconds) / seconds,
         ttft=summarize(ttft.tolist(), percents),
-        tpot=summarize(tpot[outputs[done] > 1].tolist(), percents),
+        tpot=summarize(tpot[outputs[writes] > 1].tolist(), percents),
         itl=_weighted(journal, percents),
         e2el=summarize(e2el.tolist(), percents),
         scheduler=_sum(stats),
+        embedded=int(reads.sum()),
+        embedded_per_second=int(reads.sum()) / seconds,
+        embed_e2el=summarize(whole.tolist(), percents),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Iterator, Sequence
 
@@ -10,8 +11,9 @@ import msgspec
 from src.bench.arrivals import RampUp, arrival_times
 from src.bench.dataset_files import TracedRequest
 from src.core.errors import ConfigError
-from src.core.request import Request
+from src.core.request import Pooling, Request
 from src.core.sampling_params import SamplingParams
+from src.core.task import Task
 
 # Number of token ids reserved per piece, so that different pieces have different ids.
 _IDS_PER_PIECE = 1 << 20
@@ -23,7 +25,7 @@ _PARAMS = SamplingParams()
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request that will answer with ``output_len`` tokens.
+    """A request that will answer with ``output_len`` tokens, or with a vector.
 
     Attributes
     ----------
@@ -36,6 +38,10 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
         The requested maximum; the scheduler does not know that the output ends sooner.
     priority
         Smaller values go first under the priority policy.
+    task
+        What it asks for. Its output is 0 tokens long unless that is text.
+    pooling
+        How hidden states become its vector; ``None`` of text.
     """
 
     at: float
@@ -43,6 +49,8 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
     output_len: int
     max_tokens: int
     priority: int = 0
+    task: Task = "generate"
+    pooling: Pooling | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -55,13 +63,16 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
         for identity, count in self.pieces:
             first = identity * _IDS_PER_PIECE
             tokens += range(first, first + count)
+        ends_early = self.pooling is None and self.output_len < self.max_tokens
         return Request(
             key=key,
             prompt_token_ids=tokens,
             params=_PARAMS,
             max_tokens=self.max_tokens,
-            end_token_ids=_ENDS if self.output_len < self.max_tokens else _NO_ENDS,
+            end_token_ids=_ENDS if ends_early else _NO_ENDS,
             priority=self.priority,
+            task=self.task,
+            pooling=self.pooling,
         )
 
 
@@ -120,6 +131,47 @@ class RandomWorkload(msgspec.Struct, frozen=True, kw_only=True):
                 self.max_tokens or output_len,
                 source.randrange(self.priorities) if self.priorities > 1 else 0,
             )
+
+
+class TextWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """Synthetic texts that become vectors; lengths are in tokens.
+
+    Attributes
+    ----------
+    input_len
+        Minimum and maximum of a uniform distribution.
+    pooling
+        ``last`` of a decoder that may read cached prefixes; any other may not.
+    priority
+        Of every text.
+    """
+
+    count: int
+    input_len: tuple[int, int]
+    pooling: Pooling = "last"
+    priority: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        low, high = self.input_len
+        if not 1 <= low <= high < _IDS_PER_PIECE:
+            raise ConfigError(f"a text's length must be from 1 up, got {low} to {high}")
+
+    def requests(self, rate: float) -> Iterator[SimulatedRequest]:
+        """Yield texts at a rate per second; with infinity, all at once."""
+        source = random.Random(self.seed)
+        times = arrival_times(self.count, rate=rate, burstiness=1.0, seed=self.seed + 1)
+        for number, at in enumerate(times):
+            # Identities below 0 are of no prompt.
+            pieces = ((-1 - number, source.randint(*self.input_len)),)
+            yield SimulatedRequest(
+                at, pieces, 0, 1, self.priority, task="embed", pooling=self.pooling
+            )
+
+
+def merged(*streams: Iterator[SimulatedRequest]) -> Iterator[SimulatedRequest]:
+    """Several streams of requests as one, in the order of arrival; of equals the first stream's."""
+    return heapq.merge(*streams, key=lambda request: request.at)
 
 
 def traced_requests(

@@ -22,6 +22,8 @@ VERSION: Final = 1
 # Fewer steps do not determine the coefficients.
 MIN_STEPS: Final = 30
 _NUM_SPREAD: Final = 256
+# What readers are told of.
+_DELIVERED: Final = ("sampled_rows", "pooled_rows")
 # Minimal duration of a step in seconds, whatever its record says.
 _LEAST: Final = 1e-9
 
@@ -39,6 +41,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     context_tokens: int
     attended_pairs: int
     sampled_rows: int
+    pooled_rows: int = 0
 
     @classmethod
     def of(cls, step: StepRecord) -> Work:
@@ -50,6 +53,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
             step.context_tokens,
             step.attended_pairs - step.context_tokens,
             step.sampled_rows,
+            step.pooled_rows,
         )
 
 
@@ -63,6 +67,7 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     context_tokens: float = 0.0
     attended_pairs: float = 0.0
     sampled_rows: float = 0.0
+    pooled_rows: float = 0.0
 
     def seconds(self, work: Work) -> float:
         """The time that this work takes."""
@@ -74,6 +79,7 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             + self.context_tokens * work.context_tokens
             + self.attended_pairs * work.attended_pairs
             + self.sampled_rows * work.sampled_rows
+            + self.pooled_rows * work.pooled_rows
         )
 
 
@@ -143,6 +149,7 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
         "prefill_tokens",
         "context_tokens",
         "attended_pairs",
+        "pooled_rows",
     )
     device = _price(works, on_device, [s.device_end - s.device_start for s in steps])
     in_rows = ("decode_rows", "prefill_rows")
@@ -161,7 +168,7 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
         commit=_price(works, in_rows, [s.committed - s.commit_started for s in steps]),
         publish=_price(
             [Work.of(s) for s in turns],
-            ("sampled_rows",),
+            _DELIVERED,
             [s.published - s.publish_started for s in turns],
         ),
         handover=_handover(steps),
@@ -179,7 +186,7 @@ def _handover(steps: Sequence[StepRecord]) -> Price:
     waits = [max(0.0, b.commit_started - max(b.device_end, a.published)) for a, b in pairs]
     if len(pairs) < MIN_STEPS // 2:
         return Price()
-    return _price([Work.of(a) for a, _ in pairs], ("sampled_rows",), waits)
+    return _price([Work.of(a) for a, _ in pairs], _DELIVERED, waits)
 
 
 def _price(works: Sequence[Work], names: Sequence[str], seconds: Sequence[float]) -> Price:
@@ -187,6 +194,8 @@ def _price(works: Sequence[Work], names: Sequence[str], seconds: Sequence[float]
 
     from src.bench.simulate.least_squares import prices
 
+    # Of work that no step had, nothing can be said.
+    names = [name for name in names if any(getattr(work, name) for work in works)]
     columns = [[1.0] * len(works)]
     columns += [[float(getattr(work, name)) for work in works] for name in names]
     found = prices(np.array(columns).T, np.maximum(np.array(seconds), 0.0))

@@ -16,7 +16,13 @@ from src.bench.dataset_files import TracedRequest
 from src.bench.simulate.calibration import Calibration
 from src.bench.simulate.fleet import Routing, simulate
 from src.bench.simulate.outcome import Outcome
-from src.bench.simulate.requests import RandomWorkload, SimulatedRequest, traced_requests
+from src.bench.simulate.requests import (
+    RandomWorkload,
+    SimulatedRequest,
+    TextWorkload,
+    merged,
+    traced_requests,
+)
 from src.core.errors import ConfigError
 from src.engine.scheduling.scheduler import SchedulerLimits
 
@@ -42,6 +48,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     unit, chunk
         Of a trace: seconds per unit of its timestamps, tokens per hash.
+    texts, text_rate
+        Texts to embed beside it, and how many per second.
     """
 
     workload: RandomWorkload
@@ -50,9 +58,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int = 16
     burstiness: float = 1.0
     ramp_up: RampUp | None = None
+    texts: TextWorkload | None = None
+    text_rate: float = math.inf
 
     def requests(self, rate: float) -> Iterator[SimulatedRequest]:
         """The requests at ``rate`` per second; with infinity, a trace's requests as recorded."""
+        if self.texts is None:
+            return self._generating(rate)
+        return merged(self._generating(rate), self.texts.requests(self.text_rate))
+
+    def _generating(self, rate: float) -> Iterator[SimulatedRequest]:
         if self.trace is None:
             return self.workload.requests(rate, self.burstiness, self.ramp_up)
         span = max(request.timestamp for request in self.trace) - min(

@@ -38,6 +38,11 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument(
+        "--embed-share", type=float, default=0.0, metavar="S",
+        help="share of the requests that are texts to embed, 0 to 1; all of them of a model that "
+        "does not generate (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--url",
         help="take the timeline of this server instead, whose settings --config and --set repeat",
     )
@@ -55,8 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
     if not arguments.duration > 0:
         raise ConfigError(f"--duration must be over 0, got {arguments.duration:g}")
+    if not 0 <= arguments.embed_share <= 1:
+        raise ConfigError(f"--embed-share must be from 0 to 1, got {arguments.embed_share:g}")
     if arguments.url is None:
-        found = asyncio.run(_driven(config, arguments.duration, arguments.seed))
+        found = asyncio.run(_driven(config, arguments))
     else:
         found = _of_server(arguments.url, arguments.key, config)
     save(found, arguments.output)
@@ -87,7 +94,7 @@ def price_lines(found: Calibration) -> list[str]:
     return lines
 
 
-async def _driven(config: Config, seconds: float, seed: int) -> Calibration:
+async def _driven(config: Config, arguments: argparse.Namespace) -> Calibration:
     from src.bench.engine_client import fastest_kernels, measured_config
     from src.bench.simulate.calibration import TIMELINE_STEPS, calibrate_engine
     from src.engine.client import AsyncEngine
@@ -96,7 +103,9 @@ async def _driven(config: Config, seconds: float, seed: int) -> Calibration:
     section = msgspec.structs.replace(config.observability, timeline_steps=TIMELINE_STEPS)
     async with AsyncEngine.open(msgspec.structs.replace(config, observability=section)) as engine:
         await fastest_kernels(engine)
-        return await calibrate_engine(engine, seconds, seed)
+        return await calibrate_engine(
+            engine, arguments.duration, arguments.seed, arguments.embed_share
+        )
 
 
 class _Model(msgspec.Struct):

@@ -19,6 +19,7 @@ from src.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from src.bench.simulate.outcome import Outcome
+    from src.bench.simulate.requests import TextWorkload
     from src.bench.simulate.study import Load, Setup, Study
 
 ABOUT: Final = "Simulate a load on the scheduler, with step costs of `bench calibrate`."
@@ -37,6 +38,12 @@ _COLUMNS: Final = (
     ("cached", lambda o: f"{100 * _hits(o):.0f} %"),
     ("refused", lambda o: str(o.refused)),
 )  # fmt: skip
+# Those of texts that become vectors, where the load has some.
+_TEXT_COLUMNS: Final = (
+    ("texts/s", lambda o: f"{o.embedded_per_second:.1f}"),
+    ("text p50", lambda o: f"{_MS * o.embed_e2el.median:.0f}"),
+    ("p99", lambda o: f"{_MS * o.embed_e2el.percentiles[99]:.0f}"),
+)
 
 
 def add_command(commands: Commands) -> None:
@@ -75,7 +82,10 @@ def add_command(commands: Commands) -> None:
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--num-prompts", type=positive, default=1000, metavar="N")
+    load.add_argument(
+        "--num-prompts", type=_at_least_none, default=1000, metavar="N",
+        help="that ask for text (default: 1000)",
+    )  # fmt: skip
     load.add_argument(
         "--request-rate", type=float, default=math.inf, metavar="R",
         help="per second; by default all at once, and a trace's as they came",
@@ -110,6 +120,24 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--timed-trace-chunk-hash-size", type=positive, default=16, metavar="TOKENS")
     load.add_argument("--timed-trace-sec-multiplier", type=float, default=1.0, metavar="S")
+    texts = parser.add_argument_group("texts to embed beside it")
+    texts.add_argument("--num-texts", type=_at_least_none, default=0, metavar="N")
+    texts.add_argument(
+        "--text-rate", type=float, default=math.inf, metavar="R",
+        help="per second (default: all at once)",
+    )  # fmt: skip
+    texts.add_argument(
+        "--text-len", type=positive, default=128, metavar="TOKENS",
+        help="of a text, within --random-range-ratio (default: 128)",
+    )  # fmt: skip
+    texts.add_argument(
+        "--text-pooling", choices=("last", "mean", "first", "all"), default="last",
+        help="how hidden states become a vector (default: last)",
+    )  # fmt: skip
+    texts.add_argument(
+        "--text-priority", type=int, default=0, metavar="N",
+        help="of texts under the policy priority (default: 0)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -144,9 +172,11 @@ def run(arguments: argparse.Namespace) -> int:
 def table(rows: list[tuple[dict[str, str], Outcome]]) -> list[str]:
     """A line per run: its varied values, and its metrics; times are milliseconds."""
     names = list(rows[0][0])
-    cells = [[*names, *(heading for heading, _ in _COLUMNS)]]
+    has_texts = any(outcome.embedded for _, outcome in rows)
+    columns = (*_COLUMNS, *_TEXT_COLUMNS) if has_texts else _COLUMNS
+    cells = [[*names, *(heading for heading, _ in columns)]]
     cells += [
-        [*changes.values(), *(value(outcome) for _, value in _COLUMNS)] for changes, outcome in rows
+        [*changes.values(), *(value(outcome) for _, value in columns)] for changes, outcome in rows
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -183,6 +213,22 @@ def _load(arguments: argparse.Namespace) -> Load:
         unit=arguments.timed_trace_sec_multiplier,
         chunk=arguments.timed_trace_chunk_hash_size,
         burstiness=arguments.burstiness,
+        texts=_texts(arguments, span(arguments.text_len)),
+        text_rate=arguments.text_rate,
+    )
+
+
+def _texts(arguments: argparse.Namespace, lengths: tuple[int, int]) -> TextWorkload | None:
+    from src.bench.simulate.requests import TextWorkload
+
+    if not arguments.num_texts:
+        return None
+    return TextWorkload(
+        count=arguments.num_texts,
+        input_len=(max(1, lengths[0]), lengths[1]),
+        pooling=arguments.text_pooling,
+        priority=arguments.text_priority,
+        seed=arguments.seed + 1,
     )
 
 
@@ -201,6 +247,7 @@ def _outcomes(
         return list(tqdm(runs, total=len(setups), unit=" runs", file=sys.stderr))
     trace = study.load.trace
     count = study.load.workload.count if trace is None else len(trace)
+    count += arguments.num_texts
     with tqdm(total=count, unit=" requests", file=sys.stderr, mininterval=1.0) as bar:
         return [study.run(setups[0][1], lambda count: _tell(bar, count))]
 
@@ -222,6 +269,12 @@ def _write(path: Path, rows: list[tuple[dict[str, str], Outcome]]) -> None:
 def _hits(outcome: Outcome) -> float:
     stats = outcome.scheduler
     return stats.prefix_cache_hits / max(1, stats.prefix_cache_queries)
+
+
+def _at_least_none(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 up, got {text!r}")
+    return int(text)
 
 
 def _variation(text: str) -> tuple[str, list[str]]:

@@ -146,6 +146,8 @@ def drafts(config: Config) -> Iterator[Finding]:
     if choice.sources:
         # What the model says is known at a start, and to `plan`.
         text += "; not for models with recurrent states and windows"
+        if method == "auto":
+            text += "; and mtp where the checkpoint brings a layer for it"
     yield Finding("drafts", "good", text)
 
 

@@ -58,7 +58,7 @@ class GuessWriter:
         """
         logits = fitted(logits, self._vocab_size)
         positions = [self._known[row] + len(self.guesses[row]) for row in rows]
-        batch = SampleBatch(rows, positions)
+        batch = SampleBatch(rows, positions, guesses=True)
         rows_s = upload(rows, torch.int64, logits.device)
         positions_s = upload(positions, torch.int64, logits.device)
         if self._sampler.only_draws(batch):

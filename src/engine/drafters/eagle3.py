@@ -1,35 +1,27 @@
-"""EAGLE-3: a layer on the model's hidden states says the next tokens (`models.eagle`).
-
-Its inputs at a position are known once the model has computed that position and the token behind it
-is there. So it reads a step's tokens at the beginning of the next one.
-"""
+"""EAGLE-3: a layer on the model's hidden states says the next tokens (`models.eagle`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from src.core.config import Config
 from src.core.errors import ModelLoadError
 from src.core.memory_report import WeightPart
-from src.core.plan import RowStep, StepPlan
-from src.engine.drafters.draws import GuessWriter
+from src.engine.drafters.onward import OnwardDrafter
 from src.engine.drafters.source import DraftMemory, DraftPlace
 from src.engine.execution.cache_dtype import set_cache_dtype
-from src.engine.execution.forward_pass import ForwardPass
-from src.engine.execution.inputs import build_inputs, only_sampled
-from src.engine.speculation import SURE, BatchDrafter, Guess
+from src.engine.speculation import BatchDrafter
 from src.models import Model, ModelConfig, ServedModel
 from src.models.checkpoint import StoredTensor, TensorReader, open_checkpoint
 from src.models.config_file import name_of_config, read_config_file
-from src.models.eagle import CARRIED, EMBEDDED, FEATURE, EagleForm, write_eagle
+from src.models.eagle import EagleForm, write_eagle
 from src.models.families.llama import Llama
 from src.models.fields import Fields
 from src.models.layers.linear import linear
@@ -37,8 +29,6 @@ from src.models.loading.filling import check_tensors, fill
 from src.models.model import ModelOptions
 from src.text import Tokenizer
 
-# Positions of a decoding row without guesses that may be computed by the model and not read yet.
-_LAG: Final = 16
 _D2T, _T2D = "d2t", "t2d"
 
 
@@ -74,20 +64,8 @@ def taps_of(fields: Fields, num_layers: int) -> tuple[int, ...]:
 
 
 def required_taps(path: Path, num_layers: int) -> tuple[int, ...]:
-    """The same for the head of a directory."""
+    """The same for the head of a directory. See `Source`."""
     return taps_of(_fields(path), num_layers)
-
-
-class Pending(NamedTuple):
-    """Hidden states [N, W] of a row's positions from ``start`` on, which were not read yet."""
-
-    start: int
-    hidden: Tensor
-
-    @property
-    def end(self) -> int:
-        """The position behind the last."""
-        return self.start + len(self.hidden)
 
 
 @dataclass(frozen=True)
@@ -102,7 +80,7 @@ class EagleHead:
 
     model: Model
     form: EagleForm
-    target: ServedModel
+    target: Model
     targets: Tensor | None
     memory: DraftMemory
 
@@ -111,114 +89,28 @@ class EagleHead:
         return EagleDrafter(self, place)
 
 
-class EagleDrafter(BatchDrafter):
-    """Reads hidden states of all rows a step behind the model, and goes on from the last."""
+class EagleDrafter(OnwardDrafter):
+    """Goes on from features, which a linear layer makes of hidden states of the model."""
 
-    wants_hidden = "all"
+    source = "eagle3"
 
     def __init__(self, head: EagleHead, place: DraftPlace) -> None:
-        super().__init__()
-        self._head, self._rows, self._sampler = head, place.rows, place.sampler
-        self._model = head.model
-        self._forward_pass = ForwardPass(head.model, place.kv_cache)
         own = head.model.weights.get("embedding", None)
-        embedding = own if own is not None else _embedding_of(head.target)
-        assert isinstance(embedding, Tensor)
-        self._embedding = embedding
-        self._pending: dict[int, Pending] = {}
+        super().__init__(head.model, head.target, place, own)
+        self._head = head
 
-    def vacate(self, row: int) -> None:
-        """See `BatchDrafter`."""
-        self._pending.pop(row, None)
-
-    def keep_all(self, computed: Mapping[int, tuple[int, int, int]], hidden_t: Tensor) -> None:
-        """See `BatchDrafter`."""
-        for row, (index, start, count) in computed.items():
-            hidden = hidden_t[index : index + count].clone()
-            before = self._pending.get(row)
-            if before is not None and before.end == start:
-                start, hidden = before.start, torch.cat((before.hidden, hidden))
-            self._pending[row] = Pending(start, hidden)
-
-    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
-        """See `BatchDrafter`."""
-        chunks: list[RowStep] = []
-        features: list[Tensor] = []
-        known: dict[int, int] = {}
-        for step in rows:
-            pending = self._pending.get(step.row)
-            if pending is None:
-                continue
-            end = step.start + step.num_tokens
-            # The feature of a position is read with the token behind it.
-            is_asked = step.row in asked and pending.end == end - 1
-            if not (is_asked or len(pending.hidden) >= _LAG or step.num_tokens > 1):
-                continue
-            if is_asked:
-                known[step.row] = end
-            count = len(pending.hidden)
-            chunks.append(RowStep(step.row, step.generation, pending.start, count, is_asked))
-            features.append(pending.hidden)
-            del self._pending[step.row]
-        self.guesses = {}
-        if chunks:
-            self._draft(chunks, torch.cat(features), known, asked)
-
-    def _draft(
-        self,
-        chunks: Sequence[RowStep],
-        hidden: Tensor,
-        known: dict[int, int],
-        asked: Mapping[int, int],
-    ) -> None:
-        generations = {step.row: step.generation for step in chunks}
-        feature, logits = self._run(chunks, self._fused(hidden))
-        if not known:
-            return
-        with GuessWriter(self._rows, self._sampler, known) as writer:
-            place_of = {row: place for place, row in enumerate(known)}
-            for count in range(1, max(asked[row] for row in known) + 1):
-                drawn = writer.draw(list(place_of), logits)
-                going_on = [row for row in drawn if asked[row] > count]
-                if not going_on:
-                    break
-                steps = [
-                    RowStep(row, generations[row], known[row] + count - 2, 1, True)
-                    for row in going_on
-                ]
-                carried = feature[[place_of[row] for row in going_on]]
-                feature, logits = self._run(steps, carried)
-                place_of = {row: place for place, row in enumerate(going_on)}
-        self.guesses = {row: Guess(each, SURE, "eagle3") for row, each in writer.guesses.items()}
-
-    def _fused(self, hidden: Tensor) -> Tensor:
-        """Features [N, H] of the model's hidden states, and of its tapped layers behind them."""
+    def features(self, hidden: Tensor) -> Tensor:
+        """See `OnwardDrafter`; the tapped layers stand behind the hidden states."""
         fc = self._model.weights.get("fc")
         if fc is None:
-            return hidden[:, : self._model.spec.hidden_size]
+            return super().features(hidden)
         assert isinstance(fc, Tensor)
         return linear(hidden[:, -fc.shape[1] :].contiguous(), fc)
 
-    def _run(self, steps: Sequence[RowStep], feature: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and scores, [S, H] and [S, V] float32, behind the rows that sample."""
-        inputs = build_inputs(StepPlan(0, [], [], list(steps)), self._rows)
-        counts = torch.tensor([step.num_tokens for step in steps])
-        rows_t = torch.repeat_interleave(torch.tensor([step.row for step in steps]), counts)
-        # The tokens behind the positions.
-        ids = self._rows.tokens[rows_t, inputs.positions_t + 1].to(torch.int64)
-        embedded = functional.embedding(ids.clamp(0, len(self._embedding) - 1), self._embedding)
-        inputs = replace(
-            only_sampled(inputs, self._rows),
-            adapter_slots_t=None,
-            own_t={FEATURE: feature, EMBEDDED: embedded.to(feature.dtype)},
-        )
-        outputs: dict[str, Tensor] = {}
-        hidden = self._forward_pass(inputs, self._model.functions, outputs)
-        if not inputs.samplers.rows:
-            return hidden, hidden
-        carried = outputs[CARRIED]
-        logits = self._model.logits(self._model.functions, hidden)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `OnwardDrafter`."""
         head = self._head
+        logits = self._model.logits(self._model.functions, hidden)
         if head.form.head_size is None:
             # These are hidden states, for the model's own head.
             logits = head.target.logits(head.target.functions, logits)
@@ -226,7 +118,7 @@ class EagleDrafter(BatchDrafter):
             whole = logits.new_full((len(logits), self._sampler.state.vocab_size), float("-inf"))
             whole[:, head.targets] = logits
             logits = whole
-        return carried, logits
+        return logits
 
 
 def load_eagle3(
@@ -355,7 +247,3 @@ def _targets(
             f"expected 0 to {vocab_size - 1}"
         )
     return targets
-
-
-def _embedding_of(target: ServedModel) -> Any:
-    return target.weights["embedding"] if isinstance(target, Model) else None

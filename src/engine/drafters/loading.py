@@ -14,22 +14,25 @@ from src.core.memory_report import size
 from src.engine.drafters.draft_model import load_draft_model
 from src.engine.drafters.eagle3 import load_eagle3, required_taps
 from src.engine.drafters.medusa import load_medusa
-from src.engine.drafters.source import DraftSource, LoadSource
+from src.engine.drafters.mtp import brings_predictor, load_mtp
+from src.engine.drafters.source import DraftSource, Source
 from src.engine.execution.kv_cache import block_size_of
 from src.engine.execution.kv_groups import lay_out
-from src.models import ServedModel, load_config, resolve_model
+from src.engine.speculation.choice import choose_sources
+from src.models import Model, ServedModel, load_config, resolve_model
 from src.models.config_file import read_config_file
 from src.models.registry import has_family
 from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Method -> what reads its drafter.
-SOURCES: Final[Mapping[str, LoadSource]] = MappingProxyType(
+# Source of guesses, which is a method too -> how its drafter is read.
+SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
     {
-        "draft": load_draft_model,
-        "eagle3": load_eagle3,
-        "medusa": load_medusa,
+        "draft": Source(load_draft_model),
+        "eagle3": Source(load_eagle3, taps=required_taps),
+        "medusa": Source(load_medusa),
+        "mtp": Source(load_mtp, comes_with=brings_predictor),
     }
 )
 
@@ -45,14 +48,15 @@ def taps_for(config: Config, path: Path) -> tuple[int, ...]:
         The model's configuration cannot be served.
     """
     section = config.speculation
-    if section.method != "eagle3" or section.model is None:
+    source = SOURCES.get(section.method)
+    if source is None or source.taps is None or section.model is None:
         return ()
     if not has_family(read_config_file(path)):
         # It is refused when the model is there.
         return ()
     layers = len(load_config(path).layers)
     try:
-        return required_taps(resolve_model(section.model, weights=False), layers)
+        return source.taps(resolve_model(section.model, weights=False), layers)
     except ModelLoadError as error:
         raise ConfigError(f"speculation.model: {error}") from error
 
@@ -60,7 +64,7 @@ def taps_for(config: Config, path: Path) -> tuple[int, ...]:
 def load_drafts(
     config: Config, target: ServedModel, tokenizer: Tokenizer | None, *, outlines: bool = False
 ) -> DraftSource | None:
-    """The drafter of ``speculation.method``; ``None`` if the method has no weights.
+    """The drafter of ``speculation.method`` that has weights; ``None`` if there is none.
 
     Arguments are those of `LoadSource`.
 
@@ -71,30 +75,84 @@ def load_drafts(
         model; the message says what was expected.
     """
     section = config.speculation
-    if section.method not in SOURCES:
-        if section.model is not None:
-            raise ConfigError(
-                f"speculation.model = {section.model!r} is for speculation.method = "
-                f"{' or '.join(SOURCES)}, got {section.method}"
-            )
-        return None
-    if section.model is None:
+    method, source = section.method, SOURCES.get(section.method)
+    has_path = source is not None and source.comes_with is None
+    if section.model is not None and not has_path:
+        methods = [name for name, each in SOURCES.items() if each.comes_with is None]
         raise ConfigError(
-            f"speculation.method = {section.method} needs speculation.model, the directory of its "
-            "weights"
+            f"speculation.model = {section.model!r} is for speculation.method = "
+            f"{' or '.join(methods)}, got {method}"
+        )
+    if source is None:
+        return _brought(config, target, tokenizer, outlines=outlines)
+    if section.model is None and has_path:
+        raise ConfigError(
+            f"speculation.method = {method} needs speculation.model, the directory of its weights"
         )
     if any(layer.lasts == "step" for layer in target.kv_cache_spec()):
         raise ConfigError(
-            f"speculation.method = {section.method} is for models that generate, and "
+            f"speculation.method = {method} is for models that generate, and "
             f"{config.model.path} is an encoder"
         )
     try:
-        path = resolve_model(section.model, weights=config.model.load_format != "dummy")
-        load = SOURCES[section.method]
-        source = load(path, config, target, tokenizer, outlines=outlines)
-        layers = (*target.kv_cache_spec(), *source.memory.layers)
-        lay_out(layers, block_size_of(config.cache, target.spec.device))
+        return _load(source, config, target, tokenizer, outlines=outlines)
     except (ModelLoadError, ValueError) as error:
-        raise ConfigError(f"speculation.model: {error}") from error
-    logger.info("drafts: %s, %s of weights", section.model, size(source.memory.nbytes))
-    return source
+        field = "speculation.model" if has_path else f"speculation.method = {method}"
+        raise ConfigError(f"{field}: {error}") from error
+
+
+def _load(
+    source: Source,
+    config: Config,
+    target: ServedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    outlines: bool,
+) -> DraftSource:
+    named, revision = config.speculation.model, None
+    if source.comes_with is not None:
+        named, revision = config.model.path, config.model.revision
+    assert named is not None
+    path = resolve_model(named, revision, weights=_reads(config, outlines=outlines))
+    drafts = source.load(path, config, target, tokenizer, outlines=outlines)
+    layers = (*target.kv_cache_spec(), *drafts.memory.layers)
+    lay_out(layers, block_size_of(config.cache, target.spec.device))
+    logger.info("drafts: %s, %s of weights", named, size(drafts.memory.nbytes))
+    return drafts
+
+
+def _brought(
+    config: Config, target: ServedModel, tokenizer: Tokenizer | None, *, outlines: bool
+) -> DraftSource | None:
+    """The drafter that the model's checkpoint brings, if the method asks such a one too.
+
+    Nobody has asked for it by name, so what is wrong with it ends no start.
+    """
+    layers = target.kv_cache_spec()
+    if not isinstance(target, Model) or any(layer.lasts == "step" for layer in layers):
+        return None
+    device = target.options.served_on or target.spec.device
+    choice = choose_sources(
+        config.speculation,
+        device_type=device.type,
+        has_states=any(layer.per == "sequence" for layer in layers),
+        has_windows=any(isinstance(layer.window, int) for layer in layers),
+        brought=tuple(SOURCES),
+    )
+    for name in choice.sources:
+        source = SOURCES.get(name)
+        if source is None or source.comes_with is None:
+            continue
+        model = config.model
+        path = resolve_model(model.path, model.revision, weights=_reads(config, outlines=outlines))
+        try:
+            if source.comes_with(path):
+                return _load(source, config, target, tokenizer, outlines=outlines)
+        except (ModelLoadError, ValueError) as error:
+            logger.warning("the drafter %s that the checkpoint brings is not used: %s", name, error)
+    return None
+
+
+def _reads(config: Config, *, outlines: bool) -> bool:
+    """Whether files of weights are needed."""
+    return not outlines and config.model.load_format != "dummy"

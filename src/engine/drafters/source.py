@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -65,6 +66,24 @@ class DraftSource(Protocol):
         """The drafter of an engine."""
 
 
+class Source(NamedTuple):
+    """How a method's drafter is read.
+
+    Attributes
+    ----------
+    taps
+        From its path, and the model's number of layers: those whose inputs it reads. None: it reads
+        none.
+    comes_with
+        Whether the checkpoint of a model has such a drafter, which is read from there. None: it has
+        a path of its own.
+    """
+
+    load: LoadSource
+    taps: Callable[[Path, int], tuple[int, ...]] | None = None
+    comes_with: Callable[[Path], bool] | None = None
+
+
 class LoadSource(Protocol):
     """Reads a drafter."""
 
@@ -82,7 +101,7 @@ class LoadSource(Protocol):
         Parameters
         ----------
         path
-            Its directory or file.
+            Its directory or file; the model's, if it comes with that.
         target
             The model that it drafts for.
         tokenizer

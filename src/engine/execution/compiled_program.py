@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from src.compile import LoadedFunction
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.mixers import MIXERS
@@ -22,8 +24,7 @@ def compiled_program(
     All mixers write into one buffer, so each output has to be read before the next mixer.
     """
     program, bound = variant.program, variant.bound
-    # The interpreter gathers token ids, positions and adapters alone.
-    if program.own_inputs or not _is_known(program):
+    if not _is_known(program):
         return None
     mixers = [
         MIXERS[mixer.kind].lower(mixer, weights, cache)
@@ -62,10 +63,14 @@ def compiled_program(
         functions[head.slot].bind(head.chain, bound[head.slot], None),
         model.spec.dtype,
         program.mixers[0].spec.deterministic,
+        range(len(program.inputs) - len(program.own_inputs), len(program.inputs)),
     )
 
 
 def _is_known(program: Program) -> bool:
+    # The interpreter takes one integer for each token as an input of the model's own.
+    if any(each.tensor.shape or each.tensor.dtype != torch.int64 for each in program.own_inputs):
+        return False
     names = {tensor.name for tensor in program.inputs}
     most_reads = most_writes = 0
     left: str | None = None

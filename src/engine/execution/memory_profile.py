@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 from src.core.config import MIB, Config
 from src.core.draft_counts import most_sampled
 from src.core.errors import ConfigError
+from src.core.plan import RowStep, StepPlan
+from src.core.request import Pooling
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
+from src.core.task import Task
 from src.engine.devices import Device, give_back_memory
 from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.inputs import padding_inputs
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
+from src.engine.execution.pooling import RowPooling, Vectors, pooled_by
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
 from src.models import ServedModel
@@ -106,6 +112,9 @@ def compute_largest_step(
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
     memory grows with the vocabulary or with the context; they are sampled twice, since the two ways
     to truncate exclude each other. With ``is_captured`` once: the longer one is in no graph.
+
+    If the model pools, a step before it gives a result of each of as many tokens. What that keeps
+    until its copy to the host has run is taken meanwhile, as it is while the next step is computed.
     """
     spec, scheduler = model.spec, config.scheduler
     block_size = block_size_of(config.cache, spec.device)
@@ -124,7 +133,11 @@ def compute_largest_step(
     rows.tokens.zero_()
     sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
     inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
-    hidden = ForwardPass(model, cache, attention)(inputs, model.functions)
+    forward = ForwardPass(model, cache, attention)
+    kept = None
+    if not is_captured and (asks := _pooled_requests(config, model)):
+        kept = _pooled_steps(config, model, forward(inputs, model.functions), asks)
+    hidden = forward(inputs, model.functions)
     count = min(_most_sampled(config), scheduler.max_num_batched_tokens)
     # In a real step `hidden` lives until prompts are scored, in slices of at most this many rows.
     demanding = _demanding(config.limits.max_logprobs)
@@ -142,6 +155,61 @@ def compute_largest_step(
         sampling = [entry % scheduler.max_num_seqs for entry in range(count)]
         sampler.sample(logits, SampleBatch(sampling, positions, mask=mask), rows.tokens)
         del logits, mask
+    del kept
+
+
+def _pooled_requests(config: Config, model: ServedModel) -> tuple[DeviceRequest, ...]:
+    """What takes most of the requests that are pooled; the last one takes most of them.
+
+    Empty if none is served. A model may still say of itself that it gives no vectors.
+    """
+    asked = config.model.tasks
+
+    def ask(task: Task, pooling: Pooling) -> tuple[DeviceRequest, ...]:
+        if asked != "auto" and task not in asked:
+            return ()
+        params = SamplingParams()
+        return (DeviceRequest(key=-1, prompt_len=1, params=params, task=task, pooling=pooling),)
+
+    own = model.classifier
+    if own is None:
+        return (*ask("embed", "mean"), *ask("token_embed", "all"))
+    return ask("token_classify" if own.pooling == "all" else "classify", own.pooling)
+
+
+def _pooled_steps(
+    config: Config, model: ServedModel, hidden: Tensor, asks: Sequence[DeviceRequest]
+) -> tuple[RowPooling, Vectors | None]:
+    """Pool a step's hidden states [T, H], as each of ``asks``; returns what the last one keeps."""
+    plan = _whole_prompts(config, model.spec.max_positions)
+    owners: list[DeviceRequest | None] = [None] * config.scheduler.max_num_seqs
+    pooling = RowPooling(
+        owners,
+        model.spec.hidden_size,
+        model.spec.device,
+        deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
+    )
+    vectors = None
+    for request in asks:
+        owners[:] = [request] * len(owners)
+        # Its score tokens are a few columns of logits that sampling has more of.
+        vectors = pooled_by(pooling, plan, hidden, model, model.functions, None)
+        if vectors is not None:
+            # The copy to the host is made of numbers that stand together.
+            vectors.copied(lambda flat: flat)
+    return pooling, vectors
+
+
+def _whole_prompts(config: Config, longest: int) -> StepPlan:
+    """A step of as few rows as have all its tokens, from their first to their last."""
+    left = config.scheduler.max_num_batched_tokens
+    rows: list[RowStep] = []
+    while left and len(rows) < config.scheduler.max_num_seqs:
+        count = min(left, longest)
+        # It begins behind its first token, so that the row's sum is kept.
+        rows.append(RowStep(len(rows), 0, start=1, num_tokens=count, samples=False, pools=True))
+        left -= count
+    return StepPlan(0, [], [], rows)
 
 
 def _most_sampled(config: Config) -> int:

@@ -10,12 +10,15 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Pooling
 from src.core.scoring import ScoreTokens
 from src.core.step_message import DeviceRequest
 from src.core.task import HEAD_TASKS
+from src.models import ServedModel
+from src.models.program import Function
 from src.models.vector_modules import VectorModules
 
 # Positions that are added one by one, beside other groups of as many.
@@ -50,7 +53,9 @@ class Vectors:
     rows
         The rows that end, and those of which it gives a piece.
     values
-        One for each, in float32: of a vector or of scores [N], of a piece [T, N].
+        One for each: of a vector or of scores float32 [N], of a piece [T, N]. Hidden states of a
+        piece have the model's dtype, and are those of the step itself: a copy in float32 of each
+        token would be the largest tensor of many a step.
     pieces
         For each row, `Piece` or None.
     known
@@ -66,8 +71,17 @@ class Vectors:
         """Begin the copy to host memory, without waiting for it."""
         if not self.values or self.values[0].device.type == "cpu":
             return self
-        values = in_one_copy(self.values, lambda flat: flat.to("cpu", non_blocking=True))
-        return replace(self, values=values)
+        return self.copied(lambda flat: flat.to("cpu", non_blocking=True))
+
+    def copied(self, copy: Callable[[Tensor], Tensor]) -> Vectors:
+        """The same in the memory to which ``copy`` brings numbers, in one call for each dtype."""
+        made = list(self.values)
+        for dtype in dict.fromkeys(value.dtype for value in made):
+            chosen = [index for index, value in enumerate(made) if value.dtype == dtype]
+            copies = in_one_copy([made[index] for index in chosen], copy)
+            for index, value in zip(chosen, copies, strict=True):
+                made[index] = value
+        return replace(self, values=made)
 
     def added_to(self, result: StepResult) -> StepResult:
         """The step's result with the vectors; those that are no numbers make a row unsound."""
@@ -87,7 +101,7 @@ class Vectors:
 
     def _numbers(self, row: int, value: Tensor, piece: Piece | None) -> bytes | None:
         """The numbers of a row that ends; None: more pieces will come."""
-        own: bytes = value.numpy().tobytes()
+        own: bytes = value.float().numpy().tobytes()
         if piece is None:
             return own
         # A row that was preempted, or that another request has got, begins again.
@@ -197,11 +211,11 @@ class RowPooling:
         if not any(asks):
             return vectors
         given = [
-            value.reshape(-1, self._hidden_size)
+            value.reshape(-1, self._hidden_size).to(dtype)
             for value, is_asked in zip(vectors.values, asks, strict=True)
             if is_asked
         ]
-        scores = head(torch.cat(given).to(dtype)).split([len(each) for each in given])
+        scores = head(torch.cat(given)).split([len(each) for each in given])
         made, left = list(vectors.values), iter(scores)
         for index, is_asked in enumerate(asks):
             if is_asked:
@@ -223,7 +237,7 @@ class RowPooling:
     def _vector(self, kind: Pooling, row: int, start: int, hidden: Tensor, is_last: bool) -> Tensor:
         """What a row's tokens up to here come to, float32 [hidden_size]; or these, [T, ...]."""
         if kind == "all":
-            return hidden.float()
+            return hidden
         if kind == "last":
             return hidden[-1].float()
         if kind == "first":
@@ -241,7 +255,7 @@ class RowPooling:
                 sums.zero_()
             add_in_order(sums[0], sums[1], start, hidden.float())
             return (sums[0] + sums[1]) / count
-        total = hidden.float().sum(0)
+        total = hidden.sum(0, dtype=torch.float32)
         if start or not is_last:
             kept = self._rows_kept()[row, 0]
             total = total + kept if start else total
@@ -253,6 +267,38 @@ class RowPooling:
             shape = (len(self._of_rows), 2, self._hidden_size)
             self._kept = torch.zeros(shape, dtype=torch.float32, device=self._device)
         return self._kept
+
+
+def pooled_by(
+    pooling: RowPooling,
+    plan: StepPlan,
+    hidden: Tensor,
+    model: ServedModel,
+    functions: Sequence[Function],
+    score_tokens: ScoreTokens | None,
+) -> Vectors | None:
+    """Vectors of the rows that are pooled, or what the head makes of them; None: there are none.
+
+    Parameters
+    ----------
+    hidden
+        [T, ...] in the model's dtype. Behind hidden states may stand what was tapped of layers; the
+        head does not read it.
+    functions
+        What runs the model.
+    score_tokens
+        Whose logits make a score; None: the head gives scores.
+    """
+    size, whole = model.spec.hidden_size, hidden.shape[1]
+    vectors = pooling.pool(plan, hidden[:, :size])
+    if vectors is None:
+        return None
+
+    def head(states: Tensor) -> Tensor:
+        states = functional.pad(states, (0, whole - size))
+        return score_of(model.logits(functions, states), score_tokens)
+
+    return pooling.through_head(vectors, head, hidden.dtype)
 
 
 def in_one_copy(values: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:

@@ -27,6 +27,8 @@ class RowInputs:
 
     def __init__(self, declared: Sequence[StepInput], num_rows: int) -> None:
         self._declared = tuple(declared)
+        # Whether tokens for which nothing is brought have other values than zeros.
+        self._counts = any(each.beyond == "onwards" for each in self._declared)
         # Row -> name -> [tokens, *shape]
         self._values: list[dict[str, np.ndarray]] = [{} for _ in range(num_rows)]
 
@@ -49,6 +51,16 @@ class RowInputs:
             for each in self._declared
         }
 
+    def integers(self, plan: StepPlan) -> np.ndarray | None:
+        """The inputs of a plan's tokens as one array, int64 [inputs, T]; ``None``: all are zeros.
+
+        For models whose inputs are one integer for each token.
+        """
+        brought = (self._values[step.row] for step in plan.rows)
+        if not self._declared or not (self._counts or any(brought)):
+            return None
+        return np.stack([self._numbers(each, plan, plan.num_tokens) for each in self._declared])
+
     def padding(self, num_tokens: int, device: torch.device) -> dict[str, Tensor]:
         """The inputs of padding: zeros."""
         return {
@@ -61,8 +73,12 @@ class RowInputs:
     def _gather(
         self, own: StepInput, plan: StepPlan, num_tokens: int, device: torch.device
     ) -> Tensor:
-        kind = _kind_of(own)
-        gathered = np.zeros((num_tokens, *own.tensor.shape), kind)
+        gathered = self._numbers(own, plan, num_tokens)
+        # Cast on the device: numpy has no bfloat16.
+        return upload(gathered, torch.from_numpy(gathered).dtype, device).to(own.tensor.dtype)
+
+    def _numbers(self, own: StepInput, plan: StepPlan, num_tokens: int) -> np.ndarray:
+        gathered = np.zeros((num_tokens, *own.tensor.shape), _kind_of(own))
         at = 0
         for step in plan.rows:
             values = self._values[step.row].get(own.tensor.name)
@@ -78,8 +94,7 @@ class RowInputs:
                 shaped = onwards.reshape(-1, *(1,) * len(own.tensor.shape))
                 gathered[at + count : at + step.num_tokens] = shaped
             at += step.num_tokens
-        # Cast on the device: numpy has no bfloat16.
-        return upload(gathered, torch.from_numpy(gathered).dtype, device).to(own.tensor.dtype)
+        return gathered
 
 
 def _kind_of(own: StepInput) -> type[np.generic]:

@@ -28,7 +28,6 @@ from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from src.compile import LoadedFunction
 from src.core.plan import RowFailure, StepPlan
@@ -48,7 +47,7 @@ from src.engine.execution.inputs import (
     sampled_indices,
     sampled_tokens,
 )
-from src.engine.execution.pooling import RowPooling, Vectors, score_of
+from src.engine.execution.pooling import RowPooling, Vectors, pooled_by
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.masks import RowMasks
 from src.engine.grammar.row_grammars import RowGrammars
@@ -235,6 +234,7 @@ class StepComputer:
                 (row.row, row.start, row.num_tokens, row.num_sampled) for row in plan.rows
             )
         )
+        own = self._rows.own_inputs.integers(plan)
         self._sampler.state.flush()
         if only_draws:
             gate = None
@@ -243,7 +243,7 @@ class StepComputer:
                 awaited.add_done_callback(partial(_open, gate))
             try:
                 token_ids, hidden = step.draw(
-                    numbers, count, gate, wants_hidden=keeps_hidden != "none"
+                    numbers, count, gate, wants_hidden=keeps_hidden != "none", own=own
                 )
             except ValueError:
                 if awaited is not None and awaited.done():
@@ -254,7 +254,7 @@ class StepComputer:
             failures = () if awaited is None else awaited.result().failures
             return StepOutput(samples, None, failures, hidden=hidden)
         hidden, logits = step.compute(
-            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none"
+            numbers, count, wants_hidden=wants_hidden or keeps_hidden != "none", own=own
         )
         masks = None if awaited is None else awaited.result()
         samples = None
@@ -340,17 +340,7 @@ class StepComputer:
         self, plan: StepPlan, hidden: Tensor, functions: Sequence[Function]
     ) -> Vectors | None:
         """Vectors of the rows that are pooled, or their scores by the head."""
-        size, whole = self._model.spec.hidden_size, hidden.shape[1]
-        # Behind hidden states stands what was tapped; the head does not read it.
-        vectors = self._pooling.pool(plan, hidden[:, :size])
-        if vectors is None:
-            return None
-
-        def head(states: Tensor) -> Tensor:
-            states = functional.pad(states, (0, whole - size))
-            return score_of(self._model.logits(functions, states), self._score_tokens)
-
-        return self._pooling.through_head(vectors, head, hidden.dtype)
+        return pooled_by(self._pooling, plan, hidden, self._model, functions, self._score_tokens)
 
     def _wants_all(self, plan: StepPlan) -> bool:
         """Whether the hidden state of every token is needed, not only of those that sample."""

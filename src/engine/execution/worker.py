@@ -323,7 +323,7 @@ class Worker:
             if (verification := speculation.begin(plan)) is not None:
                 exact = verification.plan
         if exact.rows:
-            keeps_hidden = "none" if speculation is None else speculation.wants_hidden
+            keeps_hidden = "none" if speculation is None else speculation.hidden.wanted
             output = span.copy_out(
                 self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
             )
@@ -332,7 +332,8 @@ class Worker:
                 sampled = () if output.samples is None else output.samples.token_ids.tolist()
                 speculation.settle(verification, sampled)
             if output.hidden is not None:
-                speculation.keep(exact, output.hidden, verification)
+                kept = None if verification is None else verification.kept
+                speculation.hidden.keep(exact, output.hidden, kept)
             taken = time.monotonic() - started
             speculation.observe(exact, taken, verified=verification is not None)
         if states is not None:
@@ -383,7 +384,8 @@ class Worker:
         """Turn host tensors into a result, rows in the plan's order."""
         if verification is not None:
             return self._read_verified(plan, output, refused, verification)
-        samples, scores = output.samples, output.prompt_scores
+        samples, scores, speculation = output.samples, output.prompt_scores, self._speculation
+        wakes = speculation is not None and speculation.has_woken
         unsound = []
         token_ids = iter(samples.token_ids.tolist() if samples else ())
         logprobs = iter(samples.logprob_lists() if samples else ())
@@ -401,6 +403,7 @@ class Worker:
                         [token_id],
                         None if scored is None else [scored],
                         prompt_logprobs,
+                        rests=speculation.rests(step.row) if wakes and speculation else 0,
                     )
                 )
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from src.core.embedding import EmbeddingRecipe
@@ -27,6 +27,8 @@ class Embedder:
         self._builder = builder
         # Characters: a longer text is refused without tokenizing it.
         self._longest = builder.max_text_chars
+        self.beside = builder.beside
+        """How `tokens` of long texts are called, see `RequestBuilder.beside`."""
 
     def check(self, dimensions: int | None, truncate: int | None, prompt_name: str | None) -> None:
         """Refuse options that hold for all texts of a request.
@@ -69,7 +71,7 @@ class Embedder:
         """Refuse options that are out of range for any request."""
         self._builder.check(params, options)
 
-    async def tokens(
+    def tokens(
         self,
         text: Text,
         *,
@@ -77,9 +79,8 @@ class Embedder:
         truncate: int | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        tenant: str = "",
     ) -> list[int]:
-        """The token ids of a text, or of token ids that stand for one.
+        """The token ids of a text, or of token ids that stand for one. Any thread may call it.
 
         Parameters
         ----------
@@ -124,9 +125,10 @@ class Embedder:
         if keeps is not None:
             # Text of which nothing can be among the tokens that are kept is not tokenized.
             text = text[: min((keeps + 1) * self._tokenizer.max_token_chars, self._longest)]
-        ids = await self._builder.tokenize(
-            text, ChatOptions(add_special_tokens=adds_special_tokens), tenant
+        found = self._builder.text_tokens(
+            text, most if keeps is None else keeps, adds_special_tokens
         )
+        ids = found.ids
         if keeps is not None and len(ids) > keeps:
             before, behind = self._added(ids) if adds_special_tokens else ([], [])
             others = len(before) + len(behind) + self._num_of_prompt(prompt, ids[len(before) :])
@@ -137,31 +139,20 @@ class Embedder:
                     param="truncate_prompt_tokens",
                 )
             ids = ids[: keeps - len(behind)] + behind
-        self._check_length(len(ids))
+        self._check_length(len(ids), is_whole=found.is_whole)
         return ids
 
-    async def tokens_of_prompt(
-        self,
-        prompt: Any,
-        *,
-        adds_special_tokens: bool = True,
-        truncate: int | None = None,
-        tenant: str = "",
+    async def tokens_of_chat(
+        self, messages: Sequence[Any], *, truncate: int | None = None, tenant: str = ""
     ) -> list[int]:
-        """The same of a text, of token ids, or of chat messages, which are rendered as they are.
+        """The same of chat messages, which are rendered as they are.
 
-        Messages are not cut.
+        As of token ids, ``truncate`` keeps the first ones. Errors are those of `tokens`.
         """
-        is_chat = isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping)
-        if not is_chat:
-            return await self.tokens(
-                prompt,
-                adds_special_tokens=adds_special_tokens,
-                truncate=truncate,
-                tenant=tenant,
-            )
+        most = self.recipe.max_tokens
+        keeps = most if truncate == -1 else truncate
         chat = ChatOptions(add_generation_prompt=False)
-        ids = await self._builder.tokenize(prompt, chat, tenant)
+        ids = (await self._builder.tokenize(messages, chat, tenant))[:keeps]
         self._check_length(len(ids))
         return ids
 
@@ -198,14 +189,14 @@ class Embedder:
         pairs = enumerate(zip(own, ids, strict=False))
         return next((number for number, (one, other) in pairs if one != other), len(own))
 
-    def _check_length(self, count: int) -> None:
+    def _check_length(self, count: int, *, is_whole: bool = True) -> None:
         most = self.recipe.max_tokens
         if count < 1:
             raise InvalidRequestError("input must have at least one token", param="input")
         if count > most:
             raise PromptTooLongError(
-                f"input has {count} tokens, and this model takes up to {most}: shorten it, or ask "
-                "for truncate_prompt_tokens",
+                f"input has {'' if is_whole else 'at least '}{count} tokens, and this model takes "
+                f"up to {most}: shorten it, or ask for truncate_prompt_tokens",
                 param="input",
                 lengths=(count, 0, most),
             )

@@ -21,6 +21,7 @@ from src.core.errors import (
     SlipstreamError,
 )
 from src.core.outputs import Delta, Embedding, FinishReason
+from src.core.records import RequestRecord
 from src.core.request import Pooling
 from src.core.sampling_params import SamplingParams
 from src.core.task import Task
@@ -28,17 +29,26 @@ from src.engine.requests.embedder import Embedder, Text
 from src.engine.requests.prompts import RequestOptions
 from src.engine.requests.prompts import check_options as check_option_types
 from src.engine.requests.submission import Submission
+from src.observability.tracing import RequestTrace
 
 if TYPE_CHECKING:
     from src.engine.loop import EngineLoop
     from src.engine.scheduling.scheduler import Scheduler
     from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
-    from src.observability.tracing import RequestTrace
 
 # Texts of one call that wait or run at the same time: a step has work enough, and the queue has
 # room for others. Queueing them takes a few milliseconds.
 _WINDOW: Final = 64
+# Texts of a call that are tokenized together, and their characters: some ten milliseconds of a
+# thread. A longer text is alone.
+_BATCH_TEXTS: Final = 64
+_BATCH_CHARS: Final = 16_384
+# Token ids are read in as little time as a character takes.
+_IDS_PER_CHAR: Final = 16
+# Numbers of a result beyond which a thread finishes it.
+_INLINE_NUMBERS: Final = 65_536
+_NUMBER: Final = 4  # bytes
 
 
 class EmbeddingOptions(TypedDict, total=False):
@@ -58,6 +68,9 @@ class EmbeddingOptions(TypedDict, total=False):
         Whose request it is.
     lora
         Name of the adapter that they are computed with; ``None`` is the model alone.
+    trace
+        The trace that they belong to; ``None`` if that trace is not sampled. Without this option
+        they get their own, if requests are traced.
     """
 
     request_id: str | None
@@ -66,6 +79,7 @@ class EmbeddingOptions(TypedDict, total=False):
     cache_salt: str
     tenant: str
     lora: str | None
+    trace: RequestTrace | None
 
 
 class EmbeddingRun:
@@ -85,8 +99,13 @@ class EmbeddingRun:
         What the texts are computed with; set it before they are queued.
     trace
         The trace that they belong to; the same.
+    first
+        The record of the text that was queued first.
     max_values
         Numbers that all results may have together; ``None``: any.
+    on_counted
+        Called with how many numbers all results have, once that is known, before anything is
+        computed. It may raise.
     """
 
     task: ClassVar[Task] = "embed"
@@ -113,7 +132,9 @@ class EmbeddingRun:
         self._options = options
         self.adapter: Adapter | None = None
         self.trace: RequestTrace | None = None
+        self.first: RequestRecord | None = None
         self.max_values: int | None = None
+        self.on_counted: Callable[[int], None] | None = None
         self._num_values = 0
         self._embedder: Embedder | None = None
         self._parts: EngineParts | None = None
@@ -129,6 +150,11 @@ class EmbeddingRun:
         self._reservation: Reservation | None = None
         # Those that are queued and have no vectors yet, in the order of the texts.
         self._open: deque[Submission] = deque()
+
+    @property
+    def options(self) -> EmbeddingOptions:
+        """What it was asked for with."""
+        return self._options
 
     @property
     def lora(self) -> str | None:
@@ -206,30 +232,90 @@ class EmbeddingRun:
         self, embedder: Embedder, reservation: Reservation, texts: Sequence[Text], tenant: str
     ) -> None:
         """Tokenize the texts, and count their tokens."""
-        for index, text in enumerate(texts):
-            try:
-                ids = await self._tokens(embedder, text, tenant)
-            except RequestError as error:
-                raise self._named(error, index) from None
-            self._add_values(self._values(len(ids)))
-            reservation.add(len(ids))
-            self._left.append(array("i", ids))
-            # Others get the event loop between two texts.
+        start = 0
+        while start < len(texts):
+            batch, chars = self._batch(texts, start)
+            if self._is_rendered(batch[0]):
+                try:
+                    made = [await self._rendered(embedder, batch[0], tenant)]
+                except RequestError as error:
+                    raise self._named(error, start) from None
+            else:
+                made, fault = await embedder.beside(
+                    tenant, chars, self._tokens_of_batch, embedder, batch
+                )
+                if fault is not None:
+                    try:
+                        raise self._named(fault, start + len(made)) from None
+                    finally:
+                        # The error has this frame.
+                        del fault
+            for ids in made:
+                self._add_values(self._values(len(ids)))
+                reservation.add(len(ids))
+                self._left.append(ids)
+            start += len(made)
+            # Others get the event loop between two batches.
             await asyncio.sleep(0)
             self._check_wanted()
+        if self.on_counted is not None:
+            self.on_counted(self._num_values)
+
+    def _batch(self, texts: Sequence[Any], start: int) -> tuple[list[Any], int]:
+        """The texts from ``start`` on that are tokenized together, and their characters."""
+        batch: list[Any] = []
+        chars = 0
+        for index in range(start, min(start + _BATCH_TEXTS, len(texts))):
+            text = texts[index]
+            size = self._chars(text, texts[index - 1] if index else None)
+            is_rendered = self._is_rendered(text)
+            if batch and (is_rendered or chars + size > _BATCH_CHARS):
+                break
+            batch.append(text)
+            chars += size
+            if is_rendered:
+                break
+        return batch, chars
+
+    def _tokens_of_batch(
+        self, embedder: Embedder, batch: list[Any]
+    ) -> tuple[list[array[int]], RequestError | None]:
+        """The token ids of texts, and the error of the first one that is refused."""
+        made: list[array[int]] = []
+        for text in batch:
+            try:
+                made.append(array("i", self._tokens(embedder, text)))
+            except RequestError as error:
+                # Its frames would hold the text.
+                return made, error.with_traceback(None)
+        return made, None
+
+    def _chars(self, text: Any, before: Any = None) -> int:
+        """How long it takes to tokenize a text that follows another one, in characters."""
+        if isinstance(text, str):
+            return len(text)
+        # What is no text is refused in its turn.
+        return len(text) // _IDS_PER_CHAR if isinstance(text, Sequence) else 0
+
+    def _is_rendered(self, text: Any) -> bool:
+        """Whether a text has to be rendered by a template before it can be tokenized."""
+        return False
+
+    async def _rendered(self, embedder: Embedder, text: Any, tenant: str) -> array[int]:
+        """The token ids of a text that has to be rendered."""
+        raise NotImplementedError
 
     def _check(self, embedder: Embedder) -> None:
         """Refuse options that hold for all texts."""
         embedder.check(self._dimensions, self._truncate, self._prompt_name)
 
-    async def _tokens(self, embedder: Embedder, text: Any, tenant: str) -> list[int]:
-        """The token ids of a text."""
-        return await embedder.tokens(
+    def _tokens(self, embedder: Embedder, text: Any) -> list[int]:
+        """The token ids of a text. A thread may call it, for one text at a time and in order."""
+        return embedder.tokens(
             text,
             adds_special_tokens=self._adds,
             truncate=self._truncate,
             prompt_name=self._prompt_name,
-            tenant=tenant,
         )
 
     def queue(self, parts: EngineParts, loop: EngineLoop, on_queued: Callable[[], None]) -> None:
@@ -285,14 +371,17 @@ class EmbeddingRun:
             token_types=self._types(self._num_texts - len(self._left)),
         )
         submission = Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
+        if self.first is None:
+            self.first = submission.choices[0].record
         if self.trace is not None:
             for choice in submission.choices:
                 choice.follow(self.trace)
         return submission
 
     def _values(self, num_tokens: int) -> int:
-        """Numbers of the result of a text, as far as they depend on its tokens."""
-        return 0
+        """Numbers of the result of a text."""
+        assert self._embedder is not None
+        return self._dimensions or self._embedder.recipe.size
 
     def _add_values(self, count: int) -> None:
         self._num_values += count
@@ -327,6 +416,8 @@ class EmbeddingRun:
             made.append(await self._vector(len(made)))
             self._open.popleft()
             self._queue_more()
+            # Where several have ended, nothing else above gives the event loop to others.
+            await asyncio.sleep(0)
         return made
 
     async def _vector(self, index: int) -> Any:
@@ -342,7 +433,12 @@ class EmbeddingRun:
             if last is not None and last.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceededError("the request's deadline passed before its vectors")
             raise RequestAbortedError(f"request {self.request_id} was aborted")
-        return self._made(last.vector, last)
+        if len(last.vector) <= _INLINE_NUMBERS * _NUMBER:
+            return self._made(last.vector, last)
+        assert self._embedder is not None
+        # In the turns of short texts: it takes no longer than those.
+        beside, tenant = self._embedder.beside, self._options.get("tenant", "")
+        return await beside(tenant, _BATCH_CHARS, self._made, last.vector, last)
 
     def _made(self, numbers: bytes, last: Delta) -> Any:
         """The result of a text, from the numbers that a step has given."""

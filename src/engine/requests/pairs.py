@@ -81,7 +81,12 @@ class PairBuilder:
             )
         check_doc_tokens(max_tokens_per_doc, most)
 
-    async def tokens(
+    @property
+    def is_templated(self) -> bool:
+        """Whether a template joins the texts, so that `templated` makes their tokens."""
+        return self.recipe.joins != "tokenizer"
+
+    def tokens(
         self,
         query: str,
         document: str,
@@ -89,17 +94,15 @@ class PairBuilder:
         adds_special_tokens: bool = True,
         truncate: int | None = None,
         max_tokens_per_doc: int | None = None,
-        tenant: str = "",
         last: LastQuery | None = None,
     ) -> PairTokens:
-        """The token ids of a pair.
+        """The token ids of a pair that the tokenizer joins. Any thread may call it.
 
         Parameters
         ----------
         truncate
             Keep so many tokens: of a longer pair those of the longer text are cut first, from its
-            end; where a template joins both, those of the document. -1: as many as the model takes.
-            ``None``: a longer pair is refused.
+            end. -1: as many as the model takes. ``None``: a longer pair is refused.
         max_tokens_per_doc
             Of the document's tokens, at most so many are kept.
         last
@@ -112,23 +115,29 @@ class PairBuilder:
         PromptTooLongError
             The pair is longer than the model takes.
         """
-        for name, text in (("query", query), ("document", document)):
-            if not isinstance(text, str):
-                raise InvalidRequestError(
-                    f"the {name} must be text, got {type(text).__name__}", param=name
-                )
-            if not text:
-                raise InvalidRequestError(f"the {name} must not be empty", param=name)
+        _check_texts(query, document)
+        keeps = self.recipe.max_tokens if truncate == -1 else truncate
+        last = LastQuery() if last is None else last
+        if last.text != query:
+            last.tokens = self._text(query, keeps)
+            last.text = query
+        bound = keeps if max_tokens_per_doc is None else max_tokens_per_doc
+        found = self._text(document, bound)
+        return self._joined(last.tokens, found, adds_special_tokens, keeps, max_tokens_per_doc)
+
+    async def templated(
+        self,
+        query: str,
+        document: str,
+        *,
+        truncate: int | None = None,
+        max_tokens_per_doc: int | None = None,
+        tenant: str = "",
+    ) -> PairTokens:
+        """The same of a pair that a template joins; ``truncate`` cuts the document alone."""
+        _check_texts(query, document)
         most = self.recipe.max_tokens
         keeps = most if truncate == -1 else truncate
-        if self.recipe.joins == "tokenizer":
-            last = LastQuery() if last is None else last
-            if last.text != query:
-                last.tokens = await self._text(query, keeps, tenant)
-                last.text = query
-            bound = keeps if max_tokens_per_doc is None else max_tokens_per_doc
-            found = await self._text(document, bound, tenant)
-            return self._joined(last.tokens, found, adds_special_tokens, keeps, max_tokens_per_doc)
         if keeps is not None:
             query, document = (self._begin(text, keeps) for text in (query, document))
         if max_tokens_per_doc is not None:
@@ -138,20 +147,23 @@ class PairBuilder:
             raise self._too_long(len(made.ids))
         return made
 
-    def _too_long(self, count: int) -> PromptTooLongError:
+    def _too_long(self, count: int, *, is_whole: bool = True) -> PromptTooLongError:
         most = self.recipe.max_tokens
         return PromptTooLongError(
-            f"both texts together have {count} tokens, and this model takes up to {most}: shorten "
-            "them, or ask for truncate_prompt_tokens",
+            f"both texts together have {'' if is_whole else 'at least '}{count} tokens, and this "
+            f"model takes up to {most}: shorten them, or ask for truncate_prompt_tokens",
             param="document",
             lengths=(count, 0, most),
         )
 
-    async def _text(self, text: str, keeps: int | None, tenant: str) -> TextTokens:
+    def _text(self, text: str, keeps: int | None) -> TextTokens:
         """The tokens of one of two texts that the tokenizer joins, as many as may be kept."""
         if keeps is not None:
             text = self._begin(text, keeps)
-        return await self._builder.text_tokens(text, keeps or self.recipe.max_tokens, tenant)
+        most = keeps or self.recipe.max_tokens
+        found = self._builder.text_tokens(text, most)
+        # What is left out may be millions of tokens.
+        return TextTokens(found.ids[:most], found.total, found.is_whole)
 
     def _joined(
         self,
@@ -168,6 +180,8 @@ class PairBuilder:
         frame = self._frame(adds)
         special = sum(len(part.ids) for part in frame)
         own = [query.total, document.total]
+        if keeps is not None:
+            own = [each.total if each.is_whole else _FAR_LONGER for each in (query, document)]
         if limit is not None:
             own[1] = min(own[1], limit)
         if keeps is not None:
@@ -180,7 +194,7 @@ class PairBuilder:
                     param="truncate_prompt_tokens",
                 )
         if sum(own) + special > self.recipe.max_tokens and keeps is None:
-            raise self._too_long(sum(own) + special)
+            raise self._too_long(sum(own) + special, is_whole=query.is_whole and document.is_whole)
         ids: list[int] = []
         types = bytearray()
         for part in frame:
@@ -280,6 +294,17 @@ class PairBuilder:
         return text[: min((tokens + 1) * self._tokenizer.max_token_chars, longest)]
 
 
+def _check_texts(query: object, document: object) -> None:
+    """Refuse what is no text, or an empty one; names it."""
+    for name, text in (("query", query), ("document", document)):
+        if not isinstance(text, str):
+            raise InvalidRequestError(
+                f"the {name} must be text, got {type(text).__name__}", param=name
+            )
+        if not text:
+            raise InvalidRequestError(f"the {name} must not be empty", param=name)
+
+
 def check_doc_tokens(given: int | None, most: int) -> None:
     """Refuse a number of a document's tokens that is out of range.
 
@@ -298,6 +323,8 @@ def check_doc_tokens(given: int | None, most: int) -> None:
 # A text of which every tokenizer makes at least one token.
 _SHORT = "a"
 _PLAIN = ChatOptions(add_special_tokens=False)
+# Tokens of a text of which only the beginning was tokenized.
+_FAR_LONGER = 2**40
 
 
 def _longest_first(first: int, second: int, most: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from src.core.adapter import Adapter
 from src.core.outputs import FinishReason
 from src.core.request import Request
 from src.core.sampling_params import SamplingParams
+from src.engine.requests.predictions import TOKEN_BYTES
 from src.engine.requests.prompts import Prompt, RequestBuilder, RequestOptions
 
 if TYPE_CHECKING:
@@ -103,7 +104,12 @@ class Preparation:
         builder.max_tokens(len(token_ids), self._params)
         # Checked again, because others may have filled the queue meanwhile, and compiling a grammar
         # takes longer than everything else.
-        queue.check_queue(self._params.n, self._params.n * len(token_ids), tenant)
+        count = self._params.n
+        queue.check_queue(count, count * len(token_ids), tenant)
+        prediction = await builder.prediction(options.get("prediction"), self._params, tenant)
+        if prediction:
+            with_it = len(token_ids) + len(prediction) // TOKEN_BYTES
+            queue.check_queue(count, count * with_it, tenant)
         return await builder.requests(
             token_ids,
             self._params,
@@ -114,7 +120,7 @@ class Preparation:
             tenant=tenant,
             adapter=self._adapter,
             step_inputs=options.get("step_inputs"),
-            prediction=await builder.prediction(options.get("prediction"), len(token_ids), tenant),
+            prediction=prediction,
         )
 
 

@@ -8,10 +8,10 @@ import math
 import secrets
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import msgspec
 
@@ -24,11 +24,13 @@ from src.core.request import TOKEN_TYPES, Pooling, Request, StepValues
 from src.core.sampling_params import INT64_MAX, INT64_MIN, SamplingParams, shown
 from src.core.status import ModelInfo
 from src.core.task import Task
+from src.engine.requests.predictions import PredictedOutput
 from src.engine.requests.step_inputs import salted, step_values
 from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
+from src.text.beginnings import encode_beginning
 from src.text.tokenizer import PairEncoding
 
 if TYPE_CHECKING:
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
     from src.engine.grammar.compiled import CompiledGrammar
     from src.engine.grammar.compiler import GrammarCompiler
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 _RENDER_ARGUMENTS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
-
-# Up to this many characters tokenizing on the event loop is cheaper than in a thread.
-_INLINE_CHARS = 2048
 
 
 class TextTokens(NamedTuple):
@@ -54,10 +56,13 @@ class TextTokens(NamedTuple):
         Its first tokens.
     total
         How many it has.
+    is_whole
+        Whether all of it was tokenized. Else it has at least ``total``, more than are of use.
     """
 
     ids: list[int]
     total: int
+    is_whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ class RequestOptions(TypedDict, total=False):
         How messages become a prompt.
     prediction
         The text, or the token ids, that the output is expected to have for the most part. Where the
-        engine speculates, it computes tokens that agree with it several at a time.
+        engine speculates, it computes tokens that agree with it several at a time. Requests that
+        have the same one share a `PredictedOutput`, so that it is tokenized once.
     step_inputs
         Values of step inputs that the model's family declares, by name: an array [n, ...] of the
         first n tokens of the prompt.
@@ -119,12 +125,12 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     lora: str | None
     chat: ChatOptions | None
-    prediction: str | Sequence[int] | None
+    prediction: str | Sequence[int] | PredictedOutput | None
     step_inputs: Mapping[str, Any] | None
     trace: RequestTrace | None
 
 
-_OPTION_TYPES: Final[dict[str, type]] = {
+_OPTION_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "request_id": str,
     "priority": Integral,
     "timeout": Real,
@@ -132,7 +138,7 @@ _OPTION_TYPES: Final[dict[str, type]] = {
     "tenant": str,
     "lora": str,
     "chat": ChatOptions,
-    "prediction": Sequence,
+    "prediction": (Sequence, PredictedOutput),
     "step_inputs": Mapping,
     "trace": RequestTrace,
 }
@@ -227,12 +233,9 @@ class RequestBuilder:
 
     async def quoted(self, text: str, tenant: str = "") -> str | None:
         """A text of others for `tokenize_quoted`; None: it may stand in any text as it is."""
-        if len(text) <= _INLINE_CHARS:
-            return self._tokenizer.quoted(text)
-        if len(text) > self.max_text_chars:
-            # It is refused, whatever stands around it.
-            return None
-        return await self._work.run(tenant, len(text), self._tokenizer.quoted, text)
+        # A longer one is refused, whatever stands around it.
+        self._check_chars(text)
+        return await self._work.soon(tenant, len(text), self._tokenizer.quoted, text)
 
     async def tokenize_quoted(
         self, prompt: str | Sequence[ChatMessage], tenant: str = ""
@@ -247,16 +250,18 @@ class RequestBuilder:
         return await self._work.run(tenant, len(text), self._encode_quoted, text)
 
     def _encode_quoted(self, text: str) -> list[int]:
-        if len(text) > self.max_text_chars:
-            raise PromptTooLongError.of_text(len(text), self._info.max_model_len, param="prompt")
+        self._check_chars(text)
         ids = self._tokenizer.encode_quoted(text)
         self._check_ids(ids, "prompt")
         return ids
 
     async def prediction(
-        self, given: str | Sequence[int] | None, prompt_len: int, tenant: str
-    ) -> list[int] | None:
-        """Token ids of a prediction, as many as an output has room for; ``None`` without one.
+        self,
+        given: str | Sequence[int] | PredictedOutput | None,
+        params: SamplingParams,
+        tenant: str,
+    ) -> bytes | None:
+        """Token ids of a prediction, int32, no more than an output may need; ``None`` without one.
 
         Empty if nothing would be drafted from them.
 
@@ -267,17 +272,19 @@ class RequestBuilder:
         """
         if given is None:
             return None
-        room = self._room(prompt_len)
-        if not isinstance(given, str):
-            ids = self.checked_ids(given[:room], "prediction") if given else []
-            return ids if self._uses_predictions else []
         if not self._uses_predictions:
-            return []
-        text = given[: self.max_text_chars]
-        if len(text) <= _INLINE_CHARS:
-            return self._ids_of(text, False, "prediction")[:room]
-        ids = await self._work.run(tenant, len(text), self._ids_of, text, False, "prediction")
-        return ids[:room]
+            if not isinstance(given, (str, PredictedOutput)) and given:
+                self.checked_ids(given[: self._info.max_model_len], "prediction")
+            return b""
+        shared = given if isinstance(given, PredictedOutput) else PredictedOutput(given)
+        # Not of the room that this prompt leaves, since requests may share it.
+        return await shared.packed(
+            self._output_len(self._info.max_model_len, params),
+            tenant,
+            self._work,
+            lambda text: self._ids_of(text, False, "prediction"),
+            lambda ids: self.checked_ids(ids, "prediction"),
+        )
 
     async def requests(
         self,
@@ -291,7 +298,7 @@ class RequestBuilder:
         tenant: str = "",
         adapter: Adapter | None = None,
         step_inputs: Mapping[str, Any] | None = None,
-        prediction: list[int] | None = None,
+        prediction: bytes | None = None,
     ) -> list[Request]:
         """One fully resolved request per completion. The arguments must have been checked.
 
@@ -452,8 +459,25 @@ class RequestBuilder:
         grammar = await self._grammars.compile(constraint, tenant)
         return grammar, (asked, time.monotonic())
 
-    async def text_tokens(self, text: str, keeps: int, tenant: str = "") -> TextTokens:
-        """The first ``keeps`` tokens of a text, without special ones around it.
+    async def beside(
+        self, tenant: str, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function that takes as long as tokenizing ``size`` characters.
+
+        Short ones are called here, as far as the event loop has time for them; others in a thread,
+        when it is the turn of ``tenant``.
+
+        Raises
+        ------
+        ShuttingDownError
+            The engine was closed.
+        """
+        return await self._work.soon(tenant, size, function, *args, **kwargs)
+
+    def text_tokens(self, text: str, keeps: int, add_special_tokens: bool = False) -> TextTokens:
+        """The first tokens of a text, over ``keeps`` if it has more. Takes long for a long text.
+
+        Of a text that is far longer only the beginning is tokenized.
 
         Raises
         ------
@@ -462,14 +486,10 @@ class RequestBuilder:
         PromptTooLongError
             It is far longer than the context.
         """
-        if len(text) <= _INLINE_CHARS:
-            return self._text_tokens(text, keeps)
-        # What is left out is dropped in the thread: it may be millions of tokens.
-        return await self._work.run(tenant, len(text), self._text_tokens, text, keeps)
-
-    def _text_tokens(self, text: str, keeps: int) -> TextTokens:
-        ids = self._encode_long(text, add_special_tokens=False)
-        return TextTokens(ids[:keeps], len(ids))
+        self._check_chars(text)
+        found = encode_beginning(self._tokenizer, text, keeps, add_special_tokens)
+        self._check_ids(found.ids, "prompt")
+        return TextTokens(found.ids, len(found.ids), found.is_whole)
 
     def encode_pair(self, first: str, second: str, add_special_tokens: bool) -> PairEncoding:
         """Two short texts as the tokenizer joins them.
@@ -484,19 +504,19 @@ class RequestBuilder:
         return found
 
     async def _encode(self, text: str, tenant: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) <= _INLINE_CHARS:
-            return self._ids_of(text, add_special_tokens, "prompt")
-        return await self._work.run(tenant, len(text), self._encode_long, text, add_special_tokens)
+        self._check_chars(text)
+        return await self._work.soon(
+            tenant, len(text), self._ids_of, text, add_special_tokens, "prompt"
+        )
 
-    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _check_chars(self, text: str) -> None:
         # A text of more characters than the context's tokens can spell cannot fit, and is refused
         # without tokenizing it.
         if len(text) > self.max_text_chars:
             raise PromptTooLongError.of_text(len(text), self._info.max_model_len, param="prompt")
-        return self._ids_of(text, add_special_tokens, "prompt")
 
     def _ids_of(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
-        """Encode a text and refuse ids that the model does not have. All texts go through here."""
+        """Encode a text and refuse ids that the model does not have."""
         ids = self._tokenizer.encode(text, add_special_tokens)
         self._check_ids(ids, param)
         return ids
@@ -597,8 +617,12 @@ class RequestBuilder:
                 f"{params.min_tokens}",
                 param="min_tokens",
             )
+        return self._output_len(room, params)
+
+    def _output_len(self, room: int, params: SamplingParams) -> int:
+        """The most output tokens where the context leaves ``room`` for so many."""
         if params.max_tokens is not None:
-            return params.max_tokens
+            return min(room, params.max_tokens)
         wanted = self._info.default_max_tokens
         return room if wanted is None else min(room, max(1, wanted, params.min_tokens))
 
@@ -651,8 +675,9 @@ def check_options(params: SamplingParams | None, options: RequestOptions) -> Non
         if value is None and name not in _NEVER_NONE:
             continue
         if not isinstance(value, kind):
+            expected = kind[0] if isinstance(kind, tuple) else kind
             raise InvalidRequestError(
-                f"{name}: expected {kind.__name__}, got {type(value).__name__}", param=name
+                f"{name}: expected {expected.__name__}, got {type(value).__name__}", param=name
             )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeGuard
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Classification, Delta, Embedding, Encoding, Score
@@ -16,6 +18,10 @@ from src.engine.requests.prompts import Prompt
 
 _CUT: Final = "truncate_prompt_tokens"
 _SMALLEST: Final = 1e-12  # a vector's length, so that zeros stay zeros
+# Pairs whose cosines are computed before others get the event loop: about a millisecond.
+_COSINES_AT_ONCE: Final = 32
+# Numbers of tokens' results that are changed at a time: what is computed in float64 stays small.
+_BLOCK: Final = 65_536
 
 
 ENCODING_TASKS: Final[tuple[Task, ...]] = ("embed", "classify", "token_embed", "token_classify")
@@ -56,10 +62,15 @@ class LabelRun(EmbeddingRun):
         self._labels = recipe.labels
         self._activation: ResultActivation = recipe.activation if uses_activation else "none"
 
-    async def _tokens(self, embedder: Embedder, text: Text, tenant: str) -> list[int]:
-        return await embedder.tokens_of_prompt(
-            text, adds_special_tokens=self._adds, truncate=self._truncate, tenant=tenant
-        )
+    def _is_rendered(self, text: Any) -> bool:
+        return isinstance(text, list | tuple) and bool(text) and isinstance(text[0], Mapping)
+
+    async def _rendered(self, embedder: Embedder, text: Any, tenant: str) -> array[int]:
+        ids = await embedder.tokens_of_chat(text, truncate=self._truncate, tenant=tenant)
+        return array("i", ids)
+
+    def _values(self, num_tokens: int) -> int:
+        return len(self._labels)
 
     def _made(self, numbers: bytes, last: Delta) -> Any:
         return Classification(
@@ -78,15 +89,11 @@ class TokenLabelRun(LabelRun):
     task: ClassVar[Task] = "token_classify"
     _longest = 0
 
-    async def _tokens(self, embedder: Embedder, text: Text, tenant: str) -> list[int]:
-        ids = await super()._tokens(embedder, text, tenant)
-        self._longest = max(self._longest, len(ids))
-        return ids
-
     def _window(self) -> int:
         return _window_of(super()._window(), self._longest, len(self._labels))
 
     def _values(self, num_tokens: int) -> int:
+        self._longest = max(self._longest, num_tokens)
         return num_tokens * len(self._labels)
 
     def _made(self, numbers: bytes, last: Delta) -> Any:
@@ -100,17 +107,13 @@ class TokenVectorRun(EmbeddingRun):
     task: ClassVar[Task] = "token_embed"
     _longest = 0
 
-    async def _tokens(self, embedder: Embedder, text: Text, tenant: str) -> list[int]:
-        ids = await super()._tokens(embedder, text, tenant)
-        self._longest = max(self._longest, len(ids))
-        return ids
-
     def _window(self) -> int:
         assert self._embedder is not None
         return _window_of(super()._window(), self._longest, self._embedder.recipe.size)
 
     def _values(self, num_tokens: int) -> int:
         assert self._embedder is not None
+        self._longest = max(self._longest, num_tokens)
         return num_tokens * self._embedder.recipe.size
 
     def _pooling(self) -> Any:
@@ -120,11 +123,7 @@ class TokenVectorRun(EmbeddingRun):
         assert self._embedder is not None
         recipe = self._embedder.recipe
         if recipe.normalizes:
-            import numpy as np
-
-            vectors = np.frombuffer(numbers, np.float32).reshape(-1, recipe.size).astype(float)
-            lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _SMALLEST)
-            numbers = (vectors / lengths).astype(np.float32).tobytes()
+            numbers = _in_blocks(numbers, recipe.size, _normalized)
         return _encoding(self.request_id, numbers, recipe.size, last)
 
 
@@ -165,20 +164,44 @@ class PairRun(EmbeddingRun):
     def _check(self, embedder: Embedder) -> None:
         self._pairs.check(self._truncate, self._max_tokens_per_doc)
 
-    async def _tokens(self, embedder: Embedder, text: Any, tenant: str) -> list[int]:
+    def _chars(self, text: Any, before: Any = None) -> int:
+        if not _is_pair(text):
+            return 0  # refused in its turn
+        # A query with many documents is tokenized once.
+        is_known = _is_pair(before) and before[0] == text[0]
+        return sum(super(PairRun, self)._chars(each) for each in text[1 if is_known else 0 :])
+
+    def _is_rendered(self, text: Any) -> bool:
+        return self._pairs.is_templated
+
+    async def _rendered(self, embedder: Embedder, text: Any, tenant: str) -> array[int]:
         query, document = checked_pair(text)
-        made = await self._pairs.tokens(
+        made = await self._pairs.templated(
+            query,
+            document,
+            truncate=self._truncate,
+            max_tokens_per_doc=self._max_tokens_per_doc,
+            tenant=tenant,
+        )
+        self._kinds.append(b"")
+        return array("i", made.ids)
+
+    def _tokens(self, embedder: Embedder, text: Any) -> list[int]:
+        query, document = checked_pair(text)
+        made = self._pairs.tokens(
             query,
             document,
             adds_special_tokens=self._adds,
             truncate=self._truncate,
             max_tokens_per_doc=self._max_tokens_per_doc,
-            tenant=tenant,
             last=self._last_query,
         )
         # Of texts that have no kinds, nothing is kept.
         self._kinds.append(made.types if any(made.types) else b"")
         return made.ids
+
+    def _values(self, num_tokens: int) -> int:
+        return 1
 
     def _pooling(self) -> Any:
         return self._pairs.recipe.pooling
@@ -270,7 +293,7 @@ class CosineRun(EmbeddingRun):
         super()._check(embedder)
         check_doc_tokens(self._max_tokens_per_doc, embedder.recipe.max_tokens)
 
-    async def _tokens(self, embedder: Embedder, text: Text, tenant: str) -> list[int]:
+    def _tokens(self, embedder: Embedder, text: Text) -> list[int]:
         number, limit = self._num_read, self._max_tokens_per_doc
         self._num_read += 1
         keeps, is_document = self._truncate, number in self._documents
@@ -278,12 +301,11 @@ class CosineRun(EmbeddingRun):
         if limit is not None and is_document and (keeps in (None, -1) or limit < keeps):
             keeps, is_limit = limit, True
         try:
-            return await embedder.tokens(
+            return embedder.tokens(
                 text,
                 adds_special_tokens=self._adds,
                 truncate=keeps,
                 prompt=self._prompts[is_document],
-                tenant=tenant,
             )
         except RequestError as error:
             if error.param in ("input", "prompt"):
@@ -302,18 +324,21 @@ class CosineRun(EmbeddingRun):
         pair = self._first_pair[index]
         return named_error(error, self.field, pair if len(self._places) > 1 else None)
 
-    def scores(self, embeddings: Sequence[Embedding]) -> list[Score]:
-        """For each pair, the cosine of its vectors."""
+    async def scores(self, embeddings: Sequence[Embedding]) -> list[Score]:
+        """For each pair, the cosine of its vectors. Others get the event loop meanwhile."""
         import numpy as np
 
-        vectors = [
-            np.frombuffer(each.numbers, np.float32).astype(np.float64) for each in embeddings
-        ]
-        lengths = [max(float(np.linalg.norm(each)), _SMALLEST) for each in vectors]
-        scores = []
-        for one, other in self._places:
-            cosine = float(vectors[one] @ vectors[other]) / (lengths[one] * lengths[other])
-            scores.append(
+        made: list[Score] = []
+        for place, (one, other) in enumerate(self._places):
+            if place % _COSINES_AT_ONCE == _COSINES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            first, second = (
+                np.frombuffer(embeddings[number].numbers, np.float32).astype(np.float64)
+                for number in (one, other)
+            )
+            lengths = [max(float(np.linalg.norm(each)), _SMALLEST) for each in (first, second)]
+            cosine = float(first @ second) / (lengths[0] * lengths[1])
+            made.append(
                 Score(
                     request_id=self.request_id,
                     score=cosine,
@@ -322,7 +347,7 @@ class CosineRun(EmbeddingRun):
                     cached_tokens=embeddings[one].cached_tokens + embeddings[other].cached_tokens,
                 )
             )
-        return scores
+        return made
 
 
 def checked_pair(pair: object) -> tuple[Any, Any]:
@@ -333,29 +358,68 @@ def checked_pair(pair: object) -> tuple[Any, Any]:
     InvalidRequestError
         It is no pair.
     """
-    if isinstance(pair, str | bytes | Mapping) or not isinstance(pair, Sequence) or len(pair) != 2:
+    if not _is_pair(pair):
         raise InvalidRequestError("each pair must be two texts", param="pairs")
     first, second = pair
     return first, second
+
+
+def _is_pair(given: Any) -> TypeGuard[Sequence[Any]]:
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes | Mapping)
+    return is_list and len(given) == 2
 
 
 def activated(numbers: bytes, size: int, activation: ResultActivation) -> bytes:
     """Results [n, size] from the head's numbers; both float32 in this machine's byte order."""
     if activation == "none":
         return numbers
+    return _in_blocks(numbers, size, _ACTIVATIONS[activation])
+
+
+def _in_blocks(numbers: bytes, size: int, change: Callable[[Any], Any]) -> bytes:
+    """What ``change`` makes of rows of ``size`` numbers, a block of rows at a time in float64."""
     import numpy as np
 
-    values = np.frombuffer(numbers, np.float32).reshape(-1, size).astype(np.float64)
-    if activation == "tanh":
-        values = np.tanh(values)
-    elif activation == "sigmoid":
-        # Without an overflow, and without 1 less almost 1 where the result is next to 0.
-        small = np.exp(-np.abs(values))
-        values = np.where(values < 0, small, 1.0) / (1.0 + small)
-    else:
-        values = np.exp(values - values.max(axis=1, keepdims=True))
-        values /= values.sum(axis=1, keepdims=True)
-    return values.astype(np.float32).tobytes()
+    rows = np.frombuffer(numbers, np.float32).reshape(-1, size)
+    made = np.empty_like(rows)
+    block = max(1, _BLOCK // size)
+    for start in range(0, len(rows), block):
+        made[start : start + block] = change(rows[start : start + block].astype(np.float64))
+    return made.tobytes()
+
+
+def _tanh(values: Any) -> Any:
+    import numpy as np
+
+    return np.tanh(values)
+
+
+def _sigmoid(values: Any) -> Any:
+    import numpy as np
+
+    # Without an overflow, and without 1 less almost 1 where the result is next to 0.
+    small = np.exp(-np.abs(values))
+    return np.where(values < 0, small, 1.0) / (1.0 + small)
+
+
+def _softmax(values: Any) -> Any:
+    import numpy as np
+
+    values = np.exp(values - values.max(axis=1, keepdims=True))
+    return values / values.sum(axis=1, keepdims=True)
+
+
+def _normalized(values: Any) -> Any:
+    import numpy as np
+
+    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), _SMALLEST)
+
+
+_ACTIVATIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "softmax": _softmax,
+}
 
 
 def encoding_of(made: Embedding | Classification) -> Encoding:

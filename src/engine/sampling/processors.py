@@ -113,6 +113,8 @@ class ProcessorGroup:
         Of the batch, on the host.
     entries_s, rows_s, prompt_lens_s
         [n] int64 on the device: entry in the batch, row, prompt length.
+    firsts
+        Which of the n are the first of their row. The others are behind drafts.
     """
 
     def __init__(
@@ -123,7 +125,11 @@ class ProcessorGroup:
         entries_s: Tensor,
         rows_s: Tensor,
         prompt_lens_s: Tensor,
+        firsts: Sequence[int],
     ) -> None:
+        self._firsts = firsts
+        # Whether the log has it that drafts were left out.
+        self._told = False
         self._processor = processor
         self._arguments = arguments
         self._entries = entries
@@ -140,10 +146,13 @@ class ProcessorGroup:
         positions_s: Tensor,
         tokens: Tensor,
         is_sound: Tensor,
+        *,
+        guesses: bool = False,
     ) -> None:
         """Let the processor change its rows of ``logits`` [S, V]; tokens that are banned stay so.
 
-        A processor that raises an error ends the requests that asked for it, and no other.
+        A processor that raises an error ends the requests that asked for it, and no other. Where it
+        raises one behind drafts only, these are wrong for all that anybody knows, and none ends.
 
         Parameters
         ----------
@@ -153,43 +162,94 @@ class ProcessorGroup:
             [max_num_rows, max_model_len] int32: (row, position) -> token id.
         is_sound
             [S] bool on the device; set to false for rows whose logits are no numbers afterwards.
+        guesses
+            Whether nothing ends where no token can be drawn, since all of them are guesses.
         """
         before = logits.index_select(0, self._entries_s)
-        after = before.clone()
-        rows: ProcessedRows[Any]
+        every = range(len(self._entries))
         try:
-            if not self._gathered:
-                arguments, width = self._arguments, logits.shape[1]
-                self._gathered.append(self._processor.gather(arguments, width, logits.device))
-            longest = max(positions[entry] for entry in self._entries)
-            rows = ProcessedRows(
-                self._arguments,
-                self._gathered[0],
-                self._rows_s,
-                positions_s.index_select(0, self._entries_s),
-                self._prompt_lens_s,
-                tokens,
-                longest,
-            )
-            self._processor.apply(after, rows)
-            # With -inf for all tokens that are not banned, a banned one would be drawn. Where all
-            # are banned before, the row goes on as it would without the processor.
-            allowed = torch.where(before > BANNED, after, -torch.inf)
-            sound = sound_rows(allowed) | (before.amax(1) <= BANNED)
-        except Exception:
-            logger.exception(
-                "the logits processor %s failed; %d completions that asked for it end",
-                self._processor.name,
-                len(self._entries),
-            )
-            sound = torch.zeros(len(self._entries), dtype=torch.bool, device=logits.device)
-            after = before
+            after, sound = self._changed(before, every, positions, positions_s, tokens)
+        except Exception as error:
+            after, sound = before, torch.zeros_like(before[:, 0], dtype=torch.bool)
+            own = () if guesses else self._firsts
+            if own and len(own) < len(every):
+                try:
+                    changed = self._changed(before, own, positions, positions_s, tokens)
+                except Exception as again:
+                    self._log_failure(again)
+                else:
+                    self._log_drafts(error)
+                    places = torch.tensor(own, device=logits.device)
+                    after = before.index_copy(0, places, changed[0])
+                    sound = sound.index_copy(0, places, changed[1])
+            elif own:
+                self._log_failure(error)
+            else:
+                self._log_drafts(error)
         # A token that was ruled out, by a grammar for example, is never brought back.
         bounded = torch.where(after == -torch.inf, after, after.clamp(-_LARGEST, _LARGEST))
         bounded = torch.where(before > BANNED, bounded, before)
         logits.index_copy_(0, self._entries_s, bounded)
         both = is_sound.index_select(0, self._entries_s) & sound
         is_sound.index_copy_(0, self._entries_s, both)
+
+    def _changed(
+        self,
+        before: Tensor,
+        places: Sequence[int],
+        positions: Sequence[int],
+        positions_s: Tensor,
+        tokens: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Of some of the n, logits [n', V] behind the processor, and whether they are sound [n'].
+
+        ``before`` [n, V] are those of all n; they are not changed.
+        """
+        arguments, width = self._arguments, before.shape[1]
+        entries_s, rows_s, prompt_lens_s = self._entries_s, self._rows_s, self._prompt_lens_s
+        if len(places) == len(self._entries):
+            if not self._gathered:
+                self._gathered.append(self._processor.gather(arguments, width, before.device))
+            gathered = self._gathered[0]
+        else:
+            some = torch.tensor(places, device=before.device)
+            before = before.index_select(0, some)
+            entries_s, rows_s, prompt_lens_s = entries_s[some], rows_s[some], prompt_lens_s[some]
+            arguments = [arguments[place] for place in places]
+            gathered = self._processor.gather(arguments, width, before.device)
+        rows: ProcessedRows[Any] = ProcessedRows(
+            arguments,
+            gathered,
+            rows_s,
+            positions_s.index_select(0, entries_s),
+            prompt_lens_s,
+            tokens,
+            max(positions[self._entries[place]] for place in places),
+        )
+        after = before.clone()
+        self._processor.apply(after, rows)
+        # With -inf for all tokens that are not banned, a banned one would be drawn. Where all are
+        # banned before, the row goes on as it would without the processor.
+        allowed = torch.where(before > BANNED, after, -torch.inf)
+        return after, sound_rows(allowed) | (before.amax(1) <= BANNED)
+
+    def _log_failure(self, error: Exception) -> None:
+        logger.error(
+            "the logits processor %s failed; %d completions that asked for it end",
+            self._processor.name,
+            len(self._firsts),
+            exc_info=error,
+        )
+
+    def _log_drafts(self, error: Exception) -> None:
+        """Say once that drafts of these rows are left out, as it happens in step after step."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "the logits processor %s failed behind drafts, which are left out",
+                self._processor.name,
+                exc_info=error,
+            )
 
 
 Processors = Mapping[str, LogitsProcessor[Any]]

@@ -34,6 +34,9 @@ class SampleBatch:
         [S, V] float32 on the device, to be added: 0, or -inf for what may never be chosen.
     forced
         Entries for which the mask allows one token, which is chosen whatever they ask for.
+    guesses
+        Whether the tokens are guesses of what a row says, of logits that are not the model's. Then
+        no request ends where none can be drawn.
     """
 
     rows: Sequence[int]
@@ -41,6 +44,7 @@ class SampleBatch:
     positions_s: Tensor | None = None
     mask: Tensor | None = None
     forced: Sequence[int] = ()
+    guesses: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,9 @@ class Sampler:
             penalize(logits, selection.penalties, positions_s, tokens, longest)
         for group in selection.processed:
             assert is_sound is not None, "processors change logits"
-            group.apply(logits, batch.positions, positions_s, tokens, is_sound)
+            group.apply(
+                logits, batch.positions, positions_s, tokens, is_sound, guesses=batch.guesses
+            )
         if batch.forced and batch.mask is not None:
             forced_s = upload(batch.forced, torch.int64, self.state.device)
             logits.index_copy_(0, forced_s, batch.mask.index_select(0, forced_s))

@@ -195,14 +195,20 @@ class Selection:
                     asking.setdefault(row.processors[turn][0].name, []).append(entry)
             for entries in asking.values():
                 named = [params[entry].processors[turn] for entry in entries]
-                # [3, n] int64: what ProcessorGroup names
-                packed = self._upload(
+                # Each is [n] int64.
+                entries_s, rows_s, prompt_lens_s = self._upload(
                     entries
                     + [rows[entry] for entry in entries]
                     + [params[entry].prompt_len for entry in entries]
                 ).view(3, -1)
                 arguments = [given for _, given in named]
-                groups.append(ProcessorGroup(named[0][0], arguments, entries, *packed))
+                of_row = {rows[entry]: place for place, entry in reversed([*enumerate(entries)])}
+                firsts = sorted(of_row.values())
+                groups.append(
+                    ProcessorGroup(
+                        named[0][0], arguments, entries, entries_s, rows_s, prompt_lens_s, firsts
+                    )
+                )
         return groups
 
     def _truncated(

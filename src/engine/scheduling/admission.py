@@ -20,6 +20,7 @@ MAX_PREFIX_WAITS_PER_STEP: Final = 32
 SNAPSHOT_TOKENS: Final = 512
 """Tokens between two copies of a row's recurrent states."""
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
+_DEFAULT_MIXED_POOLED: Final = {"cpu": 16}
 _PLANS_LATE: Final = ("cpu",)
 URGENT: Final = "\0"
 """Lane of the urgent requests of all tenants that may put theirs before those of others."""
@@ -36,6 +37,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         The most tokens of one step, decode and prefill together.
     max_mixed_prefill_tokens
         The most prefill tokens in a step with decoding rows. ``None``: the rest of the budget.
+    max_mixed_pooled_tokens
+        The most of those that are of pooled requests. ``None``: all of them.
     prefill_tokens_per_decode
         Raises that limit to this many prefill tokens per decoding row, if that is more.
     block_size, num_blocks
@@ -80,6 +83,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_mixed_prefill_tokens: int | None = None
+    max_mixed_pooled_tokens: int | None = None
     prefill_tokens_per_decode: int = 8
     block_size: int
     num_blocks: int
@@ -110,6 +114,10 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_mixed_prefill_tokens is not None and self.max_mixed_prefill_tokens < 1:
             raise ConfigError(
                 f"max_mixed_prefill_tokens must be at least 1, got {self.max_mixed_prefill_tokens}"
+            )
+        if self.max_mixed_pooled_tokens is not None and self.max_mixed_pooled_tokens < 1:
+            raise ConfigError(
+                f"max_mixed_pooled_tokens must be at least 1, got {self.max_mixed_pooled_tokens}"
             )
         for name in ("max_bypasses", "lookahead_tokens", "prefill_tokens_per_decode", "max_drafts"):
             if getattr(self, name) < 0:
@@ -184,11 +192,13 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         """
         section = config.scheduler
         mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
+        pooled = section.max_mixed_pooled_tokens or _DEFAULT_MIXED_POOLED.get(device_type)
         plan_late = section.plan_late
         return cls(
             max_num_seqs=max_num_seqs or section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
             max_mixed_prefill_tokens=mixed,
+            max_mixed_pooled_tokens=pooled,
             block_size=block_size,
             num_blocks=num_blocks,
             windows=windows,

@@ -57,6 +57,8 @@ class PlanBuilder:
         Tokens that are planned.
     prefill_limit
         The most prompt tokens that this step may take.
+    pooled_budget
+        Tokens of pooled requests that may still be planned, within ``budget``.
     states
         The requests of ``rows``, in their order.
     short
@@ -71,6 +73,7 @@ class PlanBuilder:
         "installs",
         "loads",
         "num_tokens",
+        "pooled_budget",
         "prefill_limit",
         "rows",
         "saves",
@@ -86,6 +89,7 @@ class PlanBuilder:
         self.budget = budget
         self.num_tokens = 0
         self.prefill_limit = budget
+        self.pooled_budget = budget
         self.installs: list[RowInstall] = []
         self.appends: list[BlockAppend] = []
         self.rows: list[RowStep] = []
@@ -98,10 +102,21 @@ class PlanBuilder:
         """Plan the next tokens of a request that has a row."""
         self.rows.append(state.launch(self.step_id, num_tokens))
         self.states.append(state)
-        self.budget -= num_tokens
-        self.num_tokens += num_tokens
+        self._spend(state, num_tokens)
         if self.snapshots is not None and (save := self.snapshots.take(state)) is not None:
             self.saves.append(save)
+
+    def _spend(self, state: RequestState, num_tokens: int) -> None:
+        self.budget -= num_tokens
+        self.num_tokens += num_tokens
+        if state.request.pooling is not None:
+            self.pooled_budget -= num_tokens
+
+    def room(self, state: RequestState) -> int:
+        """Prompt tokens that the request may still have in this step."""
+        if state.request.pooling is None:
+            return self.budget
+        return min(self.budget, self.pooled_budget)
 
     def install(self, install: RowInstall, state: RequestState, match: Match) -> None:
         """Plan that a request takes a row, and begins behind the prefix that was found."""
@@ -110,8 +125,8 @@ class PlanBuilder:
             self.loads += self.snapshots.begin(state, match)
 
     def chunk(self, state: RequestState) -> int:
-        """Tokens of a request's next chunk: what is missing, the budget, or up to a snapshot."""
-        num_tokens = min(state.target - state.launched, self.budget)
+        """Tokens of a request's next chunk: what is missing, its room, or up to a snapshot."""
+        num_tokens = min(state.target - state.launched, self.room(state))
         return num_tokens if self.snapshots is None else self.snapshots.cut(state, num_tokens)
 
     def set_apart(self, budget: int) -> int:
@@ -142,6 +157,7 @@ class PlanBuilder:
                 or row.row in saved
                 or state.phase is not Phase.RUNNING
                 or room < 1
+                or self.room(state) < 1
             ):
                 continue
             num_tokens = min(self.chunk(state), room)
@@ -154,8 +170,7 @@ class PlanBuilder:
                 more.samples,
                 pools=more.pools,
             )
-            self.budget -= num_tokens
-            self.num_tokens += num_tokens
+            self._spend(state, num_tokens)
             if self.snapshots is not None and (save := self.snapshots.take(state)) is not None:
                 self.saves.append(save)
 

@@ -52,7 +52,7 @@ class StepPlanner:
         for state in prefills:
             if builder.budget == 0:
                 return
-            if state.phase is Phase.RUNNING:
+            if state.phase is Phase.RUNNING and builder.room(state):
                 self._plan_chunk(state, builder)
 
     def _plan_chunk(self, state: RequestState, builder: PlanBuilder) -> None:
@@ -184,6 +184,10 @@ class StepPlanner:
                 return first
             if not allocator.adapters.admits(state.request.adapter):
                 self.waiting.set_aside(lane, misfits + waits)
+                continue
+            if not builder.room(state):
+                # Requests for text behind a flood of vectors must not wait for all of it.
+                lane.set_aside(misfits + waits)
                 continue
             match = allocator.cached_prefix(state)
             if state.bypasses < self.limits.max_bypasses and allocator.waits_for_prefix(

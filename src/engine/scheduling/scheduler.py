@@ -188,13 +188,15 @@ class Scheduler:
         """
         for request in requests:
             check_request(request, self.limits)
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        num_tokens = sum(
+            len(request.prompt_token_ids) + request.num_predicted for request in requests
+        )
         self._waiting.check_room(num_tokens, len(requests), self.limits.lane_of(requests[0]))
 
     def check_queue(self, num_requests: int, num_tokens: int, tenant: str = "") -> None:
-        """Refuse completions of ``num_tokens`` prompt tokens together, unless the queue has room.
+        """Refuse completions of ``num_tokens`` tokens together, unless the queue has room.
 
-        ``tenant``: whose they are.
+        Those are of their prompts and predictions. ``tenant``: whose they are.
 
         Raises
         ------
@@ -322,6 +324,10 @@ class Scheduler:
             # part of each step, and prompts would wait too long.
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
+        if decoding and self.limits.max_mixed_pooled_tokens is not None:
+            builder.pooled_budget = self.limits.max_mixed_pooled_tokens
+        for lane in self._waiting.lanes.values():
+            lane.bring_back(builder.pooled_budget)
         if is_shared:
             self._sharing.fill(builder, prefills)
         elif prefills or len(self._waiting):

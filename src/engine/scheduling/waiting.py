@@ -46,6 +46,7 @@ class Lane:
     """
 
     __slots__ = (
+        "_aside",
         "_front",
         "_heap",
         "_num_dead",
@@ -68,6 +69,8 @@ class Lane:
         self.passed = 0
         # Sorted by rank. All of them rank before everything in the heap, and none is dead.
         self._front: list[RequestState] = []
+        # Pooled requests for which no step had room, sorted by rank.
+        self._aside: list[RequestState] = []
         self._heap: list[tuple[Rank, RequestState]] = []
         self._num_dead = 0
 
@@ -95,11 +98,24 @@ class Lane:
         """Take out the request that ``peek(index)`` returned."""
         return self._front.pop(index)
 
+    def set_aside(self, index: int) -> None:
+        """Let what ``peek(index)`` returned wait where nobody looks at it, until `bring_back`."""
+        insort(self._aside, self._front.pop(index), key=attrgetter("rank"))
+
+    def bring_back(self, num_tokens: int) -> None:
+        """Bring back the first requests that were set aside, of so many tokens or a little more."""
+        while self._aside and num_tokens > 0:
+            state = self._aside.pop(0)
+            num_tokens -= len(state.token_ids)
+            self.insert(state)
+
     def discard(self, state: RequestState) -> None:
         """Drop a request that has just ended while waiting here.
 
         What passed the first one does not count for the next.
         """
+        if _remove(self._aside, state):
+            return
         if self._front and state.rank <= self._front[-1].rank:
             index = bisect_left(self._front, state.rank, key=attrgetter("rank"))
             del self._front[index]
@@ -116,6 +132,15 @@ class Lane:
             self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
             heapq.heapify(self._heap)
             self._num_dead = 0
+
+
+def _remove(states: list[RequestState], state: RequestState) -> bool:
+    """Remove a request from those sorted by rank; returns whether it was there."""
+    index = bisect_left(states, state.rank, key=attrgetter("rank"))
+    if index == len(states) or states[index] is not state:
+        return False
+    del states[index]
+    return True
 
 
 class Reservation:
@@ -144,11 +169,12 @@ class Reservation:
         """
         queue = self._queue
         if self.num_tokens:
-            most = queue.max_tokens // 2 if self._lane else queue.max_tokens
+            # A caller leaves as much to others as it takes, whether or not they are told apart.
+            most = queue.max_tokens // 2
             if self.num_tokens + num_tokens > most:
                 raise InvalidRequestError(
-                    f"more than {most} tokens together, but at most so many may wait"
-                    f"{' for one key' if self._lane else ''}: ask for fewer at once",
+                    f"more than {most} tokens together, but at most so many may wait for one "
+                    "request: ask for fewer at once",
                     param="input",
                 )
         queue.check_room(num_tokens, lane=self._lane)
@@ -232,7 +258,7 @@ class WaitingQueue:
             )
         if num_requests > 1 and num_tokens > most_tokens:
             raise InvalidRequestError(
-                f"n is {num_requests}: {num_tokens} prompt tokens together, but at most "
+                f"n is {num_requests}: {num_tokens} tokens together, but at most "
                 f"{most_tokens} may wait{whose}",
                 param="n",
             )
@@ -301,7 +327,7 @@ class WaitingQueue:
 
     def push(self, state: RequestState) -> None:
         """Insert a request by its rank."""
-        lane, num_tokens = self._lane_of(state), len(state.token_ids)
+        lane, num_tokens = self._lane_of(state), state.num_waiting_tokens
         self.num_tokens += num_tokens
         self._count += 1
         lane.num_tokens += num_tokens
@@ -310,7 +336,7 @@ class WaitingQueue:
 
     def _remove(self, state: RequestState) -> Lane:
         """Count a request no more."""
-        lane, num_tokens = self.lanes[state.lane], len(state.token_ids)
+        lane, num_tokens = self.lanes[state.lane], state.num_waiting_tokens
         self.num_tokens -= num_tokens
         self._count -= 1
         lane.num_tokens -= num_tokens
@@ -375,10 +401,8 @@ class WaitingQueue:
     def _remove_aside(self, state: RequestState, key: int) -> bool:
         """Remove a request from those aside; returns whether it was there."""
         states = self._aside.get(key, [])
-        index = bisect_left(states, state.rank, key=attrgetter("rank"))
-        if index == len(states) or states[index] is not state:
+        if not _remove(states, state):
             return False
-        del states[index]
         if not states:
             del self._aside[key]
         return True

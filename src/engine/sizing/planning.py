@@ -21,6 +21,7 @@ from src.engine.sizing.device_table import DeviceDescription, describe_device, k
 from src.engine.sizing.speed import Work, decode_speed, prefill_speed
 from src.engine.sizing.start import refuse_for_device
 from src.engine.speculation.choice import choose_sources
+from src.engine.speculation.drafter import SOURCES
 from src.models import Model, ServedModel, choose_implementation, resolve_model
 from src.models.config_file import read_config_file
 
@@ -175,9 +176,16 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
     section = setup.config.speculation
     if section.method != "off":
         states = attempt.plan is not None and attempt.plan.kv.states is not None
-        drafts = choose_sources(section, device_type=device.kind, has_states=states)
+        has_weights = bool(attempt.reckoned.drafts.parts)
+        drafts = choose_sources(
+            section,
+            device_type=device.kind,
+            has_states=states,
+            brought=SOURCES[section.method] if has_weights else (),
+        )
+        takes = "their weights and KV are counted above" if has_weights else "they take logits only"
         yield f"drafts of next tokens ({section.method}): {drafts}" + (
-            "; they take logits only, which the step above has" if drafts.sources else ""
+            f"; {takes}, and the step above has their logits" if drafts.sources else ""
         )
     plan = attempt.plan
     if plan is not None and plan.max_model_len < attempt.reckoned.outline.spec.max_positions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -41,6 +41,7 @@ def choose_sources(
     has_states: bool = False,
     has_windows: bool = False,
     num_backups: int | None = None,
+    brought: Collection[str] = (),
 ) -> Choice:
     """Who drafts with these settings on such a device.
 
@@ -50,6 +51,8 @@ def choose_sources(
         Whether the model keeps recurrent states, and whether some of its layers have windows.
     num_backups
         Slots that keep such states while drafts are verified; ``None``: not known yet.
+    brought
+        Sources for which the model's checkpoint brings the weights.
 
     Raises
     ------
@@ -72,8 +75,11 @@ def choose_sources(
     elif has_states and num_backups == 0:
         reason = "memory holds one sequence's recurrent states, and none while drafts are verified"
     if not reason:
-        keeps = section.shared_history_bytes > 0
-        return Choice(tuple(s for s in SOURCES[section.method] if keeps or s != "history"))
+        # Those of a method's own name are there, or the start has failed.
+        there = {*DRAFTERS, *brought, section.method}
+        if not section.shared_history_bytes:
+            there.discard("history")
+        return Choice(tuple(source for source in SOURCES[section.method] if source in there))
     if section.method != "auto":
         raise ConfigError(f"speculation.method = {section.method} cannot be served: {reason}")
     return Choice((), reason)
@@ -90,7 +96,7 @@ def choose_speculation(
 ) -> Callable[..., Speculation] | None:
     """What makes an engine's `Speculation`; ``None`` if there is none.
 
-    ``drafter`` is the one of a method whose drafters have weights. Other arguments and errors are
+    ``drafter`` is the one of the method's sources that has weights. Other arguments and errors are
     those of `choose_sources`.
     """
     choice = choose_sources(
@@ -99,6 +105,7 @@ def choose_speculation(
         has_states=has_states,
         has_windows=has_windows,
         num_backups=num_backups,
+        brought=() if drafter is None else SOURCES[section.method],
     )
     if not choice.sources:
         if section.method != "off":

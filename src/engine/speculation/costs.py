@@ -51,6 +51,8 @@ class Costs:
     def __init__(self) -> None:
         self._bases: dict[int, _Base] = {}
         self._prices: dict[tuple[int, int], _Price] = {}
+        # certain -> `least_price`, until a price changes: every step asks for it.
+        self._least: dict[int, float] = {}
         self._step = 0
 
     def begin(self) -> None:
@@ -83,6 +85,7 @@ class Costs:
             found = (min(seconds / base.seconds, 1 + 2 * drafts) - 1) / drafts
             price.weight = min(price.weight + 1, _MOST_OBSERVED)
             price.mean += (found - price.mean) / price.weight
+            self._least.clear()
 
     def price(self, certain: int, drafts: int) -> float:
         """How much longer each of so many drafts makes the step, as a part of its duration."""
@@ -99,7 +102,11 @@ class Costs:
 
     def least_price(self, certain: int) -> float:
         """The price of a draft if there are as many as are cheapest."""
-        return min(self.price(certain, drafts) for drafts in (1, *_DRAFTS))
+        least = self._least.get(certain)
+        if least is None:
+            least = min(self.price(certain, drafts) for drafts in (1, *_DRAFTS))
+            self._least[certain] = least
+        return least
 
     def _cell(self, certain: int, drafts: int) -> tuple[tuple[int, int], _Price]:
         """Where such steps are counted, and what is assumed before any was."""

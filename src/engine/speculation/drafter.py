@@ -127,15 +127,16 @@ DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = Mapping
     }
 )
 
-# Method -> the sources that are asked, in this order.
+# Method -> the sources that are asked, in this order. One that is not in `DRAFTERS` has weights
+# (`engine.drafters`); a method has one of these at most.
 SOURCES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
-        "auto": ("prediction", "suffix", "history"),
+        "auto": ("prediction", "suffix", "history", "mtp"),
         "suffix": ("prediction", "suffix", "history"),
         "ngram": ("prediction", "ngram"),
-        # Their drafters have weights, see `engine.drafters`.
         "draft": ("prediction", "draft"),
         "medusa": ("prediction", "medusa"),
         "eagle3": ("prediction", "eagle3"),
+        "mtp": ("prediction", "mtp"),
     }
 )

@@ -54,7 +54,7 @@ class Predicted:
         """The row has this request now, or has it again."""
         self._rows.pop(row, None)
         if request.prediction:
-            text = np.array(request.prediction, np.int32)
+            text = np.frombuffer(request.prediction, np.int32)
             self._rows[row] = _Followed(text, request.prompt_len)
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:

@@ -28,13 +28,13 @@ _LIKELY: Final = 0.6
 _LONGEST_PAUSE: Final = 64
 _LONGEST_SEARCH: Final = 8
 # The part of a step's time that asking in vain may take, spread over the steps of a pause.
-_ASKING: Final = 0.01
+_ASKING: Final = 0.005
 _FRESH: Final = 0.1
 # Of steps without drafts one in so many is measured.
-_MEASURED: Final = 4
+_MEASURED: Final = 8
 # The same of rows with a grammar: what it forces comes and goes with every few tokens.
 _LONGEST_RESTRICTED: Final = 2
-# The pause of rows in whose step no guess would pay.
+# The shortest pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
 
 
@@ -61,6 +61,10 @@ class Widths:
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         self._probed = 0
+        # No pause ends before this step.
+        self._soonest = 0
+        # Whether nothing is expected to pay in this step, and it only tries guesses.
+        self._only_tries = False
         # Seconds that asking takes in a step, as a part of the usual one.
         self._asking = 0.0
 
@@ -83,15 +87,25 @@ class Widths:
         pause = self._pauses.get(row)
         return 0 if pause is None or self._always else max(0, pause.until - self._step)
 
+    def asks_any(self) -> bool:
+        """Whether the pause of some row may have ended."""
+        if self._step < self._soonest:
+            return False
+        ends = [pause.until for pause in self._pauses.values() if pause.until > self._step]
+        self._soonest = min(ends, default=self._step + _LONGEST_PAUSE)
+        return True
+
     def is_measured(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens may have drafts: their price needs one without."""
         return self._always or self._costs.is_measured(num_tokens)
 
     def none_pays(self, num_tokens: int) -> bool:
         """Whether no guess, however likely, would pay in a step of so many tokens."""
-        if self._always or self._is_probe:
+        self._only_tries = False
+        if self._always or num_tokens * self._costs.least_price(num_tokens) * _MARGIN < 1:
             return False
-        return num_tokens * self._costs.least_price(num_tokens) * _MARGIN >= 1
+        self._only_tries = self._is_probe
+        return not self._only_tries
 
     @property
     def _is_probe(self) -> bool:
@@ -100,6 +114,13 @@ class Widths:
     def likelihood(self, guess: Guess) -> float:
         """The chance that the first token of a guess holds."""
         return self._chances.first(guess)
+
+    def may_pay(self, guess: Guess, num_tokens: int) -> bool:
+        """Whether a guess may pay in a step of so many tokens, as far as is known."""
+        if self._always or self._is_probe:
+            return True
+        price = num_tokens * self._costs.least_price(num_tokens)
+        return self.likelihood(guess) > price * _MARGIN
 
     def choose(self, guesses: Sequence[Guess], num_rows: int, num_tokens: int) -> list[int]:
         """How many of each row's guesses are verified.
@@ -157,6 +178,9 @@ class Widths:
 
     def found_nothing(self, row: int, *, restricted: bool = False) -> None:
         """No drafter had an idea for the row, or none that pays; or none that is possible."""
+        if self._only_tries:
+            self.nothing_pays(row)
+            return
         if restricted:
             self._wait(row, _LONGEST_RESTRICTED)
             return
@@ -187,12 +211,13 @@ class Widths:
 
     def nothing_pays(self, row: int) -> None:
         """No guess would have paid in a step of the row."""
-        self._pause(self._pauses.setdefault(row, _Pause()), _UNPAID)
+        self._wait(row, _LONGEST_PAUSE, _UNPAID)
 
     def _pause(self, pause: _Pause, length: int) -> None:
         # Up to a multiple of its length, so that rows are asked in the same steps. All others are
         # then planned and computed as they are without speculation.
         pause.until = (self._step + 1 + length) // length * length
+        self._soonest = min(self._soonest, pause.until)
 
     def is_fresh(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens without drafts need not be measured this time."""

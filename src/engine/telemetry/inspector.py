@@ -141,6 +141,7 @@ class Inspector:
             preemptions=len(record.preempted),
             expires_in=None if request.deadline is None else request.deadline - now,
             trace_id=record.trace_id,
+            task=request.task,
         )
 
     async def pool(self, cells: int = 256) -> PoolView:
@@ -235,4 +236,5 @@ def _pool_view(
         held=places.count(2),
         references=dict(sorted((n, count) for n, count in Counter(references).items() if n)),
         map=[(piece.count(0), piece.count(1), piece.count(2)) for piece in pieces],
+        whole_prompts=limits.whole_prompts,
     )

@@ -8,10 +8,16 @@ from types import TracebackType
 from typing import Any
 
 from src.core.request import Request
-from src.core.task import Task
+from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.requests.prompts import Prompt, RequestOptions
 from src.engine.requests.streams import Choice
-from src.observability.tracing import CompletionTrace, PromptTrace, RequestTrace, Telemetry
+from src.observability.tracing import (
+    CompletionTrace,
+    PromptTrace,
+    RequestTrace,
+    Telemetry,
+    TextsTrace,
+)
 from src.text.tokenizer import Tokenizer
 
 
@@ -98,7 +104,8 @@ class Observed:
 class ObservedRun:
     """A context around the texts of one call that ask for something else than text.
 
-    They have one span, with their task; inactive if telemetry is off.
+    They have one span, with their task; inactive if telemetry is off. That of an HTTP request comes
+    in the option ``trace``, and is ended where it began.
 
     Attributes
     ----------
@@ -106,29 +113,32 @@ class ObservedRun:
         The call's trace, if it is sampled.
     """
 
-    def __init__(self, telemetry: Telemetry, task: Task, request_id: str) -> None:
+    def __init__(self, telemetry: Telemetry, run: EmbeddingRun) -> None:
         self.trace: RequestTrace | None = None
         self._telemetry = telemetry
+        self._run = run
         self._arrival = time.monotonic()
         # As the conventions call it, where they do.
-        self._operation = "embeddings" if task == "embed" else task
+        self._operation = "embeddings" if run.task == "embed" else run.task
+        self._owns = "trace" not in run.options
         if not telemetry.active:
             return
-        self.trace = telemetry.begin(self._operation, received=self._arrival, server=False)
+        if self._owns:
+            self.trace = telemetry.begin(self._operation, received=self._arrival, server=False)
+        else:
+            self.trace = run.options["trace"]
         if self.trace is not None:
-            self.trace.response_id = request_id
-            self.trace.attributes = {"slipstream.task": task}
+            self.trace.operation = self._operation
+            self.trace.response_id = self.trace.response_id or run.request_id
+            self.trace.attributes["slipstream.task"] = run.task
 
     def __enter__(self) -> ObservedRun:
         return self
 
-    def answered(self, num_texts: int, num_tokens: int) -> None:
+    def answered(self, num_texts: int, num_tokens: int, cached_tokens: int) -> None:
         """Note what was computed."""
         if self.trace is not None:
-            self.trace.attributes |= {
-                "slipstream.texts": num_texts,
-                "gen_ai.usage.input_tokens": num_tokens,
-            }
+            self.trace.texts = TextsTrace(num_texts, num_tokens, cached_tokens, self._run.first)
 
     def __exit__(
         self,
@@ -141,7 +151,7 @@ class ObservedRun:
         # A cancellation means that the client went away; it is not recorded as an error.
         failure = error if isinstance(error, Exception) else None
         self._telemetry.prompt_ended(self._operation, self._arrival, [], failure)
-        if self.trace is not None:
+        if self.trace is not None and self._owns:
             if failure is not None:
                 self.trace.failed(failure)
             self._telemetry.end(self.trace)

@@ -142,7 +142,7 @@ class EngineObserver:
         ``drafted``: drafts that it has verified, and how many of them were right.
         """
         self.progress.committed(started)
-        prefill_rows = prefill_tokens = unfinished_rows = starts = more_pairs = 0
+        prefill_rows = prefill_tokens = unfinished_rows = pooled_rows = starts = more_pairs = 0
         for step in plan.rows:
             choice, prefilled = self._rows[step.row]
             starts += step.start
@@ -152,6 +152,7 @@ class EngineObserver:
                 prefill_rows += 1
                 prefill_tokens += num_tokens
                 unfinished_rows += not (step.samples or step.pools)
+                pooled_rows += step.pools
                 # Pairs of all its tokens but the last, which attends to the whole row.
                 more_pairs += (num_tokens - 1) * (2 * step.start + num_tokens) // 2
                 choice.record.chunks.append(
@@ -163,7 +164,7 @@ class EngineObserver:
                         times.device_end,
                     )
                 )
-        work = (prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs)
+        work = (prefill_rows, prefill_tokens, unfinished_rows, pooled_rows, starts, more_pairs)
         self._steps.committed(plan, times, started, work, drafted)
         if self._telemetry.samples_step():
             choices = (self._rows[step.row][0] for step in plan.rows)
@@ -237,6 +238,7 @@ class EngineObserver:
                 request_id=choice.request_id,
                 index=choice.index,
                 prompt_tokens=len(request.prompt_token_ids),
+                task=request.task,
             )
 
     def _vacate(self, row: int | None, choice: Choice) -> None:

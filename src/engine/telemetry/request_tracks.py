@@ -66,4 +66,5 @@ def _track(choice: Choice) -> RequestTrack:
         ended=record.ended,
         finish_reason=record.finish_reason,
         trace_id=record.trace_id,
+        task=request.task,
     )

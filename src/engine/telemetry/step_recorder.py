@@ -14,9 +14,10 @@ from src.core.steps import StepRecord
 from src.engine.scheduling.scheduler import Scheduler
 from src.engine.telemetry.timeline import Timeline
 
-# Prefill rows, prefill tokens, and prefill rows with more chunks to come; the sum of all rows'
-# start positions; pairs of a token and an attended position, without each row's last token.
-Work = tuple[int, int, int, int, int]
+# Prefill rows, prefill tokens, prefill rows with more chunks to come, and those that end with
+# numbers in place of a token; the sum of all rows' start positions; pairs of a token and an
+# attended position, without each row's last token.
+Work = tuple[int, int, int, int, int, int]
 # Plain tuples, because they are made in every step. Taken after a launch: running and waiting
 # requests, KV usage, new preemptions.
 _Planned = tuple[int, int, float, int]
@@ -88,7 +89,7 @@ class StepRecorder:
     def _record(self, step: _Committed, published: float) -> StepRecord:
         plan, times, planned, started, ended, idle_before, work, (drafted, accepted) = step
         running, waiting, kv_usage, preemptions = planned
-        prefill_rows, prefill_tokens, unfinished_rows, starts, more_pairs = work
+        prefill_rows, prefill_tokens, unfinished_rows, pooled_rows, starts, more_pairs = work
         cached = 0
         if plan.installs:
             installed = {install.row for install in plan.installs}
@@ -114,7 +115,7 @@ class StepRecorder:
             num_tokens=num_tokens,
             decode_rows=num_rows - prefill_rows,
             prefill_tokens=prefill_tokens,
-            sampled_rows=num_rows - unfinished_rows,
+            sampled_rows=num_rows - unfinished_rows - pooled_rows,
             installed_rows=len(plan.installs),
             cached_tokens=cached,
             preemptions=preemptions,
@@ -125,4 +126,5 @@ class StepRecorder:
             attended_pairs=starts + num_tokens + more_pairs,
             drafted_tokens=drafted,
             accepted_tokens=accepted,
+            pooled_rows=pooled_rows,
         )

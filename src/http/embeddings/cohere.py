@@ -13,7 +13,7 @@ from src.core.outputs import Embedding
 from src.engine.client import AsyncEngine
 from src.http.embeddings.inputs import given_texts, pooled_options, renamed
 from src.http.embeddings.vectors import (
-    held_vectors,
+    held_numbers,
     json_base64,
     json_numbers,
     vector_size,
@@ -70,6 +70,7 @@ async def embed_for_cohere(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            model=name,
             lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
@@ -78,7 +79,7 @@ async def embed_for_cohere(call: Call) -> None:
     # They are in the answer too.
     said, num_texts = _encode(texts), len(texts)
     del texts, request
-    held = held_vectors(call, num_texts, size, others=len(said), field="texts")
+    held = held_numbers(call, num_texts, num_texts * size, others=len(said), field="texts")
     with contextlib.closing(made), held:
         try:
             embeddings = await made

@@ -11,7 +11,7 @@ from typing import Final
 from src.core.outputs import Embedding
 from src.http.embeddings.inputs import given_inputs, pooled_options
 from src.http.embeddings.vectors import (
-    held_vectors,
+    held_numbers,
     json_base64,
     json_items,
     json_numbers,
@@ -29,6 +29,7 @@ from src.http.server.fields import RequestDecoder
 from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(EmbeddingRequest)
+_PREFIX: Final = "embd-"
 
 
 async def create_embeddings(call: Call) -> None:
@@ -48,16 +49,18 @@ async def create_embeddings(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            answer_id=f"{_PREFIX}{call.id}",
+            model=name,
             lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,
         ),
     )
-    size = vector_size(engine, request.dimensions)
+    count = num_texts * vector_size(engine, request.dimensions)
     # The texts are token ids before long, and answers may take long.
     del texts, request
-    with contextlib.closing(made), held_vectors(call, num_texts, size):
+    with contextlib.closing(made), held_numbers(call, num_texts, count):
         embeddings = await made
         await call.answer_in_pieces(_pieces(call.id, name, embeddings, in_base64=in_base64))
 
@@ -68,7 +71,7 @@ def _pieces(
     """The answer, each piece made when it is asked for."""
     prompt_tokens = sum(each.prompt_tokens for each in embeddings)
     body = EmbeddingBody(
-        id=f"embd-{request_id}",
+        id=f"{_PREFIX}{request_id}",
         created=int(time.time()),
         model=model,
         data=[],

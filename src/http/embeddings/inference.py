@@ -9,7 +9,7 @@ from typing import Final
 from src.core.errors import RequestError
 from src.core.outputs import Embedding
 from src.http.embeddings.inputs import given_texts, pooled_options, renamed
-from src.http.embeddings.vectors import held_vectors, json_numbers, vector_size
+from src.http.embeddings.vectors import held_numbers, json_numbers, vector_size
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.inference import NEUTRAL_IN_INFERENCE, EmbedRequest
 from src.http.server.call import Call
@@ -33,9 +33,10 @@ async def embed(call: Call) -> None:
         admission=call.admission,
         **pooled_options(call, timeout=request.timeout),
     )
-    num_texts, size = len(texts), vector_size(engine, request.dimensions)
+    num_texts = len(texts)
+    count = num_texts * vector_size(engine, request.dimensions)
     del texts, request
-    with contextlib.closing(made), held_vectors(call, num_texts, size, field="inputs"):
+    with contextlib.closing(made), held_numbers(call, num_texts, count, field="inputs"):
         try:
             embeddings = await made
         except RequestError as error:

@@ -116,6 +116,8 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 def pooled_options(
     call: Call,
     *,
+    answer_id: str | None = None,
+    model: str | None = None,
     lora: str | None = None,
     priority: int | None = None,
     timeout: float | None = None,
@@ -123,11 +125,16 @@ def pooled_options(
 ) -> EmbeddingOptions:
     """What every call for vectors or scores is made with.
 
+    ``answer_id`` and ``model`` are those of the answer; they are for the request's trace.
+
     Raises
     ------
     InvalidRequestError
         The header that says how long the request may take cannot be read.
     """
+    if call.trace is not None:
+        call.trace.response_id = answer_id or call.id
+        call.trace.model = model or call.trace.model
     return {
         "request_id": call.id,
         "priority": priority or 0,
@@ -135,4 +142,5 @@ def pooled_options(
         "cache_salt": cache_salt or "",
         "tenant": call.tenant,
         "lora": lora,
+        "trace": call.trace,
     }

@@ -1,9 +1,11 @@
-"""Vectors in answers: how many numbers one may have, and how they are written piece by piece."""
+"""Numbers in answers: how many one may have, and how they are written piece by piece.
+
+Vectors, probabilities of labels and scores have the same bounds, and the same way into an answer.
+"""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import sys
 from array import array
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from src.http.server.held_answers import HeldAnswers
 _encode: Final = msgspec.json.Encoder().encode
 # Numbers that are encoded at once: well under a millisecond, and whole groups of base64.
 _BLOCK: Final = 3 * 2048
-# Bytes of a number, and roughly of what is around a vector.
+# Bytes of a number, and roughly of what is around a result.
 _NUMBER: Final = 4
 _ENCODED: Final = 22  # as JSON
 _AROUND: Final = 256
@@ -32,11 +34,16 @@ def vector_size(engine: AsyncEngine, dimensions: int | None = None) -> int:
     return min(dimensions or recipe.size, recipe.size) if recipe else 0
 
 
-@contextlib.contextmanager
-def held_vectors(
-    call: Call, num_vectors: int, size: int, *, others: int = 0, field: str = "input"
-) -> Iterator[None]:
-    """Count an answer's vectors, of ``size`` numbers each, until it is sent.
+def num_labels(engine: AsyncEngine) -> int:
+    """Numbers of what a classifier says of a text; 0 where the model is none."""
+    recipe = engine.model_info.labels
+    return len(recipe.labels) if recipe else 0
+
+
+def held_numbers(
+    call: Call, num_results: int, count: int, *, others: int = 0, field: str = "input"
+) -> AbstractContextManager[None]:
+    """Count an answer's results, with ``count`` numbers together, until it is sent.
 
     ``others``: bytes beside them. ``field``: what the request calls its texts.
 
@@ -45,25 +52,19 @@ def held_vectors(
     InvalidRequestError
         They are more numbers than an answer may have.
     QueueFullError
-        The answers that wait for their readers leave no room for it.
+        The answers that wait for their readers leave no room for it, see `HeldAnswers.holding`.
     """
     http = call.server.config.http
-    if num_vectors * size > (most := http.max_embedding_values):
+    if count > (most := http.max_embedding_values):
         raise InvalidRequestError(
-            f"{num_vectors} vectors of {size} numbers are {num_vectors * size} numbers, an answer "
-            f"may have at most {most} (http.max_embedding_values): ask for fewer texts at once",
+            f"the results of {num_results} texts are {count} numbers, an answer may have at most "
+            f"{most} (http.max_embedding_values): ask for fewer texts at once",
             param=field,
         )
     # What has just been encoded, too.
-    encoded = min(_ENCODED * num_vectors * size, 2 * PIECE)
-    with held_bytes(call, num_vectors * (_NUMBER * size + _AROUND) + encoded + others):
-        yield
-
-
-def held_bytes(call: Call, size: int) -> AbstractContextManager[None]:
-    """Count ``size`` bytes of an answer until it is sent, see `HeldAnswers.holding`."""
-    most = call.server.config.http.max_held_vector_bytes
-    return call.server.keep(HeldAnswers).holding(size, call.tenant, most)
+    encoded = min(_ENCODED * count, 2 * PIECE)
+    size = num_results * _AROUND + _NUMBER * count + encoded + others
+    return call.server.keep(HeldAnswers).holding(size, call.tenant, http.max_held_vector_bytes)
 
 
 def json_numbers(numbers: bytes) -> Iterator[bytes]:

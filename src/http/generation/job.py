@@ -10,6 +10,7 @@ import msgspec
 from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.requests.admissions import Admission
+from src.engine.requests.predictions import PredictedOutput
 from src.engine.requests.prompts import ChatOptions, Prompt
 from src.http.protocol.generation import GenerationRequest
 from src.http.server.call import Call
@@ -36,7 +37,7 @@ class GenerationJob(msgspec.Struct, kw_only=True):
     streams, with_usage
         Whether the answer is a stream, and whether its last event has the usage.
     prediction
-        Text that the outputs are expected to have; there until it has been submitted.
+        What the outputs are expected to be; there until it has been submitted.
     timeout
         Seconds until the deadline: the client's, but never later than the configured one.
     """
@@ -56,7 +57,7 @@ class GenerationJob(msgspec.Struct, kw_only=True):
     cache_salt: str = ""
     tenant: str = ""
     lora: str | None = None
-    prediction: str | None = None
+    prediction: PredictedOutput | None = None
     admission: Admission | None = None
 
     @classmethod
@@ -76,7 +77,9 @@ class GenerationJob(msgspec.Struct, kw_only=True):
             timeout=call.timeout(request.timeout, call.server.config.http.request_timeout),
             cache_salt=request.cache_salt or "",
             tenant=call.tenant,
-            prediction=None if request.prediction is None else request.prediction.text,
+            prediction=(
+                None if request.prediction is None else PredictedOutput(request.prediction.text)
+            ),
             admission=call.admission,
             **more,
         )

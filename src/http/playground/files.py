@@ -28,7 +28,8 @@ _KINDS: Final = {
 }
 _SCRIPTS: Final = (
     *("api", "chat", "conversation", "elements", "fields", "main", "markdown", "metrics"),
-    *("notice", "panel", "sheets", "sse", "store", "timeline", "tokens", "trace", "turn", "watch"),
+    *("notice", "panel", "ranks", "sheets", "sse", "store", "tasks", "timeline", "tokens", "trace"),
+    *("turn", "vectors", "watch"),
 )
 # Made of the table of sampler parameters; the others are files.
 PARAMETERS: Final = "parameters.js"

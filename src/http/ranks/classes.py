@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -11,13 +13,13 @@ import msgspec
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Classification
 from src.http.embeddings.inputs import given_inputs, pooled_options, renamed
+from src.http.embeddings.vectors import held_numbers, json_items, json_numbers, num_labels
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.embeddings import EmbeddingUsage
 from src.http.protocol.inference import NEUTRAL_IN_PREDICTIONS
 from src.http.protocol.ranks import (
     NEUTRAL_IN_RANKS,
     ClassifyBody,
-    ClassifyItem,
     ClassifyRequest,
     Prediction,
     PredictRequest,
@@ -29,6 +31,9 @@ from src.http.server.state import adapter_name, served_name
 _decode_classify: Final = RequestDecoder(ClassifyRequest)
 _decode_predict: Final = RequestDecoder(PredictRequest)
 _encode: Final = msgspec.json.Encoder().encode
+_PREFIX: Final = "classify-"
+# Labels of a text that are encoded at once.
+_BLOCK: Final = 2048
 
 
 async def classify(call: Call) -> None:
@@ -46,32 +51,37 @@ async def classify(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            answer_id=f"{_PREFIX}{call.id}",
+            model=name,
             lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,
         ),
     )
+    num_texts, count = len(texts), len(texts) * num_labels(engine)
     del texts, request
-    found = await made
+    with contextlib.closing(made), held_numbers(call, num_texts, count):
+        await call.answer_in_pieces(_pieces(call.id, name, await made))
+
+
+def _pieces(request_id: str, model: str, found: Sequence[Classification]) -> Iterator[bytes]:
+    """The answer, each piece made when it is asked for."""
     tokens = sum(each.prompt_tokens for each in found)
-    items = [
-        ClassifyItem(
-            index=index,
-            label=each.label,
-            probs=list(each.probs),
-            num_classes=len(each.labels),
-        )
-        for index, each in enumerate(found)
-    ]
     body = ClassifyBody(
-        id=f"classify-{call.id}",
+        id=f"{_PREFIX}{request_id}",
         created=int(time.time()),
-        model=name,
-        data=items,
+        model=model,
+        data=[],
         usage=EmbeddingUsage(tokens, tokens),
     )
-    await call.answer(_encode(body))
+
+    def item(index: int, each: Classification) -> Iterator[bytes]:
+        yield b'{"index":%d,"label":%b,"probs":' % (index, _encode(each.label))
+        yield from json_numbers(each.numbers)
+        yield b',"num_classes":%d}' % len(each.labels)
+
+    return json_items(body, b"data", itertools.starmap(item, enumerate(found)))
 
 
 async def predict(call: Call) -> None:
@@ -87,13 +97,15 @@ async def predict(call: Call) -> None:
         admission=call.admission,
         **pooled_options(call, timeout=request.timeout),
     )
+    num_texts, count = len(texts), len(texts) * num_labels(engine)
     del texts, request
-    try:
-        found = await made
-    except RequestError as error:
-        raise renamed(error, {"input": "inputs"}) from None
-    answers = [_predictions(each) for each in found]
-    await call.answer(_encode(answers if is_batch else answers[0]))
+    with contextlib.closing(made), held_numbers(call, num_texts, count, field="inputs"):
+        try:
+            found = await made
+        except RequestError as error:
+            raise renamed(error, {"input": "inputs"}) from None
+        pieces = _all_predictions(found) if is_batch else _predictions(found[0])
+        await call.answer_in_pieces(pieces)
 
 
 def _inputs(request: PredictRequest, most: int) -> tuple[list[str], bool]:
@@ -141,6 +153,19 @@ def _only(texts: Sequence[str | list[str]]) -> str:
     )
 
 
-def _predictions(found: Classification) -> list[Prediction]:
-    probs = found.probs
-    return [Prediction(probs[index], found.labels[index]) for index in found.likeliest_first()]
+def _all_predictions(found: Sequence[Classification]) -> Iterator[bytes]:
+    for index, each in enumerate(found):
+        yield b"," if index else b"["
+        yield from _predictions(each)
+    yield b"]"
+
+
+def _predictions(found: Classification) -> Iterator[bytes]:
+    """The JSON list of what one text gets, in pieces."""
+    probs, labels = found.probs, found.labels
+    order = found.likeliest_first()
+    yield b"["
+    for start in range(0, len(order), _BLOCK):
+        made = [Prediction(probs[label], labels[label]) for label in order[start : start + _BLOCK]]
+        yield (b"," if start else b"") + _encode(made)[1:-1]
+    yield b"]"

@@ -13,11 +13,11 @@ from src.core.outputs import Embedding, Encoding
 from src.core.task import Task
 from src.http.embeddings.inputs import given_inputs, pooled_options
 from src.http.embeddings.vectors import (
-    held_bytes,
-    held_vectors,
+    held_numbers,
     json_base64,
     json_items,
     json_numbers,
+    num_labels,
     vector_size,
 )
 from src.http.generation.sampling import check_neutral
@@ -32,6 +32,7 @@ _decode: Final = RequestDecoder(PoolingRequest)
 # In the order in which one is chosen where a request does not say.
 _TASKS: Final[tuple[Task, ...]] = ("embed", "classify", "token_embed", "token_classify")
 _NUMBER: Final = 4
+_PREFIX: Final = "pool-"
 
 
 async def pool(call: Call) -> None:
@@ -48,9 +49,11 @@ async def pool(call: Call) -> None:
         task = next(each for each in _TASKS if each in does)
     _check(request, task)
     texts = await given_inputs(call, engine, request)
-    in_base64, most = request.encoding_format == "base64", call.server.config.http
+    num_texts, in_base64 = len(texts), request.encoding_format == "base64"
     options = pooled_options(
         call,
+        answer_id=f"{_PREFIX}{call.id}",
+        model=name,
         lora=adapter_name(engine, name),
         priority=request.priority,
         timeout=request.timeout,
@@ -58,9 +61,12 @@ async def pool(call: Call) -> None:
     )
     truncate, adds = request.truncate_prompt_tokens, request.add_special_tokens is not False
     with contextlib.ExitStack() as stack:
+
+        def hold(count: int) -> None:
+            stack.enter_context(held_numbers(call, num_texts, count))
+
         if task == "embed":
-            size = vector_size(engine, request.dimensions)
-            stack.enter_context(held_vectors(call, len(texts), size))
+            hold(num_texts * vector_size(engine, request.dimensions))
             vectors = engine.embed(
                 texts,
                 dimensions=request.dimensions,
@@ -73,13 +79,15 @@ async def pool(call: Call) -> None:
             del texts, request
             pieces = _pieces(call.id, name, await vectors, in_base64=in_base64)
         else:
-            # How many tokens there are is not known yet.
-            stack.enter_context(held_bytes(call, _NUMBER * most.max_embedding_values))
+            if task == "classify":
+                hold(num_texts * num_labels(engine))
             arrays = engine.encode(
                 texts,
                 task=task,
                 use_activation=request.use_activation is not False,
-                max_values=most.max_embedding_values,
+                max_values=call.server.config.http.max_embedding_values,
+                # How many numbers tokens have is known once there are tokens.
+                on_counted=None if task == "classify" else hold,
                 truncate=truncate,
                 add_special_tokens=adds,
                 admission=call.admission,
@@ -120,7 +128,7 @@ def _pieces(
     """The answer, each piece made when it is asked for."""
     tokens = sum(each.prompt_tokens for each in found)
     body = PoolingBody(
-        id=f"pool-{request_id}",
+        id=f"{_PREFIX}{request_id}",
         created=int(time.time()),
         model=model,
         data=[],

@@ -15,7 +15,7 @@ import msgspec
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Score
 from src.http.embeddings.inputs import pooled_options
-from src.http.embeddings.vectors import held_bytes, json_items
+from src.http.embeddings.vectors import held_numbers, json_items
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.cohere import BilledUnits, CohereMeta
 from src.http.protocol.embeddings import EmbeddingUsage
@@ -39,8 +39,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _OF_DOCUMENTS: Final = ("top_n", "return_documents", "max_tokens_per_doc")
 _OF_TEXTS: Final = ("raw_scores", "return_text", "truncate")
 
-# Bytes of a score, roughly.
-_AROUND: Final = 256
+_PREFIX: Final = "rerank-"
 
 
 async def rerank(call: Call) -> None:
@@ -79,6 +78,8 @@ async def _rerank(call: Call, *, shows_documents: bool) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            answer_id=f"{_PREFIX}{call.id}",
+            model=name,
             lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
@@ -88,8 +89,9 @@ async def _rerank(call: Call, *, shows_documents: bool) -> None:
     kept, num_texts = texts if shows_documents else None, len(texts)
     del texts, request
     # What is told of the documents is held until it is sent.
-    size = num_texts * _AROUND + (call.body_size if shows_documents else 0)
-    with contextlib.closing(made), held_bytes(call, size):
+    others = call.body_size if shows_documents else 0
+    held = held_numbers(call, num_texts, num_texts, others=others, field=field)
+    with contextlib.closing(made), held:
         try:
             scores = await made
         except RequestError as error:
@@ -144,7 +146,7 @@ def _results(
     """The answer, each piece made when it is asked for."""
     tokens = sum(each.prompt_tokens for each in scores)
     body = RerankBody(
-        id=f"rerank-{request_id}",
+        id=f"{_PREFIX}{request_id}",
         model=model,
         results=[],
         usage=EmbeddingUsage(tokens, tokens),

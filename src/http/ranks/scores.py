@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from src.core.errors import InvalidRequestError, RequestError
+from src.core.outputs import Score
 from src.http.embeddings.inputs import pooled_options, renamed
+from src.http.embeddings.vectors import held_numbers, json_items
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.embeddings import EmbeddingUsage
 from src.http.protocol.ranks import (
@@ -26,6 +29,7 @@ from src.http.server.state import adapter_name, served_name
 
 _decode: Final = RequestDecoder(ScoreRequest)
 _encode: Final = msgspec.json.Encoder().encode
+_PREFIX: Final = "score-"
 
 # What the engine calls a text that has a vector of its own.
 _INPUT: Final = re.compile(r"\binput\b")
@@ -55,26 +59,40 @@ async def score(call: Call) -> None:
         admission=call.admission,
         **pooled_options(
             call,
+            answer_id=f"{_PREFIX}{call.id}",
+            model=name,
             lora=adapter_name(engine, name),
             priority=request.priority,
             timeout=request.timeout,
             cache_salt=request.cache_salt,
         ),
     )
+    num_pairs = len(pairs)
     del pairs, request
-    try:
-        scores = await made
-    except RequestError as error:
-        raise with_sides(error, first, second, one_query=one_query) from None
+    held = held_numbers(call, num_pairs, num_pairs, field=second)
+    with contextlib.closing(made), held:
+        try:
+            scores = await made
+        except RequestError as error:
+            raise with_sides(error, first, second, one_query=one_query) from None
+        await call.answer_in_pieces(_pieces(call.id, name, scores))
+
+
+def _pieces(request_id: str, model: str, scores: Sequence[Score]) -> Iterator[bytes]:
+    """The answer, each piece made when it is asked for."""
     tokens = sum(each.prompt_tokens for each in scores)
     body = ScoreBody(
-        id=f"score-{call.id}",
+        id=f"{_PREFIX}{request_id}",
         created=int(time.time()),
-        model=name,
-        data=[ScoreItem(index=index, score=each.score) for index, each in enumerate(scores)],
+        model=model,
+        data=[],
         usage=EmbeddingUsage(tokens, tokens),
     )
-    await call.answer(_encode(body))
+
+    def item(index: int) -> Iterator[bytes]:
+        yield _encode(ScoreItem(index=index, score=scores[index].score))
+
+    return json_items(body, b"data", map(item, range(len(scores))))
 
 
 def check_texts(texts: Sequence[str], field: str) -> None:

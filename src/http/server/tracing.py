@@ -11,19 +11,31 @@ from src.engine.client import AsyncEngine
 from src.http.server.body import header
 from src.observability.tracing import RequestTrace
 
-# Path of an endpoint that generates -> what the conventions call it.
+# Path of an endpoint that computes -> what the conventions call it, where they do; else its task.
 OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/embed": "embeddings",
+    "/classify": "classify",
+    "/predict": "classify",
+    # Until its task is known.
+    "/pooling": "pooling",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "score",
+    "/v1/rerank": "score",
+    "/v2/rerank": "score",
 }
 
 _SESSION_ID = re.compile(r"[!-~]{1,128}")
 
 
 def begin_trace(engine: AsyncEngine | None, scope: Scope, received: float) -> RequestTrace | None:
-    """Start the request's span; ``None`` when it generates nothing or is not sampled.
+    """Start the request's span; ``None`` when it computes nothing or is not sampled.
 
     ``received`` is when the request arrived, on the monotonic clock.
     """

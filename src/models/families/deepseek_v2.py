@@ -110,12 +110,15 @@ def chosen_groups(fields: Fields) -> dict[str, int]:
     return {"groups": fields.integer("n_group"), "chosen_groups": fields.integer("topk_group")}
 
 
-def mlps_of(fields: Fields, **differences: Any) -> list[MLPConfig | ExpertsConfig]:
+def mlps_of(
+    fields: Fields, *, behind: int = 0, **differences: Any
+) -> list[MLPConfig | ExpertsConfig]:
     """Dense layers first, then every `moe_layer_freq`-th has experts, with shared ones beside them.
 
-    Shared experts are one MLP that is as wide as all of them.
+    Shared experts are one MLP that is as wide as all of them. At the end are those of as many
+    layers ``behind`` the last.
     """
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.integer("num_hidden_layers") + behind
     dense = mlp(fields)
     if fields.raw("n_routed_experts") is None:
         return [dense] * layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from src.models.config import ModelConfig
 from src.models.families.deepseek_v2 import chosen_groups, latent_attention, mlps_of
-from src.models.families.family import Family, decoder
+from src.models.families.family import Family, decoder, predicting
 from src.models.fields import Fields
 
 
@@ -35,13 +35,14 @@ class DeepseekV3(Family):
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """Layers that predict further tokens (`num_nextn_predict_layers`) are not read."""
+        """Layers that predict further tokens (`num_nextn_predict_layers`) are for drafts alone."""
         for name, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
             if fields.raw(name) not in (None, known):
                 raise fields.error(name, f"{known!r}")
         attention = latent_attention(fields, interleaved=fields.boolean("rope_interleave"))
-        mlps = mlps_of(
+        *mlps, further = mlps_of(
             fields,
+            behind=1,
             renormalize=fields.boolean("norm_topk_prob"),
             scoring="sigmoid",
             choice_bias_name="mlp.gate.e_score_correction_bias",
@@ -52,5 +53,5 @@ class DeepseekV3(Family):
             [attention] * len(mlps),
             mlps,
             rope=attention.rope,
-            unread_layers=fields.count("num_nextn_predict_layers", "num_mtp_layers"),
+            **predicting(fields, attention, further),
         )

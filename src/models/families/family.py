@@ -17,6 +17,7 @@ from src.models.config import (
     MixingConfig,
     MLPConfig,
     ModelConfig,
+    PredictorConfig,
 )
 from src.models.decoder import write_decoder
 from src.models.fields import LAYER_TYPES, Fields
@@ -249,6 +250,40 @@ def decoder(
     if config.looks_ahead:
         return replace(config, unread=(*config.unread, f"{config.head_name}."))
     return config
+
+
+def predicting(
+    fields: Fields, one: MixingConfig, other: MLPConfig | ExpertsConfig
+) -> dict[str, Any]:
+    """What `decoder` is told of layers behind the last that predict further tokens.
+
+    They are numbered like the others, as in DeepSeek-V3 (DeepSeek-AI 2024, section 2.2). Only the
+    first is ever read. Embedding and head in them are copies of the model's.
+
+    Parameters
+    ----------
+    fields
+        The fields of `config.json`.
+    one, other
+        What the first of them consists of.
+    """
+    count = fields.count("num_nextn_predict_layers", "num_mtp_layers")
+    if not count:
+        return {}
+    name = f"model.layers.{fields.integer('num_hidden_layers')}"
+    return {
+        "unread_layers": count,
+        "predictor": PredictorConfig(
+            layer=LayerConfig(attention=one, mlp=other),
+            layer_name=name,
+            join_name=f"{name}.eh_proj",
+            embedding_norm_name=f"{name}.enorm",
+            hidden_norm_name=f"{name}.hnorm",
+            final_norm_name=f"{name}.shared_head.norm",
+            prefix=f"{name}.",
+            unread=(f"{name}.embed_tokens.", f"{name}.shared_head.head."),
+        ),
+    }
 
 
 def both_ways(fields: Fields, one: MixingConfig) -> AttentionConfig:

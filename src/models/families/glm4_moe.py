@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from src.models.config import ExpertsConfig, MLPConfig, ModelConfig
-from src.models.families.family import Family, attention, decoder, experts, mlp
+from src.models.families.family import (
+    Family,
+    attention,
+    decoder,
+    experts,
+    mlp,
+    predicting,
+)
 from src.models.fields import Fields
 
 
@@ -33,7 +40,7 @@ class Glm4Moe(Family):
         """`attention_bias` is on queries, keys and values.
 
         The shared experts of a layer are one MLP of their joint width. Layers behind the last,
-        which predict further tokens, are not read.
+        which predict further tokens, are for drafts alone.
         """
         layers = fields.integer("num_hidden_layers")
         rope = fields.rope(fields.integer("max_position_embeddings"), partial=True)
@@ -45,14 +52,14 @@ class Glm4Moe(Family):
         )
         dense = fields.count("first_k_dense_replace")
         mlps: list[MLPConfig | ExpertsConfig] = [
-            mlp(fields) if layer < dense else _experts(fields) for layer in range(layers)
+            mlp(fields) if layer < dense else _experts(fields) for layer in range(layers + 1)
         ]
         return decoder(
             fields,
             [base] * layers,
-            mlps,
+            mlps[:layers],
             rope=rope,
-            unread_layers=fields.count("num_nextn_predict_layers", "num_mtp_layers"),
+            **predicting(fields, base, mlps[layers]),
         )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from src.models.config import (
     ExpertsConfig,
+    LayerConfig,
     MixingConfig,
     MLPConfig,
     ModelConfig,
+    PredictorConfig,
     RecurrenceConfig,
 )
 from src.models.families.family import Family, attention, decoder, experts, mlp
@@ -17,7 +19,7 @@ _KINDS = ("linear_attention", "full_attention")
 
 
 class Qwen3Next(Family):
-    """Experts with a gated shared one in most layers; layers to predict further tokens are left."""
+    """Experts with a gated shared one in most layers, and perhaps a layer for further tokens."""
 
     architectures = ("Qwen3NextForCausalLM",)
     model_type = "qwen3_next"
@@ -42,7 +44,10 @@ class Qwen3Next(Family):
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
-        """Without `layer_types` every `full_attention_interval`-th layer has attention."""
+        """Without `layer_types` every `full_attention_interval`-th layer has attention.
+
+        No field says whether there is a layer that predicts further tokens.
+        """
         layers, every = (
             fields.integer("num_hidden_layers"),
             fields.integer("full_attention_interval"),
@@ -63,7 +68,18 @@ class Qwen3Next(Family):
         ]
         norm = NormSpec(fields.number("rms_norm_eps", default=1e-6), offset=1.0, scales_wide=True)
         mlps = _mlps(fields, layers)
-        return decoder(fields, parts, mlps, norm=norm, rope=rope, unread=("mtp.",))
+        predictor = PredictorConfig(
+            layer=LayerConfig(attention=attends, mlp=_mlps(fields, 1)[0]),
+            layer_name="mtp.layers.0",
+            join_name="mtp.fc",
+            embedding_norm_name="mtp.pre_fc_norm_embedding",
+            hidden_norm_name="mtp.pre_fc_norm_hidden",
+            final_norm_name="mtp.norm",
+            prefix="mtp.",
+        )
+        return decoder(
+            fields, parts, mlps, norm=norm, rope=rope, unread=("mtp.",), predictor=predictor
+        )
 
 
 def _delta(fields: Fields) -> RecurrenceConfig:

@@ -59,7 +59,7 @@ def load_model(path: Path, options: LoadOptions = _DEFAULT, hooks: LoadHooks = _
     config = load_config(path)
     family = family_of(config.architecture)
     is_dummy = options.load_format == "dummy"
-    stored = {} if is_dummy else _named(_open(path), config)
+    stored = {} if is_dummy else open_tensors(path, config)
     head, embedding = f"{config.head_name}.weight", f"{config.embedding_name}.weight"
     if config.tie_word_embeddings and _differ(stored.get(head), stored.get(embedding)):
         # Like the reference: a head with values of its own is not tied, whatever the flag says.
@@ -229,13 +229,20 @@ def resolve_max_positions(max_model_len: int | None, config: ModelConfig) -> int
     return max_model_len
 
 
-def _open(path: Path) -> dict[str, StoredTensor]:
+def open_tensors(path: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors of a model's directory or GGUF file, by the names that the configuration has.
+
+    Raises
+    ------
+    ModelLoadError
+        See `checkpoint.open_checkpoint`.
+    """
     if is_gguf(path):
         # Imported here because few checkpoints need it.
         from src.models.gguf.checkpoint import open_checkpoint as open_gguf_checkpoint
 
-        return open_gguf_checkpoint(path)
-    return open_checkpoint(path)
+        return _named(open_gguf_checkpoint(path), config)
+    return _named(open_checkpoint(path), config)
 
 
 def _named(stored: dict[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

@@ -15,7 +15,7 @@ from src.core.records import RequestRecord
 from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.sampling_params import SamplingParams
 from src.observability.durations import Durations
-from src.observability.tracing.request import PromptTrace, RequestTrace
+from src.observability.tracing.request import PromptTrace, RequestTrace, TextsTrace
 
 PROVIDER: Final = "slipstream"
 
@@ -37,6 +37,8 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
         found["error.type"] = type(trace.error).__qualname__
     if trace.disconnected:
         found["slipstream.client_disconnected"] = True
+    if trace.texts is not None:
+        found |= _of_texts(trace, trace.texts)
     if not trace.prompts:
         return found
     found |= _asked(trace.prompts[0])
@@ -75,6 +77,26 @@ def request_attributes(trace: RequestTrace) -> dict[str, Any]:
         found |= latencies(records[0])
     if trace.content_chars:
         found |= _content(trace)
+    return found
+
+
+def _of_texts(trace: RequestTrace, texts: TextsTrace) -> dict[str, Any]:
+    """Attributes of a request that asks for something else than text."""
+    found = {
+        "slipstream.texts": texts.num_texts,
+        "gen_ai.usage.input_tokens": texts.num_tokens,
+        "gen_ai.usage.cache_read.input_tokens": texts.cached_tokens,
+        "gen_ai.usage.prompt_tokens": texts.num_tokens,
+        "gen_ai.request.id": trace.response_id,
+        "gen_ai.latency.e2e": trace.ended - trace.received,
+    }
+    if texts.first is not None:
+        # Of the first one. Others wait for those before them.
+        queue = Durations.of(texts.first).queue
+        if queue is not None:
+            found["gen_ai.latency.time_in_queue"] = queue
+        if texts.first.lora:
+            found["slipstream.request.adapter"] = texts.first.lora
     return found
 
 

@@ -40,6 +40,19 @@ class PromptTrace:
     completions: Sequence[CompletionTrace]
 
 
+@dataclass(frozen=True)
+class TextsTrace:
+    """The texts of a request that asks for something else than text, once they are answered.
+
+    ``first`` is the record of the one that was queued first.
+    """
+
+    num_texts: int
+    num_tokens: int
+    cached_tokens: int
+    first: RequestRecord | None
+
+
 @dataclass(eq=False)
 class RequestTrace:
     """One sampled request.
@@ -54,7 +67,7 @@ class RequestTrace:
     trace_id, span_id
         Lower-case hexadecimal digits, 32 and 16.
     operation
-        ``chat`` or ``text_completion``.
+        ``chat``, ``text_completion`` or ``embeddings``, or another task.
     received
         When the request's span begins.
     content_chars
@@ -63,6 +76,8 @@ class RequestTrace:
         Whether to record the time of every delivery of tokens.
     model, response_id, attributes
         Reported when the span ends.
+    texts
+        What was computed, where it asks for something else than text.
     error
         The error that ended it, and the error's class, by which dashboards group.
     """
@@ -80,6 +95,7 @@ class RequestTrace:
     response_id: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
     prompts: list[PromptTrace] = field(default_factory=list)
+    texts: TextsTrace | None = None
     error: BaseException | None = None
     disconnected: bool = False
     ended: float = 0.0

@@ -113,7 +113,7 @@ class Telemetry:
         Parameters
         ----------
         operation
-            ``chat`` or ``text_completion``.
+            ``chat``, ``text_completion``, ``embeddings`` or another task.
         headers
             Of the HTTP request, names in lower case: ``traceparent`` and other propagation headers.
         server

@@ -103,11 +103,12 @@ SLIPSTREAM_EXPORT int slipstream_open_gate(MaskGate*, const uint32_t* masks, int
                                            const int64_t* rows, int64_t count);
 // A whole step: gathers the rows' tokens, runs the model, and samples the next tokens [S] of each sampling
 // row by temperature and seed, into `token_ids` and into the rows. `padding` tokens without a row are
-// appended. Null arguments: no `gate` means no masks; no `token_ids` means no sampling; no `hidden` or
-// `logits` means that they are not returned.
+// appended. `own` has the model's own inputs of the other tokens, [own_inputs, tokens]. Null arguments: no
+// `own` means zeros, as padding has; no `gate` means no masks; no `token_ids` means no sampling; no
+// `hidden` or `logits` means that they are not returned.
 SLIPSTREAM_EXPORT int slipstream_step(const StepContext*, const RowStep* steps, int64_t num_steps,
-                                      int64_t padding, MaskGate* gate, int64_t* token_ids,
-                                      Handle* hidden, Handle* logits);
+                                      int64_t padding, const int64_t* own, MaskGate* gate,
+                                      int64_t* token_ids, Handle* hidden, Handle* logits);
 
 // A request's own constraint on a row, beside its grammar.
 enum RowConstraint : uint8_t { kUnconstrained = 0, kAllowedTokens = 1, kMayNotEnd = 2 };

@@ -224,7 +224,7 @@ class StepContext(Record):
 
     program: int = pointer(
         "const Instruction*",
-        "[length]: from token ids (tensor 0), positions (1) and slots of adapters (2)",
+        "[length]: from token ids (tensor 0), positions (1), slots of adapters (2) and own inputs",
     )
     head: int = pointer("const Bound*", "hidden states to logits")
     tokens: int = pointer("int32_t*", "[rows, token_stride]: (row, position) -> token id")
@@ -238,6 +238,8 @@ class StepContext(Record):
     last_mixer: int = int64("index of its last mixer")
     kept: int = int64("bit i: tensor i is read after the last mixer, which does not write it")
     hidden: int = int64("number of the hidden states' tensor")
+    own_inputs: int = int64("step inputs of the model's own")
+    first_own: int = int64("number of the first one's tensor; the others follow")
     rows: int = int64()
     token_stride: int = int64()
     groups: int = int64()

@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 1600798979
+#define SLIPSTREAM_ABI 2024590875
 
 // Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 //
@@ -546,7 +546,7 @@ static_assert(offsetof(Instruction, last_reads) == 160 && sizeof(Instruction::la
 
 // Shared by all steps of an engine: its program, its KV cache and its rows.
 struct StepContext {
-  // [length]: from token ids (tensor 0), positions (1) and slots of adapters (2)
+  // [length]: from token ids (tensor 0), positions (1), slots of adapters (2) and own inputs
   const Instruction* program;
   const Bound* head;  // hidden states to logits
   int32_t* tokens;  // [rows, token_stride]: (row, position) -> token id
@@ -558,6 +558,8 @@ struct StepContext {
   int64_t last_mixer;  // index of its last mixer
   int64_t kept;  // bit i: tensor i is read after the last mixer, which does not write it
   int64_t hidden;  // number of the hidden states' tensor
+  int64_t own_inputs;  // step inputs of the model's own
+  int64_t first_own;  // number of the first one's tensor; the others follow
   int64_t rows;
   int64_t token_stride;
   int64_t groups;
@@ -574,7 +576,7 @@ struct StepContext {
   int64_t threads;
   int64_t deterministic;
 };
-static_assert(sizeof(StepContext) == 208, "as in Python");
+static_assert(sizeof(StepContext) == 224, "as in Python");
 static_assert(offsetof(StepContext, program) == 0 && sizeof(StepContext::program) == 8, "as in Python");
 static_assert(offsetof(StepContext, head) == 8 && sizeof(StepContext::head) == 8, "as in Python");
 static_assert(offsetof(StepContext, tokens) == 16 && sizeof(StepContext::tokens) == 8, "as in Python");
@@ -586,21 +588,23 @@ static_assert(offsetof(StepContext, length) == 56 && sizeof(StepContext::length)
 static_assert(offsetof(StepContext, last_mixer) == 64 && sizeof(StepContext::last_mixer) == 8, "as in Python");
 static_assert(offsetof(StepContext, kept) == 72 && sizeof(StepContext::kept) == 8, "as in Python");
 static_assert(offsetof(StepContext, hidden) == 80 && sizeof(StepContext::hidden) == 8, "as in Python");
-static_assert(offsetof(StepContext, rows) == 88 && sizeof(StepContext::rows) == 8, "as in Python");
-static_assert(offsetof(StepContext, token_stride) == 96 && sizeof(StepContext::token_stride) == 8, "as in Python");
-static_assert(offsetof(StepContext, groups) == 104 && sizeof(StepContext::groups) == 8, "as in Python");
-static_assert(offsetof(StepContext, group_stride) == 112 && sizeof(StepContext::group_stride) == 8, "as in Python");
-static_assert(offsetof(StepContext, block_table_stride) == 120 && sizeof(StepContext::block_table_stride) == 8, "as in Python");
-static_assert(offsetof(StepContext, temperature_stride) == 128 && sizeof(StepContext::temperature_stride) == 8, "as in Python");
-static_assert(offsetof(StepContext, seed_stride) == 136 && sizeof(StepContext::seed_stride) == 8, "as in Python");
-static_assert(offsetof(StepContext, vocab_size) == 144 && sizeof(StepContext::vocab_size) == 8, "as in Python");
-static_assert(offsetof(StepContext, block_size) == 152 && sizeof(StepContext::block_size) == 8, "as in Python");
-static_assert(offsetof(StepContext, mixed_width) == 160 && sizeof(StepContext::mixed_width) == 8, "as in Python");
-static_assert(offsetof(StepContext, dtype) == 168 && sizeof(StepContext::dtype) == 8, "as in Python");
-static_assert(offsetof(StepContext, torch_dtype) == 176 && sizeof(StepContext::torch_dtype) == 8, "as in Python");
-static_assert(offsetof(StepContext, torch_index_dtype) == 184 && sizeof(StepContext::torch_index_dtype) == 8, "as in Python");
-static_assert(offsetof(StepContext, threads) == 192 && sizeof(StepContext::threads) == 8, "as in Python");
-static_assert(offsetof(StepContext, deterministic) == 200 && sizeof(StepContext::deterministic) == 8, "as in Python");
+static_assert(offsetof(StepContext, own_inputs) == 88 && sizeof(StepContext::own_inputs) == 8, "as in Python");
+static_assert(offsetof(StepContext, first_own) == 96 && sizeof(StepContext::first_own) == 8, "as in Python");
+static_assert(offsetof(StepContext, rows) == 104 && sizeof(StepContext::rows) == 8, "as in Python");
+static_assert(offsetof(StepContext, token_stride) == 112 && sizeof(StepContext::token_stride) == 8, "as in Python");
+static_assert(offsetof(StepContext, groups) == 120 && sizeof(StepContext::groups) == 8, "as in Python");
+static_assert(offsetof(StepContext, group_stride) == 128 && sizeof(StepContext::group_stride) == 8, "as in Python");
+static_assert(offsetof(StepContext, block_table_stride) == 136 && sizeof(StepContext::block_table_stride) == 8, "as in Python");
+static_assert(offsetof(StepContext, temperature_stride) == 144 && sizeof(StepContext::temperature_stride) == 8, "as in Python");
+static_assert(offsetof(StepContext, seed_stride) == 152 && sizeof(StepContext::seed_stride) == 8, "as in Python");
+static_assert(offsetof(StepContext, vocab_size) == 160 && sizeof(StepContext::vocab_size) == 8, "as in Python");
+static_assert(offsetof(StepContext, block_size) == 168 && sizeof(StepContext::block_size) == 8, "as in Python");
+static_assert(offsetof(StepContext, mixed_width) == 176 && sizeof(StepContext::mixed_width) == 8, "as in Python");
+static_assert(offsetof(StepContext, dtype) == 184 && sizeof(StepContext::dtype) == 8, "as in Python");
+static_assert(offsetof(StepContext, torch_dtype) == 192 && sizeof(StepContext::torch_dtype) == 8, "as in Python");
+static_assert(offsetof(StepContext, torch_index_dtype) == 200 && sizeof(StepContext::torch_index_dtype) == 8, "as in Python");
+static_assert(offsetof(StepContext, threads) == 208 && sizeof(StepContext::threads) == 8, "as in Python");
+static_assert(offsetof(StepContext, deterministic) == 216 && sizeof(StepContext::deterministic) == 8, "as in Python");
 
 // Masks of rows and their requests' own constraints.
 //

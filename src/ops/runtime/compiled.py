@@ -100,7 +100,7 @@ class Caller:
             ctypes.c_void_p,
             ctypes.c_int64,
             ctypes.c_int64,
-            *(ctypes.c_void_p,) * 4,
+            *(ctypes.c_void_p,) * 5,
         )
         self.step_call = self.step_function("call")
         # These return at once, so releasing the GIL for them would cost more than it gains.

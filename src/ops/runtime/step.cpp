@@ -75,11 +75,24 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
   return kOk;
 }
 
+// Sets the model's own inputs; padding has zeros.
+void gather_own(const StepContext& c, const int64_t* own, int64_t padding, Inputs* in) {
+  const int64_t all = int64_t(in->ids.size()), given = all - padding;
+  in->own.assign(size_t(c.own_inputs * all), 0);
+  if (own == nullptr) return;
+  for (int64_t i = 0; i < c.own_inputs; ++i) {
+    std::copy_n(own + i * given, given, in->own.begin() + i * all);
+  }
+}
+
 }  // namespace
 
 int Step::run(Tensor** hidden) {
   if (!put(0, in.ids.data()) || !put(1, in.positions.data())) return kOutOfMemory;
   if (context.adapter_slots != nullptr && !put(2, in.adapters.data())) return kOutOfMemory;
+  for (int64_t i = 0; i < context.own_inputs; ++i) {
+    if (!put(context.first_own + i, in.own.data() + i * tokens_)) return kOutOfMemory;
+  }
   for (int64_t i = 0; i < context.length; ++i) {
     const Instruction& step = context.program[i];
     narrows_ = i == context.last_mixer && !is_whole_;
@@ -220,11 +233,13 @@ class UnderWay {
   UnderWay& operator=(const UnderWay&) = delete;
 };
 
-int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding, MaskGate* gate,
-        int64_t* token_ids, Handle* hidden_result, Handle* logits_result) {
+int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t padding,
+        const int64_t* own, MaskGate* gate, int64_t* token_ids, Handle* hidden_result,
+        Handle* logits_result) {
   thread_local Inputs in;
   const UnderWay under_way(c.threads);
   if (Status status = gather(c, steps, count, padding, &in)) return status;
+  gather_own(c, own, padding, &in);
   Owned hidden, logits;
   // A step that draws gives the hidden states of its sampled tokens, another one those of all.
   const bool draws = token_ids != nullptr;
@@ -249,10 +264,11 @@ int run(const StepContext& c, const RowStep* steps, int64_t count, int64_t paddi
 }  // namespace
 
 SLIPSTREAM_EXPORT int slipstream_step(const StepContext* context, const RowStep* steps,
-                                      int64_t num_steps, int64_t padding, MaskGate* gate,
-                                      int64_t* token_ids, Handle* hidden, Handle* logits) {
+                                      int64_t num_steps, int64_t padding, const int64_t* own,
+                                      MaskGate* gate, int64_t* token_ids, Handle* hidden,
+                                      Handle* logits) {
   try {
-    return run(*context, steps, num_steps, padding, gate, token_ids, hidden, logits);
+    return run(*context, steps, num_steps, padding, own, gate, token_ids, hidden, logits);
   } catch (const std::bad_alloc&) {
     return kOutOfMemory;
   }

@@ -47,6 +47,7 @@ struct Batch {
 // What a step computes with, gathered from the rows. Reused between steps to avoid allocations.
 struct Inputs {
   std::vector<int64_t> ids, positions, adapters;  // [T]
+  std::vector<int64_t> own;                    // [own_inputs, T]
   std::vector<std::vector<int64_t>> slots;     // per group of layers, [T]
   Batch all, last;                             // all tokens; only those after which a token is sampled
   std::vector<int64_t> sampled, seeds, next;   // [S]: token index; seed; position of the drawn token

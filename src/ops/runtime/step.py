@@ -133,6 +133,8 @@ class StepInstruction(NamedTuple):
 class StepProgram:
     """From token ids (tensor 0), positions (1) and slots of adapters (2), int64 [T], to logits.
 
+    Behind these come the model's own inputs, int64 [T] each.
+
     Attributes
     ----------
     instructions
@@ -148,6 +150,8 @@ class StepProgram:
         Of the model.
     deterministic
         As in `paged_attention`.
+    own_inputs
+        Numbers of the tensors of the model's own inputs.
     """
 
     instructions: Sequence[StepInstruction]
@@ -156,6 +160,7 @@ class StepProgram:
     head: Bound
     dtype: torch.dtype
     deterministic: bool
+    own_inputs: range = range(0)
 
     @property
     def mixers(self) -> list[StepMixer]:
@@ -275,6 +280,8 @@ class CompiledStep:
             last_mixer=last,
             kept=_bits(program.kept),
             hidden=program.hidden,
+            own_inputs=len(program.own_inputs),
+            first_own=program.own_inputs.start,
             rows=len(rows.tokens),
             token_stride=rows.tokens.stride(0),
             groups=len(rows.block_tables),
@@ -303,6 +310,7 @@ class CompiledStep:
         gate: MaskGate | None = None,
         *,
         wants_hidden: bool = False,
+        own: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute and sample by temperature and seed: token ids [S] int64, also stored in the rows.
 
@@ -319,6 +327,8 @@ class CompiledStep:
             Provides the masks; the step waits for it once it has logits. None: no masks.
         wants_hidden
             Whether hidden states are wanted; of a step that samples nothing there are none.
+        own
+            The model's own inputs, contiguous int64 [own inputs, T]; None: zeros.
 
         Raises
         ------
@@ -332,11 +342,16 @@ class CompiledStep:
         # Not `torch.empty`: it would release the GIL and have to wait for it again.
         token_ids = torch.from_numpy(np.empty(num_samples, dtype=np.int64))
         hidden = (ctypes.c_void_p * 1)() if wants_hidden and num_samples else None
-        self._call(array("q", steps), 0, token_ids.data_ptr(), hidden, None, gate)
+        self._call(array("q", steps), 0, token_ids.data_ptr(), hidden, None, gate, own)
         return token_ids, None if hidden is None else stolen(hidden)[0]
 
     def compute(
-        self, steps: Iterable[int], num_samples: int, *, wants_hidden: bool
+        self,
+        steps: Iterable[int],
+        num_samples: int,
+        *,
+        wants_hidden: bool,
+        own: np.ndarray | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute without sampling: hidden states [T, H], if wanted, and float32 logits [S, V].
 
@@ -344,7 +359,7 @@ class CompiledStep:
         """
         hidden = (ctypes.c_void_p * 1)() if wants_hidden else None
         logits = (ctypes.c_void_p * 1)() if num_samples else None
-        self._call(array("q", steps), 0, None, hidden, logits)
+        self._call(array("q", steps), 0, None, hidden, logits, own=own)
         return (
             None if hidden is None else stolen(hidden)[0],
             None if logits is None else stolen(logits)[0],
@@ -364,10 +379,16 @@ class CompiledStep:
         hidden: Any,
         logits: Any,
         gate: MaskGate | None = None,
+        own: np.ndarray | None = None,
     ) -> None:
         address, length = steps.buffer_info()
+        if own is not None:
+            expected = len(self._program.own_inputs), sum(steps[2::4])
+            if own.shape != expected or own.dtype != np.int64 or not own.flags.c_contiguous:
+                raise ValueError(f"expected own inputs int64 {expected}, got {own.shape}")
         status = self._step(
             *(self._context, address, length // 4, padding),
+            None if own is None else own.ctypes.data,
             *(None if gate is None else gate.address, token_ids, hidden, logits),
         )
         if status == COMPILED_FAILED:

@@ -15,9 +15,9 @@ from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.plan import RowInstall, RowStep
 from src.core.sampling_params import SamplingParams
-from src.engine.drafters.eagle3 import EagleDrafter, EagleHead
+from src.engine.drafters.eagle3 import EagleHead
 from src.engine.drafters.loading import load_drafts, taps_for
-from src.engine.drafters.source import DraftPlace
+from src.engine.drafters.source import DraftPlace, DraftSource
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
@@ -120,14 +120,14 @@ def plain(
 
 
 class Bench:
-    """A head with rows of its own."""
+    """A drafter that goes on from hidden states, with rows of its own."""
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: DraftSource) -> None:
         plan = KVCachePlan(4, 48, bytes_per_block=1)
         cache = allocate_kv_cache(head.memory.layers, plan, CPU, poison=True)
         self.rows = RowState(max_num_seqs=3, max_model_len=64, block_size=4, device=CPU)
         self.sampler = Sampler(SamplingState(3, 320, CPU))
-        self.drafter = EagleDrafter(head, DraftPlace(self.rows, self.sampler, cache))
+        self.drafter = head.drafter(DraftPlace(self.rows, self.sampler, cache))
 
     def install(self, row: int, tokens: list[int]) -> None:
         blocks = list(range(16 * row, 16 * row + 16))

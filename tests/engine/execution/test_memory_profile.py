@@ -19,12 +19,15 @@ from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.kv_cache import plan_kv_cache
 from src.engine.execution.kv_groups import lay_out
 from src.engine.execution.memory_profile import compute_largest_step, step_bytes
+from src.engine.execution.pooling import RowPooling
 from src.engine.sampling import SampleBatch, Sampler
 from src.engine.sampling.truncation import truncate_long, truncate_short
 from src.engine.sizing import start
+from src.engine.sizing.shape_gauge import ShapeGauge
 from src.models import Model, load_model
 from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
+from tests.support.classifiers import SEQUENCE, TOKEN, make_classifier
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
 
@@ -53,8 +56,11 @@ def model(checkpoint: Path) -> Model:
     return load_model(checkpoint, LoadOptions(dtype="float32", device=CPU, load_format="dummy"))
 
 
-def config(checkpoint: Path) -> Any:
-    return small_config(checkpoint, scheduler__max_num_seqs=5, scheduler__max_num_batched_tokens=96)
+def config(checkpoint: Path, **changes: Any) -> Any:
+    return small_config(
+        checkpoint,
+        **{"scheduler__max_num_seqs": 5, "scheduler__max_num_batched_tokens": 96, **changes},
+    )
 
 
 def test_it_has_as_many_tokens_and_rows_as_there_may_be(
@@ -83,7 +89,7 @@ def test_it_has_as_many_tokens_and_rows_as_there_may_be(
     monkeypatch.setattr(ForwardPass, "__call__", noted_forward)
     monkeypatch.setattr(Sampler, "sample", noted_sample)
     with torch.inference_mode():
-        compute_largest_step(config(checkpoint), model)
+        compute_largest_step(config(checkpoint, model__tasks=("generate",)), model)
     assert tokens == [96]
     # Neither way to truncate takes as much as the other for every model.
     assert paths == [truncate_short, truncate_long]
@@ -112,6 +118,98 @@ def test_logits_of_drafts_are_counted(
     with torch.inference_mode():
         compute_largest_step(asked, model)
     assert shapes == [(positions, positions, 4)] * 2
+
+
+def pooled_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is pooled from now on: tasks, poolings, tokens of the rows, and how they are added."""
+    seen: list[tuple[Any, ...]] = []
+    pool = RowPooling.pool
+
+    def noted(self: RowPooling, plan: Any, hidden: torch.Tensor) -> Any:
+        asked = {(each.task, each.pooling) for each in self._of_rows if each is not None}
+        seen.append((asked, sum(row.num_tokens for row in plan.rows), self._deterministic))
+        return pool(self, plan, hidden)
+
+    monkeypatch.setattr(RowPooling, "pool", noted)
+    return seen
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("tasks", "asked"),
+    [
+        ("auto", [("embed", "mean"), ("token_embed", "all")]),
+        (("generate", "embed"), [("embed", "mean")]),
+        (("generate",), []),
+    ],
+)
+def test_a_model_that_gives_vectors_pools_as_many_tokens_as_there_may_be(
+    tasks: Any,
+    asked: list[tuple[str, str]],
+    deterministic: bool,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = LoadOptions(
+        dtype="float32", device=CPU, load_format="dummy", deterministic=deterministic
+    )
+    seen = pooled_steps(monkeypatch)
+    with torch.inference_mode():
+        compute_largest_step(
+            config(checkpoint, model__tasks=tasks), load_model(checkpoint, options)
+        )
+    assert seen == [({each}, 96, deterministic) for each in asked]
+
+
+@pytest.mark.parametrize("ending", [SEQUENCE, TOKEN])
+def test_a_classifier_pools_what_its_head_reads(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_classifier(tmp_path, "bert", ending, labels=5)
+    model = load_model(directory, LoadOptions(dtype="float32", device=CPU, load_format="dummy"))
+    seen, heads = pooled_steps(monkeypatch), []
+    logits = type(model).logits
+
+    def noted(self: Any, functions: Any, hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(self, functions, hidden)
+        heads.append(tuple(made.shape))
+        return made
+
+    monkeypatch.setattr(type(model), "logits", noted)
+    with torch.inference_mode():
+        compute_largest_step(config(directory), model)
+    if ending == TOKEN:
+        assert seen == [({("token_classify", "all")}, 96, False)]
+        assert heads[0] == (96, 5)
+    else:
+        assert [tokens for _, tokens, _ in seen] == [96]
+        assert {task for task, _ in seen[0][0]} == {"classify"}
+        assert heads[0] == (1, 5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tasks", ["auto", ("generate", "token_embed")])
+def test_results_of_all_tokens_are_counted_until_they_are_copied(
+    dtype: Any, tasks: Any, checkpoint: Path
+) -> None:
+    """They are there while the next step is computed, and so is their copy for the host before."""
+    tokens, dummy = 2048, LoadOptions(dtype=dtype, load_format="dummy", max_model_len=128)
+    model = load_model(checkpoint, dummy)
+
+    def peak(tasks: Any) -> int:
+        gauge = ShapeGauge(CPU)
+        asked = config(
+            checkpoint,
+            scheduler__max_num_batched_tokens=tokens,
+            model__max_model_len=128,
+            model__tasks=tasks,
+        )
+        with torch.inference_mode(), gauge:
+            compute_largest_step(asked, model)
+        return gauge.peak
+
+    hidden = tokens * model.spec.hidden_size * model.spec.dtype.itemsize
+    assert peak(tasks) - peak(("generate",)) >= hidden
 
 
 def test_layers_may_have_block_tables_of_several_groups(tmp_path: Path) -> None:

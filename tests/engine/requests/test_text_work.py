@@ -130,6 +130,20 @@ def _refuse(text: str) -> None:
     raise RuntimeError("refused")
 
 
+def test_the_loop_takes_some_text_at_once_and_more_as_time_goes_by() -> None:
+    now = 0.0
+    budget = text_work.InlineBudget(lambda: now)
+    assert not budget.take(513)
+    assert [budget.take(512) for _ in range(9)] == [True] * 8 + [False]
+    assert not budget.take(1)
+    now = 0.001
+    assert budget.take(100)
+    assert not budget.take(1)
+    # However long nobody asks, no more than at first is taken at once.
+    now = 100.0
+    assert [budget.take(512) for _ in range(9)] == [True] * 8 + [False]
+
+
 @pytest.mark.parametrize("where", ["engine", "bodies", "others"])
 async def test_a_refused_text_goes_with_its_error(where: str) -> None:
     work = text_work.TextWork()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from src.core.sampling_params import LogitsProcessorCall
+from src.engine.sampling import SampleBatch
 from src.engine.sampling.logits import BANNED
 from src.engine.sampling.processors import LogitsProcessor, ProcessedRows
 from src.ops.sampling.gumbel_argmax import NO_TOKEN
@@ -181,6 +182,55 @@ def test_one_that_fails_ends_the_requests_that_asked_for_it_alone(
         not each for each in ended
     ]
     assert ("the logits processor does failed" in caplog.text) == (does is raises)
+
+
+class Picky(LogitsProcessor[Any]):
+    """Fails where a row has the token 9; else only the token that follows its last is left."""
+
+    name = "picky"
+
+    def apply(self, logits: Tensor, rows: ProcessedRows[Any]) -> None:
+        lengths = rows.lengths.tolist()
+        known = [row[:length] for row, length in zip(rows.tokens.tolist(), lengths)]
+        if any(9 in tokens for tokens in known):
+            raise RuntimeError("no 9")
+        for entry, tokens in enumerate(known):
+            wanted = logits[entry, tokens[-1] + 1].clone()
+            logits[entry] = -torch.inf
+            logits[entry, tokens[-1] + 1] = wanted
+
+
+def test_one_that_fails_behind_a_draft_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = bench_of(Picky())
+    for row in range(2):
+        asks = {"logits_processors": (call("picky"),)}
+        bench.install(row, sequence([1, 2, 3], temperature=0, **asks))
+    # Row 0 verifies three drafts, of which the second is one that the processor does not bear.
+    bench.tokens[0, 3:6] = torch.tensor([4, 9, 5])
+    rows, positions = [0, 0, 0, 0, 1], [3, 4, 5, 6, 3]
+    for _ in range(2):
+        output = bench.sampler.sample(torch.randn(5, V), SampleBatch(rows, positions), bench.tokens)
+        assert output.token_ids.tolist() == [4, NO_TOKEN, NO_TOKEN, NO_TOKEN, 4]
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "the logits processor picky failed behind drafts, which are left out"
+    )
+    # Where it fails at a row's own next token, whoever asked for it ends.
+    caplog.clear()
+    bench.tokens[1, 2] = 9
+    output = bench.sampler.sample(torch.randn(5, V), SampleBatch(rows, positions), bench.tokens)
+    assert output.token_ids.tolist() == [NO_TOKEN] * 5
+    [record] = caplog.records
+    assert record.getMessage().endswith("; 2 completions that asked for it end")
+
+
+def test_one_that_fails_at_a_guess_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = bench_of(Picky())
+    bench.install(0, sequence([1, 9], logits_processors=(call("picky"),)))
+    batch = SampleBatch([0], [2], guesses=True)
+    output = bench.sampler.sample(torch.randn(1, V), batch, bench.tokens)
+    assert output.token_ids.tolist() == [NO_TOKEN]
+    assert "end" not in caplog.records[0].getMessage().split()
 
 
 def test_a_row_that_names_one_does_not_only_draw() -> None:

@@ -255,7 +255,9 @@ class FakeWorker:
         end = step.start + step.num_tokens
         known = len(row.tokens) + len(drafts)
         require(end <= known, "a token that does not exist is computed")
-        require(step.samples == (end == known), "samples is wrong")
+        is_pooled = row.request.pooling is not None
+        require(step.samples == (end == known and not is_pooled), "samples is wrong")
+        require(step.pools == (end == known and is_pooled), "pools is wrong")
         num_output = known - len(row.request.prompt_token_ids)
         require(num_output < row.request.max_tokens, "sampled beyond max_tokens")
         size = self.limits.block_size

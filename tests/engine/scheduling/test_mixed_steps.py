@@ -8,6 +8,7 @@ import pytest
 from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.plan import StepPlan
+from src.core.request import Request
 from src.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
@@ -129,3 +130,61 @@ def test_the_default_is_the_device_s(
 def test_a_bound_of_nothing_is_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least"):
         make_limits(**{name: value})
+
+
+def pooled(key: int, prompt_len: int) -> Request:
+    """A request for a vector, with a prompt of its own."""
+    request = make_request(key, [1000 * (50 + key) + place for place in range(prompt_len)], 1)
+    return msgspec.structs.replace(request, pooling="last", task="embed")
+
+
+def test_beside_decoding_rows_vectors_get_little_of_what_prompts_get() -> None:
+    simulation = with_rows_that_decode(1, max_mixed_prefill_tokens=30, max_mixed_pooled_tokens=4)
+    simulation.add(pooled(1, 10))
+    simulation.add(pooled(2, 3))
+    simulation.add(make_request(3, 20, 5, ends=False))
+    # The text came last, and waits for none of them.
+    assert tokens(turn(simulation)) == {0: 1, 1: 4, 2: 20}
+    assert tokens(turn(simulation)) == {0: 1, 1: 4, 2: 1}
+    assert tokens(turn(simulation)) == {0: 1, 1: 2, 2: 1, 3: 2}
+    assert tokens(turn(simulation)) == {0: 1, 2: 1, 3: 1}
+    simulation.drain()
+
+
+def test_without_decoding_rows_vectors_get_the_whole_budget() -> None:
+    simulation = with_rows_that_decode(0, max_mixed_pooled_tokens=4)
+    simulation.add(pooled(1, 40))
+    simulation.add(pooled(2, 40))
+    assert list(tokens(turn(simulation)).values()) == [40, 24]
+    simulation.drain()
+
+
+def test_a_flood_of_vectors_is_served_in_order_when_the_streams_have_ended() -> None:
+    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=4)
+    for key in range(1, 31):
+        simulation.add(pooled(key, 10))
+    simulation.add(make_request(31, 6, 8, ends=False))
+    assert 6 in tokens(turn(simulation)).values()
+    # Some end while no step has room for them.
+    for key in (9, 20, 30):
+        simulation.finish(key)
+    assert simulation.finish(20) is None
+    ended: list[int] = []
+    while simulation.scheduler.has_work:
+        simulation.launch()
+        ended += [event.key for event in simulation.commit() if event.finish_reason]
+    vectors = [key for key in ended if 1 <= key <= 30]
+    assert vectors == sorted({*range(1, 31)} - {9, 20, 30})
+    simulation.drain()
+
+
+def test_of_each_tenant_some_vectors_are_looked_at() -> None:
+    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=4, max_num_batched_tokens=64)
+    for key in range(1, 21):
+        simulation.add(msgspec.structs.replace(pooled(key, 4), tenant="flood"))
+    turn(simulation)
+    simulation.add(msgspec.structs.replace(pooled(21, 4), tenant="other"))
+    for _ in range(4):
+        turn(simulation)
+    assert 21 not in simulation.scheduler._requests
+    simulation.drain()

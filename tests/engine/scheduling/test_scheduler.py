@@ -662,6 +662,19 @@ def test_check_idle_says_what_is_not() -> None:
         scheduler.check_idle()
 
 
+def test_predictions_count_as_waiting() -> None:
+    scheduler = Scheduler(make_limits(max_waiting_tokens=20))
+    predicted = msgspec.structs.replace(make_request(0, 5, 2), prediction=bytes(4 * 9))
+    scheduler.add(predicted)
+    scheduler.check_queue(1, 6)
+    with pytest.raises(QueueFullError, match="14 tokens are waiting, with 7 more"):
+        scheduler.check_queue(1, 7)
+    with pytest.raises(QueueFullError, match="14 tokens are waiting, with 14 more"):
+        scheduler.add(msgspec.structs.replace(predicted, key=1))
+    scheduler.finish(0, FinishReason.ABORT)
+    assert scheduler._waiting.num_tokens == 0
+
+
 def test_a_group_is_refused_as_a_whole() -> None:
     scheduler = Scheduler(make_limits(max_waiting_requests=4, max_waiting_tokens=20))
 
@@ -671,7 +684,7 @@ def test_a_group_is_refused_as_a_whole() -> None:
     with pytest.raises(InvalidRequestError, match="n is 5, but at most 4 requests") as never:
         scheduler.check_room(group(5, 1))
     assert never.value.param == "n"
-    with pytest.raises(InvalidRequestError, match=r"n is 3: 21 prompt tokens .* 20 may") as never:
+    with pytest.raises(InvalidRequestError, match=r"n is 3: 21 tokens .* 20 may") as never:
         scheduler.check_room(group(3, 7))
     assert never.value.param == "n"
     with pytest.raises(PromptTooLongError):

@@ -18,6 +18,7 @@ from src.engine.speculation import lookup as lookup_module
 from src.engine.speculation.drafter import DRAFTERS, SOURCES, Follower
 from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
+from src.engine.speculation.places import places_of
 
 
 def propose(lookup: Lookup, tokens: list[int], most: int = 4) -> Guess | None:
@@ -93,7 +94,8 @@ def test_the_table_has_every_method() -> None:
     for source, build in DRAFTERS.items():
         drafter = build(section)
         if isinstance(drafter, Follower):
-            request = DeviceRequest(key=1, prompt_len=6, params=params, prediction=[2, 3, 4, 5])
+            prediction = np.array([2, 3, 4, 5], np.int32).tobytes()
+            request = DeviceRequest(key=1, prompt_len=6, params=params, prediction=prediction)
             drafter.install(0, request)
             if isinstance(drafter, SharedHistory):
                 drafter.leave(0, request, np.array([0, 5, 1, 2, 3, 4, 5], np.int32))
@@ -162,3 +164,18 @@ def test_two_tokens_are_no_match_for_suffix() -> None:
     assert suffix.propose(0, np.array([1, 2, 3, 4, 1, 2], np.int32), 2) is None
     tokens = np.array([1, 2, 3, 4, 1, 2, 3], np.int32)
     assert suffix.propose(0, tokens, 2) == Guess([4, 1], 3, "suffix")
+
+
+@pytest.mark.parametrize("copies", [0, 1, 7, 8, 9, 200])
+@pytest.mark.parametrize("scale", [1, 256, 65536])
+def test_few_places_are_found_as_many_are(copies: int, scale: int) -> None:
+    """A search among bytes finds a few; what lies across tokens is none of them."""
+    # Bytes of 0, 1, 0 stand across every two of these tokens.
+    filler = [0, 1, 0, 256, 1]
+    end = [1, 0, 2, 1]
+    text = np.array((filler + end) * copies + filler, np.int32) * scale
+    places, length = places_of(text, np.array(end, np.int32) * scale, 3, 24)
+    size = len(filler) + len(end)
+    expected = [size * (copy + 1) for copy in range(copies)]
+    assert places.tolist() == expected[-128:]
+    assert length == (4 if copies else 0)

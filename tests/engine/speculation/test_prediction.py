@@ -16,10 +16,14 @@ PROMPT = [900, 901, 902]
 TEXT = list(range(100, 160))
 
 
+def packed(text: list[int]) -> bytes:
+    return np.array(text, np.int32).tobytes()
+
+
 def predicted(text: list[int] = TEXT, row: int = 0) -> Predicted:
     drafter = Predicted()
     params = SamplingParams()
-    drafter.install(row, DeviceRequest(key=1, prompt_len=3, params=params, prediction=text))
+    drafter.install(row, DeviceRequest(key=1, prompt_len=3, params=params, prediction=packed(text)))
     return drafter
 
 

@@ -276,3 +276,87 @@ def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:
     tokens[0] = 5
     made.leave(0, request)
     assert following.told == [(0, 7), (0, 7, [10, 11, 12, 13]), (0, 7, [5] * 12)]
+
+
+class Turning:
+    """Guesses from some step on only; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.knows = False
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+        self.asked += 1
+        return Guess([int(tokens[-1]) + 1] * 3, 9) if self.knows else None
+
+
+def resting_row(drafter: Turning) -> tuple[Speculation, np.ndarray]:
+    """A row of 4 tokens that had no guess in a step that asked for it."""
+    tokens = buffer(4)
+    made = Speculation((drafter,), tokens, FREE, POISON)
+    # Longer than asking takes on any machine, so that pauses are the shortest ones.
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e3)
+    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+    assert drafter.asked == 1
+    return made, tokens
+
+
+def test_a_row_without_guesses_rests_until_one_is_found_beside_exact_steps() -> None:
+    drafter = Turning()
+    made, _ = resting_row(drafter)
+    assert made.rests(0) > 10**6
+    for _ in range(100):
+        assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
+        assert not made.has_woken
+    # Every 8th step at least, after shorter pauses.
+    assert 10 <= drafter.asked <= 20
+    drafter.knows = True
+    woken = 0
+    while not made.has_woken:
+        assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
+        woken += 1
+    assert woken <= 9
+    assert made.rests(0) == -1
+    # It is said once, and from then on the row is asked where drafts are planned.
+    assert not made.has_woken
+    assert made.rests(0) == 0
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert verification is not None
+    assert verification.plan.num_drafts > 0
+
+
+def test_drafts_that_were_planned_already_wake_a_row_too() -> None:
+    drafter = Turning()
+    made, _ = resting_row(drafter)
+    assert made.rests(0) > 10**6
+    drafter.knows = True
+    for _ in range(3):
+        verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+        assert verification is not None
+    assert verification.plan.num_drafts > 0
+    made.settle(verification, [14, 14, 14, 14])
+    assert made.rests(0) == -1
+
+
+def test_a_row_whose_guesses_were_wrong_rests() -> None:
+    drafter = Turning()
+    drafter.knows = True
+    tokens = buffer(4)
+    made = Speculation((drafter,), tokens, FREE, POISON)
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert verification is not None
+    assert verification.plan.num_drafts > 0
+    made.settle(verification, [99] * (1 + verification.plan.num_drafts))
+    assert made.rests(0) > 10**6
+
+
+def test_a_row_that_rests_is_forgotten_with_its_request() -> None:
+    drafter = Turning()
+    made, _ = resting_row(drafter)
+    made.install(0, None)
+    assert made.rests(0) == 0
+    for _ in range(80):
+        assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
+    assert drafter.asked == 1

@@ -146,11 +146,12 @@ async def test_malformed_requests_of_cohere_are_400(
     await refused(embedding_client, "/v2/embed", **fields)
 
 
+@pytest.mark.parametrize("path", ["/embed", "/"])
 async def test_inference_answers_with_vectors_alone(
-    embedding_client: httpx.AsyncClient, client: httpx.AsyncClient
+    embedding_client: httpx.AsyncClient, client: httpx.AsyncClient, path: str
 ) -> None:
     async def made(client: httpx.AsyncClient, **fields: Any) -> Any:
-        answer = await client.post("/embed", json=fields)
+        answer = await client.post(path, json=fields)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

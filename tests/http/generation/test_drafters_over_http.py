@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from tests.http.asking import COMPLETIONS
 from tests.http.processes import ServerProcess
+from tests.support.drafts import make_mtp
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -28,6 +30,7 @@ SETTINGS = {
     "ngram": {"METHOD": "ngram"},
     "prediction": {"METHOD": "auto"},
     "history": {"METHOD": "auto", "SHARED_HISTORY_BYTES": "1048576"},
+    "mtp": {"METHOD": "mtp"},
 }
 
 
@@ -63,7 +66,7 @@ def expected(environment: dict[str, str]) -> list[Any]:
     return choices
 
 
-@pytest.mark.parametrize("source", [source for source in SETTINGS if source != "off"])
+@pytest.mark.parametrize("source", [each for each in SETTINGS if each not in ("off", "mtp")])
 def test_a_drafter_serves_and_changes_nothing(
     source: str, environment: dict[str, str], expected: list[Any]
 ) -> None:
@@ -72,5 +75,18 @@ def test_a_drafter_serves_and_changes_nothing(
         text = expected[0][0]["text"]
         asked["prediction"] = {"type": "content", "content": text}
     found, accepted = answers_of(source, environment, asked)
+    assert found == expected
+    assert accepted > 0
+
+
+def test_a_layer_of_the_checkpoint_serves_and_changes_nothing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """One that computes as the model does."""
+    path = make_mtp(tmp_path, "glm4_moe", copies=True).path
+    own = {**environment, "SLIPSTREAM_MODEL": str(path)}
+    asked = {**ASKED, "prompt": [9, 60, 7, 33, 8], "logit_bias": None}
+    expected, _ = answers_of("off", own, asked)
+    found, accepted = answers_of("mtp", own, asked)
     assert found == expected
     assert accepted > 0

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from src.core.config import Config, ModelSection, SpeculationSection
 from src.engine.telemetry.stats_line import StatsLine
 from src.http import create_app
+from src.text import Tokenizer
 from tests.http.asking import ASKS_WEATHER, CHAT, COMPLETIONS, client_of, post, refused
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -167,6 +168,25 @@ async def test_drafts_are_seen_from_outside(
     await post(drafting, COMPLETIONS, **asked, **predicting(plain["choices"][0]["text"]))
     line.write(engine.stats)
     assert re.search(r"bubble [0-9.]+ %, drafts accepted [0-9.]+ %$", caplog.records[-1].message)
+
+
+async def test_all_prompts_of_a_body_have_one_prediction_which_is_read_once(
+    drafting: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    encode = Tokenizer.encode
+
+    def noting(self: Tokenizer, text: str, *args: Any, **more: Any) -> list[int]:
+        texts.append(text)
+        return encode(self, text, *args, **more)
+
+    monkeypatch.setattr(Tokenizer, "encode", noting)
+    prompts = [f"{STORY} {number}" for number in range(5)]
+    answer = await post(
+        drafting, COMPLETIONS, prompt=prompts, max_tokens=4, **predicting("a prediction")
+    )
+    assert len(answer["choices"]) == 5
+    assert texts.count("a prediction") == 1
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,11 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/engine/speculation/verification.py",
+        "src/engine/speculation/hidden_states.py",
         _ENGINE,
         (
             "the hidden state behind all drafts is kept, not that of the newest token",
-            "Speculation.keep",
+            "HiddenStates.keep",
             "A + B - 1",
             "A",
         ),
@@ -156,11 +156,11 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/engine/speculation/verification.py",
+        "src/engine/speculation/hidden_states.py",
         _ENGINE,
         (
             "hidden states of wrong guesses count",
-            "Speculation.keep",
+            "HiddenStates.keep",
             "A.num_tokens - A.drafts + (B - 1 if A.samples else 0)",
             "A.num_tokens",
         ),

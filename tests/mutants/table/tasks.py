@@ -496,7 +496,7 @@ MUTATIONS = (
         (
             "what is cut loses the special token behind it",
             "Embedder.tokens",
-            "A[:max(0, B - len(C))] + C[-B:]",
+            "A[: B - len(C)] + C",
             "A[:B]",
         ),
         (

@@ -33,6 +33,13 @@ export class Api {
     return (await this.get(path, options)).json();
   }
 
+  /** The answer to a POST of JSON; `signal` aborts it. */
+  async post(path, body, signal) {
+    const request = { method: "POST", body: JSON.stringify(body), signal };
+    request.headers = { "content-type": "application/json", ...bearer(this.keys.api) };
+    return (await this.#send(path, request)).json();
+  }
+
   /** The chunks of a streamed chat completion; `opened` is called when the answer begins. */
   async *stream(body, { signal, id, opened }) {
     const headers = { "content-type": "application/json", "x-request-id": id };

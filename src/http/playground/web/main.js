@@ -7,9 +7,13 @@ import { byId, el } from "./elements.js";
 import { FieldError, Fields } from "./fields.js";
 import { clearNotice, notify, showStatus } from "./notice.js";
 import { Panel } from "./panel.js";
+import { CLASSIFY, RERANK } from "./ranks.js";
 import { KeyDialog, setUpTheme, Sheet } from "./sheets.js";
-import { loadKeys, loadSettings, loadTurns, saveKeys, saveSettings, saveTurns } from "./store.js";
+import { loadKeys, loadSettings, loadTasks, loadTurns } from "./store.js";
+import { saveKeys, saveSettings, saveTasks, saveTurns } from "./store.js";
+import { Tabs, TaskView } from "./tasks.js";
 import { LEGEND } from "./tokens.js";
+import { COMPARE, EMBED } from "./vectors.js";
 import { Watch } from "./watch.js";
 
 const question = byId("question");
@@ -48,6 +52,58 @@ const conversation = new Conversation(byId("turns"), chat, {
   results: (turn, contents) => attempt(() => chat.results(turn, contents)),
 });
 
+// Which views a task has beside the chat, which text has.
+const VIEWS = { embed: [EMBED, COMPARE], score: [RERANK], classify: [CLASSIFY] };
+const page = {
+  api,
+  kept: loadTasks(),
+  keep: () => saveTasks(page.kept),
+  failed: (error) => failed(error),
+  get model() {
+    return options.model;
+  },
+};
+const taskViews = new Map(
+  Object.values(VIEWS).flat().map((task) => [task.name, new TaskView(task, page)]),
+);
+const tabs = new Tabs(byId("views"), showView);
+// Name of a served model or an adapter -> its tasks.
+const tasksOf = new Map();
+
+function showView(name) {
+  const chats = name === "chat";
+  byId("chat").hidden = !chats;
+  byId("tasks").hidden = chats;
+  for (const id of ["new", "settings-button"]) byId(id).hidden = !chats;
+  if (!chats) settings.set(false);
+  byId("skip").href = "#question";
+  if (chats) return;
+  const view = taskViews.get(name);
+  byId("tasks").setAttribute("aria-label", view?.task.label ?? "Tasks");
+  byId("tasks").replaceChildren(view ? view.node : nothingToShow());
+  if (view) byId("skip").href = `#${view.first.id}`;
+}
+
+/** The page has no form for what the model does. */
+function nothingToShow() {
+  const tasks = tasksOf.get(models.value) ?? [];
+  const text = `This page has no form for what this model does: ${tasks.join(", ")}.`;
+  // A link carries no key.
+  const link = api.keys.api ? [] : [el("p", {}, el("a", { href: "docs" }, "How to ask for it"))];
+  return el("div", { className: "welcome" }, el("p", {}, text), link);
+}
+
+/** Show the views of the chosen model. */
+function showTasks() {
+  const tasks = tasksOf.get(models.value);
+  if (tasks === undefined) return;
+  const views = Object.entries(VIEWS).flatMap(([task, made]) => (tasks.includes(task) ? made : []));
+  const chat = tasks.includes("generate") ? [["chat", "Chat", "chat"]] : [];
+  const shown = [...chat, ...views.map(({ name, label }) => [name, label, "tasks"])];
+  for (const view of taskViews.values()) view.clear();
+  tabs.set(shown.length ? shown : [["none", "Tasks", "tasks"]]);
+}
+
 /** Run what asks for an answer, one at a time; whether it began. */
 function attempt(act) {
   if (chat.busy) return false;
@@ -79,10 +135,11 @@ chat.onchange = (turn) => {
   showBusy();
   if (!turn?.busy) saveTurns(chat.turns);
 };
-chat.onfailure = (error) => {
+chat.onfailure = failed;
+function failed(error) {
   if (error.status === 401) keyDialog.open(api.keys, error.message);
   if (error.unreachable || error.code === "cut") watch.wake();
-};
+}
 
 watch.onlook = () => {
   const { health, reached } = watch;
@@ -116,6 +173,9 @@ async function loadModels() {
     const wanted = models.dataset.chosen;
     models.replaceChildren(...data.map(({ id }) => el("option", { value: id, selected: id === wanted }, id)));
     const [first] = data;
+    tasksOf.clear();
+    for (const { id, tasks } of data) tasksOf.set(id, tasks);
+    showTasks();
     models.title = `${figureOf(first.max_model_len)} tokens of context, ${first.implementation}`;
   } catch (error) {
     const given = api.keys.api !== "";
@@ -176,7 +236,10 @@ colours.addEventListener("change", () => {
   byId("legend").hidden = !colours.checked;
   conversation.render();
 });
-models.addEventListener("change", () => (models.dataset.chosen = models.value));
+models.addEventListener("change", () => {
+  models.dataset.chosen = models.value;
+  showTasks();
+});
 byId("keys-button").addEventListener("click", openKeys);
 byId("legend").append(
   ...LEGEND.map((text, i) => el("span", { className: `token p${4 - i}` }, text)),

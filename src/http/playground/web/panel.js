@@ -55,13 +55,15 @@ export class Panel {
   #drawSpeed() {
     const output = this.#rate("vllm:generation_tokens_total");
     if (output === null) return;
-    this.#rates = [...this.#rates, output].slice(-KEPT);
+    const prompt = this.#rate("vllm:prompt_tokens_total");
+    // A model that only reads has nothing to show of what it writes.
+    const writes = this.watch.metrics.total("vllm:generation_tokens_total") > 0;
+    this.#rates = [...this.#rates, writes ? output : prompt].slice(-KEPT);
     const most = Math.max(...this.#rates, 1);
     const points = this.#rates.map((rate, i) => `${KEPT - this.#rates.length + i},${22 - (rate / most) * 20}`);
     const line = svg("polyline", { points: points.join(" ") });
     const attributes = { class: "spark", viewBox: `0 0 ${KEPT - 1} 24`, preserveAspectRatio: "none", role: "img" };
     attributes["aria-label"] = `Tokens per second, at most ${figure(most)}`;
-    const prompt = this.#rate("vllm:prompt_tokens_total");
     let words = `${figure(output)} written, ${figure(prompt)} read; peak ${figure(Math.max(...this.#rates))}`;
     // Speculation: guesses of next tokens that a step verified, and those that were right.
     const drafted = this.#rate("vllm:spec_decode_num_draft_tokens_total");

@@ -2,6 +2,7 @@
 
 const TURNS = "slipstream.turns";
 const SETTINGS = "slipstream.settings";
+const TASKS = "slipstream.tasks";
 const THEME = "slipstream.theme";
 const KEYS = "slipstream.keys";
 
@@ -34,6 +35,8 @@ export function loadTurns() {
 
 export const saveSettings = (settings) => write(localStorage, SETTINGS, settings);
 export const loadSettings = () => read(localStorage, SETTINGS, {});
+export const saveTasks = (texts) => write(localStorage, TASKS, texts);
+export const loadTasks = () => read(localStorage, TASKS, {});
 export const saveTheme = (theme) => write(localStorage, THEME, theme);
 export const loadTheme = () => read(localStorage, THEME, "auto");
 export const saveKeys = (keys) => write(sessionStorage, KEYS, keys);

@@ -1,0 +1,267 @@
+"""Asks the drafters of an engine for guesses of what its rows say next."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+
+from src.core.plan import RowStep, StepPlan
+from src.core.step_message import DeviceRequest
+from src.engine.grammar.look_ahead import Wanted
+from src.engine.speculation.drafter import BatchDrafter, Drafter, Follower
+from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.resting_rows import RestingRows
+from src.engine.speculation.widths import Widths
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A guess that is likelier is taken without asking others.
+_LIKELY_ENOUGH: Final = 0.7
+
+
+class Restrictions(Protocol):
+    """What bounds the choice of rows beside their parameters: grammars, and budgets of thinking."""
+
+    def leaves_free(self, row: int, position: int) -> bool:
+        """Whether nothing restricts the row's tokens up to this position."""
+        ...
+
+    def never_drafts(self, row: int) -> bool:
+        """Whether none of the row's guesses will be possible any more."""
+        ...
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Of each of these rows, the guesses that are possible, and what must come."""
+        ...
+
+
+class Asked(NamedTuple):
+    """A row that is asked for: its step in the plan, its number of tokens, and the most drafts."""
+
+    step: RowStep
+    known: int
+    most: int
+
+
+class Found(NamedTuple):
+    """A guess, and how likely its first token holds."""
+
+    guess: Guess | None = None
+    likelihood: float = 0.0
+
+
+NOTHING: Final = Found()
+
+
+class Asking:
+    """The drafters, and what they guess. One that raises is not asked again.
+
+    Parameters
+    ----------
+    drafters
+        Asked in turn, until one has an idea that is likely; of all others the likeliest is taken.
+        Those that compute for all rows come behind those that do not.
+    tokens
+        [R + 1, L] int32 on the host, the rows' token buffer: (row, position) -> token id.
+    restrictions
+        Asked for the drafts of rows that something restricts.
+    widths
+        Told of rows that nobody has an idea for.
+
+    Attributes
+    ----------
+    resting
+        Rows that nobody had an idea for, until somebody has one.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        tokens: np.ndarray,
+        restrictions: Restrictions,
+        widths: Widths,
+    ) -> None:
+        self._drafters = list(drafters)
+        self._followers = [each for each in self._drafters if isinstance(each, Follower)]
+        self._batch_drafters = [each for each in self._drafters if isinstance(each, BatchDrafter)]
+        self._tokens = tokens
+        self._restrictions = restrictions
+        self._widths = widths
+        self.resting = RestingRows(widths)
+
+    @property
+    def batch_drafters(self) -> Sequence[BatchDrafter]:
+        """Those that compute for all rows of a step at once, and have not failed."""
+        return self._batch_drafters
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether one of them knows requests."""
+        return bool(self._followers)
+
+    def install(self, row: int, request: DeviceRequest | None) -> None:
+        """The row has been given to this request; ``None``: to one that could not be installed."""
+        self.resting.vacate(row)
+        for drafter in tuple(self._batch_drafters):
+            self.attempt(drafter, drafter.vacate, row)
+        if request is not None:
+            for follower in tuple(self._followers):
+                self.attempt(follower, follower.install, row, request)
+
+    def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
+        """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
+        for follower in tuple(self._followers):
+            self.attempt(follower, follower.leave, row, request, tokens)
+
+    def most(self, step: RowStep, known: int) -> int:
+        """The most drafts of a row in this step."""
+        most = min(step.drafts, step.limit - known - 1)
+        if not self._widths.asks(step.row):
+            return 0
+        if self._restrictions.never_drafts(step.row):
+            # So that no step is planned for its drafts.
+            self.nothing_pays(step.row)
+            return 0
+        return most
+
+    def look(self, plan: StepPlan) -> None:
+        """Look whether there are guesses of rows that rest, and wake those that have some."""
+        due = self.resting.due(plan)
+        if not due:
+            return
+        certain = plan.num_tokens - plan.num_drafts
+        begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
+        for step in due:
+            row = step.row
+            if none_pays or self._restrictions.never_drafts(row):
+                self._widths.nothing_pays(row)
+            # Behind drafts in flight its number of tokens is not known yet.
+            elif step.slack or not self._may_find(step, certain):
+                self._widths.found_nothing(row)
+            else:
+                self.resting.wake(row)
+        self._widths.asked(certain, time.monotonic() - begun)
+
+    def _may_find(self, step: RowStep, certain: int) -> bool:
+        """Whether there may be a guess that pays of a row, in steps of so many ``certain`` tokens.
+
+        What a grammar leaves, or what a model guesses, is not found out on the side: it may be.
+        """
+        known = step.start + step.num_tokens
+        if self._batch_drafters or not self._restrictions.leaves_free(step.row, known):
+            return True
+        guess = self._likeliest(self._drafters, Asked(step, known, 1)).guess
+        return guess is not None and self._widths.may_pay(guess, certain)
+
+    def found_nothing(self, row: int) -> None:
+        """There is no guess of a row, or none that pays: it rests until there is one."""
+        self._widths.found_nothing(row)
+        self.resting.add(row)
+
+    def nothing_pays(self, row: int) -> None:
+        """No guess of a row would pay: it rests until one may."""
+        self._widths.nothing_pays(row)
+        self.resting.add(row)
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        """Let those drafters compute that do so for all rows of a step at once."""
+        for drafter in tuple(self._batch_drafters):
+            self.attempt(drafter, drafter.compute, rows, asked)
+
+    def guesses(self, rows: Sequence[RowStep], asked: Mapping[int, Asked]) -> dict[int, Guess]:
+        """Place among the rows -> what is guessed of the row's next tokens.
+
+        Drafters with weights know no grammar, so rows that have one are not asked of them.
+        """
+        free = {
+            place: self._restrictions.leaves_free(step.row, known + most)
+            for place, (step, known, most) in asked.items()
+        }
+        quick = [each for each in self._drafters if not isinstance(each, BatchDrafter)]
+        found = {place: self._likeliest(quick, each) for place, each in asked.items()}
+        # Those that compute are asked only where a guess would be taken.
+        open_ = [
+            place
+            for place, each in found.items()
+            if free[place] and each.likelihood < _LIKELY_ENOUGH
+        ]
+        self.compute(rows, {asked[place].step.row: asked[place].most for place in open_})
+        for place in open_:
+            found[place] = self._likeliest(self.batch_drafters, asked[place], found[place])
+        guesses: dict[int, Guess] = {}
+        restricted: dict[int, tuple[Wanted, Guess | None]] = {}
+        for place, (step, _, most) in asked.items():
+            guess = found[place].guess
+            if not free[place]:
+                wanted = Wanted(step.row, () if guess is None else guess.token_ids, most)
+                restricted[place] = wanted, guess
+            elif guess is not None:
+                guesses[place] = guess
+            else:
+                self.found_nothing(step.row)
+        if restricted:
+            guesses |= self._possible(restricted)
+        return guesses
+
+    def _possible(self, restricted: Mapping[int, tuple[Wanted, Guess | None]]) -> dict[int, Guess]:
+        """What is possible of the guesses of restricted rows, and what they are forced to."""
+        found = self._restrictions.draft([wanted for wanted, _ in restricted.values()])
+        guesses = {}
+        for (place, (wanted, guess)), token_ids in zip(restricted.items(), found, strict=True):
+            if not token_ids:
+                self._widths.found_nothing(wanted.row, restricted=True)
+            elif guess is not None and guess.token_ids[0] == token_ids[0]:
+                # What is forced behind it was not guessed, and is a draft of the next step.
+                guesses[place] = guess._replace(token_ids=_common(guess.token_ids, token_ids))
+            else:
+                guesses[place] = Guess(token_ids, 0, FORCED)
+        return guesses
+
+    def _likeliest(
+        self, drafters: Sequence[Drafter], asked: Asked, found: Found = NOTHING
+    ) -> Found:
+        """The likeliest guess of these drafters and the one that was found, if there is any."""
+        row, most = asked.step.row, asked.most
+        tokens = self._tokens[row, : asked.known]
+        for drafter in tuple(drafters):
+            if drafter not in self._drafters:
+                # It has failed for another row.
+                continue
+            guess = self.attempt(drafter, drafter.propose, row, tokens, most)
+            if guess is None or not guess.token_ids:
+                continue
+            likelihood = self._widths.likelihood(guess)
+            if likelihood > found.likelihood:
+                found = Found(guess._replace(token_ids=guess.token_ids[:most]), likelihood)
+            if likelihood >= _LIKELY_ENOUGH:
+                break
+        return found
+
+    def attempt(
+        self, drafter: Drafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What a drafter's method returns; ``None`` if it fails, and then it is asked no more."""
+        try:
+            return call(*args, **kwargs)
+        # Nobody needs a draft. So whatever is wrong with a drafter, no request ends by it.
+        except Exception:
+            self._drafters.remove(drafter)
+            self._followers = [each for each in self._followers if each is not drafter]
+            self._batch_drafters = [each for each in self._batch_drafters if each is not drafter]
+            name = type(drafter).__name__
+            logger.exception("the drafter %s failed, and is not asked any more", name)
+            return None
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """The tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return [token_id for token_id, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]

@@ -1,0 +1,89 @@
+"""What the benchmark of speculation makes of its runs, and that each of its cases runs."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks import speculation
+from src import AsyncEngine
+from tests.support.compiling import compile_settings
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo"
+
+
+def test_a_disturbed_run_changes_no_ratio() -> None:
+    off, on = [2.0] * 8, [1.0] * 8
+    assert speculation.typical_ratio(off, on) == pytest.approx(2)
+    on[3], off[6] = 50.0, 90.0
+    assert speculation.typical_ratio(off, on) == pytest.approx(2)
+    pairs = speculation.Pairs()
+    pairs.add(off, on)
+    figures = pairs.figures()
+    assert figures["off over on"].median == pytest.approx(2)
+    assert figures["off over off"].median == pytest.approx(1, rel=0.5)
+    assert figures["fastest off over fastest on"].median == 2
+
+
+def test_what_is_always_slower_shows() -> None:
+    source = random.Random(1)
+    pairs = speculation.Pairs()
+    for _ in range(15):
+        machine = [1 + 0.2 * source.random() for _ in range(16)]
+        pairs.add(machine, [each * 1.03 * (1 + 0.02 * source.random()) for each in machine])
+    bounds = pairs.figures()["median of off over on"]
+    assert bounds.high < 0.98 < 1
+    assert bounds.low > 0.95
+
+
+@pytest.mark.parametrize(("count", "place"), [(1, 0), (3, 0), (6, 0), (9, 1), (15, 3), (30, 9)])
+def test_bounds_of_a_median_are_those_of_tables(count: int, place: int) -> None:
+    """Distribution-free intervals of 95 % or more, as tables of the sign test have them."""
+    values = [float(value) for value in range(count)]
+    random.Random(count).shuffle(values)
+    assert speculation.median_bounds(values) == (place, count - 1 - place)
+
+
+def test_bounds_of_a_median_hold_in_95_of_100_cases() -> None:
+    source = random.Random(2)
+    held = 0
+    for _ in range(2000):
+        low, high = speculation.median_bounds([source.lognormvariate(0, 1) for _ in range(15)])
+        held += low <= 1 <= high
+    assert 0.94 < held / 2000 < 0.99
+
+
+def test_a_pair_has_runs_for_about_its_time() -> None:
+    assert speculation.runs_for(1.0, 0.1) == 10
+    assert speculation.runs_for(1.0, 1e-9) == speculation._MOST_RUNS
+    assert speculation.runs_for(1.0, 7.0) == speculation._FEWEST_RUNS
+    assert all(speculation.runs_for(1.0, 0.013 * n) % 2 == 0 for n in range(1, 80))
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(300)
+async def test_each_case_measures_both_engines() -> None:
+    arguments = ["--no-save", "--repeats", "1", "--seconds", "0.01", "--output-len", "12"]
+    compiled = [f"compile.{key}={value}" for key, value in compile_settings().items()]
+    settings = [*compiled, "device.num_threads=1", "speculation.shared_history_bytes=65536"]
+    made = {
+        method: speculation.configuration(DEMO, method, settings, 8) for method in ("auto", "off")
+    }
+    assert made["off"].speculation.shared_history_bytes == 0
+    async with AsyncEngine.open(made["auto"]) as on, AsyncEngine.open(made["off"]) as off:
+        for case in speculation.CASES:
+            before = on.metrics.draft_counts[0]
+            options = speculation.parse([case, *arguments])
+            found = await speculation.measure(case, on, off, 2, options)
+            assert off.metrics.draft_counts == (0, 0)
+            if case in ("repeated", "predicted", "again", "json", "neighbour"):
+                assert on.metrics.draft_counts[0] > before
+            for pairs in found.values():
+                ratios = [pairs.ratios, pairs.scatter]
+                assert [len(each) for each in ratios] == [1, 1]
+                assert all(math.isfinite(ratio) and ratio > 0 for each in ratios for ratio in each)
+                assert statistics.median(pairs.ratios) == pairs.figures()["off over on"].median
