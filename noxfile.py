@@ -351,7 +351,8 @@ def fuzz(session: nox.Session) -> None:
     """Generated requests of all kinds against a server: none makes it fail. Minutes."""
     install(session, "test", "fuzz")
     build_kernels(session)
-    files = ("tests/fuzz/api_fuzz.py", "tests/http/server/test_fuzz.py")
+    own = (f"tests/http/server/test_fuzz{name}.py" for name in ("", "_of_tasks"))
+    files = ("tests/fuzz/api_fuzz.py", *own)
     session.run(
         *("python", "-m", "pytest", *files, *session.posargs), env={"HYPOTHESIS_EXAMPLES": "2000"}
     )

@@ -27,6 +27,8 @@ from src.engine.speculation import Widths, verification
 DEMO: Final = CHECKOUT / "configs" / "demo"
 METHODS: Final = ("ngram", "suffix", "eagle3")
 HEATS: Final = (0.0, 1.0)
+# That a step samples.
+_POSITIONS: Final = 64
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -51,6 +53,8 @@ def configuration(method: str, drafts: int, settings: Sequence[str]) -> Config:
     overrides = [
         ("device.type", "cpu"),
         ("model.path", str(DEMO)),
+        # With more rows a step would not have room for all drafts of each.
+        ("scheduler.max_num_seqs", str(max(1, _POSITIONS // (1 + drafts)))),
         *head,
         ("speculation.method", method),
         ("speculation.num_speculative_tokens", str(drafts)),

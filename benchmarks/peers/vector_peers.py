@@ -62,4 +62,12 @@ def vector_peers() -> list[Peer]:
                 "VLLM_NO_USAGE_STATS": "1",
             },
         ),
+        Peer(
+            "llama.cpp",
+            "llama-cpp-python",
+            "vectors_llama_cpp",
+            "cpu",
+            PeerEnvironment("llama-cpp-python", ("llama-cpp-python", "gguf")),
+            converter=("{python}", "{drivers}/convert_bert.py", "{checkpoint}", "{converted}"),
+        ),
     ]

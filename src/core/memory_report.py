@@ -5,6 +5,8 @@ The log of a start, `/health` and `python -m src plan` show the same report.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from src.core.config import GIB, MIB
@@ -54,6 +56,8 @@ class KVReport(msgspec.Struct, frozen=True):
         What keys and values are kept in: the model's dtype, ``int8`` or ``fp8``.
     requests_at_once
         Requests of ``max_model_len`` tokens that it holds.
+    lasts
+        ``step``: its tokens see later ones, so nothing is kept from one step to the next.
     """
 
     dtype: str
@@ -63,6 +67,7 @@ class KVReport(msgspec.Struct, frozen=True):
     bytes: int
     max_model_len: int
     requests_at_once: float
+    lasts: Literal["sequence", "step"] = "sequence"
 
 
 class MemoryReport(msgspec.Struct, frozen=True):
@@ -80,6 +85,8 @@ class MemoryReport(msgspec.Struct, frozen=True):
         Null if no KV memory fits.
     free
         Free bytes beside all of these, at the moment when KV memory was sized.
+    history
+        Bytes that are kept of outputs (`speculation.shared_history_bytes`).
     """
 
     device: str
@@ -89,6 +96,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     graphs: int
     kv: KVReport | None
     free: int
+    history: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -104,7 +112,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     def total(self) -> int:
         """Bytes of everything."""
         kv = 0 if self.kv is None else self.kv.bytes
-        return self.weight_bytes + self.tables + self.step + self.graphs + kv
+        return self.weight_bytes + self.tables + self.step + self.graphs + self.history + kv
 
 
 def size(count: float) -> str:
@@ -134,6 +142,7 @@ def memory_lines(report: MemoryReport) -> list[str]:
         ("tables", report.tables, "computed for the model"),
         ("largest step", report.step, "beside weights and KV memory"),
         ("graphs", report.graphs, "captured steps"),
+        ("shared history", report.history, "outputs that drafts are taken from"),
     ):
         if count:
             rows.append((name, size(count), note))
@@ -155,6 +164,9 @@ def _kv_rows(kv: KVReport) -> list[tuple[str, str, str]]:
         f"{kv.num_blocks} blocks of {kv.block_size} tokens: "
         f"{kv.requests_at_once:.1f} requests of {kv.max_model_len} tokens"
     )
+    if kv.lasts == "step":
+        # Nothing is kept from one step to the next.
+        return [("step's KV", size(kv.bytes), "one after the other, by all layers"), ("", "", told)]
     return [("KV memory", size(kv.bytes), holds), ("", "", told)]
 
 

@@ -48,7 +48,8 @@ from src.engine.sampling import Sampler, SamplingState
 from src.engine.sampling.processors import Processors
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
-from src.engine.speculation.choice import choose_speculation
+from src.engine.speculation.choice import choose_speculation, state_backups
+from src.engine.speculation.states_behind import MOST_AGAIN
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.models import (
     Implementation,
@@ -200,7 +201,9 @@ def _begin_compilation(
 ) -> ProgramCompilation:
     """Begin compiling from the weights' shapes, while the weights are read."""
     scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
-    most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
+    # The family is not known yet. Those with recurrent states may compute tokens again.
+    again = MOST_AGAIN if state_backups(config.speculation, device.type) else 0
+    most = max(scheduler.max_num_batched_tokens + again, scheduler.max_num_seqs, graphs)
     if device.type != "cpu":
         return ProgramCompilation(
             None, 1, cache_root(), timeline, awaited=_awaits_code(config), most_tokens=most

@@ -48,7 +48,6 @@ def predictor_config(config: ModelConfig, predictor: PredictorConfig) -> ModelCo
         config,
         layers=(predictor.layer,),
         layer_name=predictor.layer_name,
-        final_norm_name=predictor.final_norm_name,
         predictor=predictor,
     )
 

@@ -136,6 +136,18 @@ def read_vector_modules(path: Path, *, size: int) -> tuple[VectorModule, ...]:
     return _behind(path, _modules(source), size)[0] if source.is_file() else ()
 
 
+def module_kinds(path: Path) -> tuple[str, ...]:
+    """The modules of a checkpoint, by the names of their classes; none without `modules.json`.
+
+    Raises
+    ------
+    ModelLoadError
+        As of `read_recipe`.
+    """
+    source = path / MODULES_FILE
+    return tuple(_kind(one, source) for one in _modules(source)) if source.is_file() else ()
+
+
 def _behind(path: Path, modules: list[_Module], size: int) -> tuple[tuple[VectorModule, ...], bool]:
     """The modules behind the pooling, and whether a normalization ends them."""
     source = path / MODULES_FILE

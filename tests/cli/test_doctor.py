@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -9,16 +10,18 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from src.cli.doctor import kernels, machine, software
+from src.cli.doctor import kernels, machine, model, software
 from src.cli.doctor.finding import Finding, run_check
 from src.cli.main import main
-from src.core.config import GIB
+from src.core.config import GIB, Config
 from src.core.settings import CHECKOUT, load_config
 from src.ops.build import cpp_compiler, installation
 from src.ops.build import kernels as build
@@ -26,6 +29,9 @@ from src.ops.build.installation import TorchBuild
 from src.ops.build.kernels import ensure_built
 from src.ops.build.level_check import KILLED, PASSED
 from src.ops.build.levels import LEVELS
+from tests.support.checkpoints import make_checkpoint
+from tests.support.classifiers import make_classifier
+from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -366,3 +372,136 @@ def test_on_a_gpu_nobody_drafts_and_it_says_why(monkeypatch: pytest.MonkeyPatch)
     assert "nothing drafts: it needs device.type = cpu" in found.text
     [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "suffix")]))
     assert found.state == "broken"
+
+
+def make_bert(directory: Path) -> Path:
+    make_encoder(directory, "bert")
+    save_encoder_tokenizer(directory)
+    prompts = {"query": "query: ", "passage": "passage: "}
+    save_modules(
+        directory, pooling={"pooling_mode": "mean"}, max_seq_length=100, prompts=prompts,
+        default_prompt="query",
+    )  # fmt: skip
+    return directory
+
+
+def texts_of(check: Iterable[Finding]) -> dict[str, Finding]:
+    return {found.subject: found for found in check}
+
+
+def config_of(path: Path, *settings: tuple[str, str]) -> Config:
+    sizes = [("device.num_threads", "1"), ("device.type", "cpu"), ("scheduler.max_num_seqs", "4")]
+    return load_config(None, overrides=[("model.path", str(path)), *sizes, *settings])
+
+
+def test_it_says_how_a_model_s_texts_become_vectors(tmp_path: Path) -> None:
+    found = texts_of(model.tasks(config_of(make_bert(tmp_path / "tiny"))))
+    assert {one.state for one in found.values()} == {"good"}
+    assert found["tasks"].text.endswith("tiny: embed, score, token_embed")
+    assert found["vectors"].text == (
+        "the mean of the tokens' hidden states, 64 numbers, scaled to length 1; may not be cut; "
+        "texts of up to 100 tokens"
+    )
+    assert found["modules"].text == "Transformer, Pooling, Normalize"
+    assert found["prompts"].text == "query, passage; query unless a request names another"
+    assert "the score is their cosine" in found["scores"].text
+    plain = make_checkpoint(tmp_path / "plain", "qwen3", tokenizer=True)
+    told = texts_of(model.tasks(config_of(plain)))
+    assert told["vectors"].text.startswith("the last token's hidden state, ")
+    assert told["modules"].text.startswith("no modules.json")
+    assert "scores" not in told
+    scored = texts_of(model.tasks(config_of(plain, ("model.tasks", "score"))))
+    assert scored["tasks"].state == "broken"
+    assert 'no tokens "yes" and "no"' in scored["tasks"].text
+
+
+def test_it_says_what_a_classifier_s_labels_are(tmp_path: Path) -> None:
+    labels = make_classifier(tmp_path / "tiny", "bert", labels=12)
+    found = texts_of(model.tasks(config_of(labels)))
+    assert found["labels"].text == (
+        "12 labels of the first token's hidden state (kind 0, kind 1, kind 2, kind 3, kind 4, "
+        "kind 5, kind 6, kind 7 and 4 more), activation softmax"
+    )
+    ranker = make_classifier(tmp_path / "ranker", "bert", labels=1)
+    assert "as a pair" in texts_of(model.tasks(config_of(ranker)))["scores"].text
+
+
+def test_a_model_whose_files_are_not_supported_is_broken(tmp_path: Path) -> None:
+    directory = make_bert(tmp_path / "tiny")
+    (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    assert one_of(lambda: model.tasks(config_of(directory))).state == "broken"
+    missing = one_of(lambda: model.tasks(config_of(tmp_path / "none")))
+    assert (missing.state, missing.subject) == ("unchecked", "tasks")
+    assert not list(model.tasks(load_config(None)))
+
+
+def test_the_self_test_asks_for_vectors_labels_and_scores(tmp_path: Path) -> None:
+    (vectors,) = model.self_test(config_of(make_bert(tmp_path / "encoder")))
+    # Random weights may tell sentences apart or not.
+    assert vectors.state in ("good", "unchecked")
+    assert re.search(r"^64 numbers; .* cosine 0\.\d{3}, .* have 0\.\d{3}", vectors.text)
+    (label, score) = model.self_test(
+        config_of(make_classifier(tmp_path / "ranker", "bert", labels=1))
+    )
+    assert "has the label kind 0" in label.text
+    assert re.search(r"score 0\.\d{4}, another one 0\.\d{4}", score.text)
+    labels = make_classifier(tmp_path / "labels", "bert", labels=3)
+    (label,) = model.self_test(config_of(labels))
+    assert re.search(r"has the label kind \d \(0\.\d{3}\)$", label.text)
+    plain = make_checkpoint(tmp_path / "plain", "qwen3", tokenizer=True)
+    (none,) = model.self_test(config_of(plain, ("model.tasks", "generate")))
+    assert none.text == "there is none for generate; the model loads"
+
+
+class Answers:
+    """An engine whose vectors and scores are made up."""
+
+    def __init__(self, vectors: list[list[float]], scores: tuple[float, ...] = ()) -> None:
+        self.vectors, self.scores = vectors, scores
+
+    async def embed(self, texts: list[str]) -> list[Any]:
+        given = [self.vectors.pop(0) for _ in texts]
+        return [SimpleNamespace(numbers=array("f", one).tobytes()) for one in given]
+
+    async def score(self, pairs: list[Any]) -> list[Any]:
+        return [SimpleNamespace(score=score) for score in self.scores]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "tasks", "state"),
+    [
+        ([[1, 0], [1, 0.1], [0, 1], [1, 0]], ("embed", "score"), "good"),
+        ([[1, 0], [0, 1], [1, 0.1], [1, 0]], ("embed", "score"), "unchecked"),
+        ([[1, 0], [0, 1], [1, 0.1], [1, 0]], ("generate", "embed"), "good"),
+        ([[1, 0], [1, 0.1], [0, 1], [1, 0.5]], ("embed", "score"), "broken"),
+        ([[0, 0], [1, 0.1], [0, 1], [0, 0]], ("embed", "score"), "broken"),
+    ],
+)
+def test_the_self_test_judges_vectors(
+    vectors: list[list[float]], tasks: tuple[str, ...], state: str
+) -> None:
+    info: Any = SimpleNamespace(tasks=tasks, embedding=object())
+    engine: Any = Answers(vectors)
+    assert asyncio.run(model._cosines(engine, info)).state == state
+
+
+def test_the_self_test_judges_scores() -> None:
+    states = [
+        asyncio.run(model._scores(Answers([], scores))).state  # type: ignore[arg-type]
+        for scores in ((0.9, 0.1), (0.1, 0.9))
+    ]
+    assert states == ["good", "unchecked"]
+
+
+def test_the_self_test_is_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], checked_once: None
+) -> None:
+    path = str(make_bert(tmp_path / "tiny"))
+    found = findings(capsys, *ANY_PORT, "--model", path, "--self-test")
+    assert found["code"] == [0]
+    assert found.keys() > {"tasks", "vectors", "modules", "prompts", "scores", "self-test"}
+    # What does not load is broken, and no traceback.
+    (tmp_path / "tiny" / "model.safetensors").write_bytes(b"none")
+    broken = findings(capsys, *ANY_PORT, "--model", path, "--self-test")
+    assert broken["code"] == [1]
+    assert broken["self-test"][0]["state"] == "broken"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import random
@@ -42,43 +43,41 @@ def test_the_head_is_small_and_as_published_ones_are() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-async def test_answers_are_those_of_off_in_fewer_steps(
-    heat: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_are_those_of_off_in_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and sampled, and at least half of the guesses are right, of four in a row."""
     monkeypatch.setattr(verification, "Widths", partial(Widths, always=True))
+    cases = GOLDEN[1::2]
+    head = {
+        "speculation__method": "eagle3",
+        "speculation__model": str(HEAD),
+        "speculation__num_speculative_tokens": 4,
+    }
     found = []
-    for changes in (
-        {},
-        {
-            "speculation__method": "eagle3",
-            "speculation__model": str(HEAD),
-            "speculation__num_speculative_tokens": 4,
-        },
-    ):
+    for changes in ({}, head):
         config = small_config(DEMO, model__deterministic=True, **changes)
         async with AsyncEngine.open(config) as engine:
-            said: list[Any] = []
-            for seed, case in enumerate(GOLDEN):
-                result = await engine.generate(
-                    case.get("messages", case.get("prompt")),
-                    SamplingParams(temperature=heat, seed=seed, max_tokens=60, logprobs=1),
-                    chat=ChatOptions(tools=case.get("tools") or None),
+            results = await asyncio.gather(
+                *(
+                    engine.generate(
+                        case.get("messages", case.get("prompt")),
+                        SamplingParams(temperature=at % 2, seed=at, max_tokens=40, logprobs=1),
+                        chat=ChatOptions(tools=case.get("tools") or None),
+                    )
+                    for at, case in enumerate(cases)
                 )
-                said.append((result.token_ids, result.text, result.completions[0].logprobs))
+            )
+            said = [(each.token_ids, each.text, each.completions[0].logprobs) for each in results]
             found.append((said, engine.metrics.draft_counts))
     (off, _), (on, (drafted, accepted)) = found
     assert on == off
-    tokens = sum(len(each[0]) for each in off)
-    assert drafted > tokens / 2
-    # Of four guesses in a row.
-    assert accepted > (0.5 if heat == 0 else 0.4) * drafted
+    assert drafted > sum(len(each[0]) for each in off) / 2
+    assert accepted > 0.5 * drafted
 
 
 async def _acceptance(method: str) -> dict[str, float]:
     lines = [json.loads(line) for line in (DEMO / "eval.jsonl").read_text().splitlines()]
     config = configuration(method, 4, ["compile.enforce_eager=true", "device.num_threads=1"])
-    return await measure(config, lines[::8], 60, 0.0)
+    return await measure(config, lines[::12], 40, 0.0)
 
 
 @pytest.mark.anyio
@@ -91,23 +90,32 @@ async def test_it_guesses_more_than_look_ups_do(monkeypatch: pytest.MonkeyPatch)
     assert head["place 1"] >= head["place 2"] >= head["place 3"] > 0.3
 
 
-def trained(count: int, updates: int) -> tuple[Any, dict[str, Any]]:
+def test_training_runs_and_what_it_writes_is_a_head(tmp_path: Path) -> None:
     head, took = train_head.train(
-        DEMO, count=count, updates=updates, steps=3, batch=512, tokens=256, threads=1
+        DEMO, count=4, updates=2, steps=2, batch=256, tokens=256, threads=1
     )
-    return head, took
-
-
-def test_training_runs_and_learns(tmp_path: Path) -> None:
-    head, took = trained(8, 10)
-    assert took["updates"] == 10
-    assert len(head.tokens) == 256
-    # By chance it would be one of hundreds.
-    assert took["right_by_step"][0] > 0.03
+    assert (took["texts"], took["updates"], len(head.tokens)) == (4, 2, 256)
     demo_head.export(head, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    stored = load_file(HEAD / "model.safetensors")
-    assert tensors.keys() == stored.keys()
+    assert tensors.keys() == load_file(HEAD / "model.safetensors").keys()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["draft_vocab_size"] == 256
+
+
+def test_updates_bring_the_head_nearer_to_the_model() -> None:
+    model = train_head.load_model(DEMO)
+    torch.manual_seed(2)
+    head = demo_head.Head(model, torch.arange(0, 1024))
+    texts = [
+        train_head.Text(case["prompt_token_ids"], case["token_ids"][:24]) for case in GOLDEN[:12]
+    ]
+    [batch] = train_head.packed(texts, 4096, random.Random(1))
+    before = [float(each.mean().detach()) for each in demo_head.losses(head, model, batch, 2)]
+    trainer = train_head.Trainer(model, head, total=60, steps=2)
+    for number in range(12):
+        trainer.step(number, batch)
+    after = [float(each.mean().detach()) for each in demo_head.losses(head, model, batch, 2)]
+    assert all(late < early - 0.5 for early, late in zip(before, after, strict=True))
 
 
 def test_no_prompt_of_the_training_is_held_out() -> None:

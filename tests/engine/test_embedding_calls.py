@@ -20,7 +20,7 @@ from src.core.errors import (
 )
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
-from src.engine.requests import text_work
+from src.engine.requests import embedding_run, text_work
 from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.scheduling.replay import read_lines, replay
 from src.text.tokenizer import Tokenizer
@@ -146,9 +146,11 @@ async def test_a_call_that_has_begun_is_finished_while_the_engine_drains(
         await asyncio.sleep(0.005)
         return made
 
-    # One text of a call is under way at a time, so that nothing runs between two of them.
+    # One text of a call is under way at a time, so that nothing runs between two of them. The queue
+    # has room for more: only that the call has not queued all of them keeps the engine.
     monkeypatch.setattr(EmbeddingRun, "_vector", later)
-    async with AsyncEngine.open(small_config(decoder, scheduler__max_waiting_requests=1)) as engine:
+    monkeypatch.setattr(embedding_run, "_WINDOW", 1)
+    async with AsyncEngine.open(small_config(decoder)) as engine:
         many = asyncio.create_task(engine.embed(TEXTS[:40]))
         await begun(engine)
         await engine.drain(60)

@@ -92,6 +92,7 @@ FROZEN = [
     "observability.trace_token_events",
     "plugins.enabled",
     "scheduler.max_bypasses",
+    "scheduler.max_mixed_pooled_tokens",
     "scheduler.max_mixed_prefill_tokens",
     "scheduler.max_num_batched_tokens",
     "scheduler.max_num_seqs",

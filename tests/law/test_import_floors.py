@@ -200,6 +200,7 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
         "llm",
         "requests.admissions",
         "requests.embedding_run",
+        "requests.predictions",
         "requests.prompts",
         "requests.submission",
         "scheduling.replay",

@@ -216,7 +216,7 @@ async def test_steps_that_pool_do_not_wait_either(
         return vectors
 
     monkeypatch.setattr(RowPooling, "pool", noted)
-    changes = {"compile__cuda_graphs": graphs, "scheduler__max_num_batched_tokens": 256}
+    changes = {"compile__cuda_graphs": graphs, "scheduler__max_num_batched_tokens": 64}
     async with AsyncEngine.open(small_config(path, **(CUDA | changes))) as engine:
         await embed_beside(engine, random.Random(6))
         seen = watch_on_cuda(monkeypatch)
@@ -262,7 +262,7 @@ async def test_steps_that_pool_take_no_more_memory_than_was_left_for_them(
         "compile__cuda_graphs": "off",
     }
     async with AsyncEngine.open(small_config(path, **(CUDA | changes))) as engine:
-        left = engine.memory.step
+        left = Probe(engine).parts.memory.step
         prompts = [[5 + number % 90] * 1000 for number in range(48)]
         await engine.embed(prompts)
         torch.cuda.synchronize()
@@ -436,12 +436,13 @@ async def test_a_capture_that_waits_leaves_an_engine_without_graphs(
 
 def test_the_acceptance_of_a_gpu_runs_to_its_table() -> None:
     """Its figures mean nothing here, and its exit code says so."""
-    sections = ("--only", "graphs", "start")
+    sections = ("--only", "graphs", "vectors", "start")
     command = ("-m", "benchmarks.gpu", "--quick", "--shape", "tiny", "--no-save", *sections)
     ended = subprocess.run(
         [sys.executable, *command], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, timeout=280
     )
     assert ended.returncode == 3, ended.stdout
     assert "warm start to first token" in ended.stdout
+    assert "vector of a lone text" in ended.stdout
     assert "failed" not in ended.stdout
     assert "not run" not in ended.stdout

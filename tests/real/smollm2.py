@@ -163,8 +163,8 @@ def test_chats_are_streamed_while_vectors_are_computed(client: openai.OpenAI) ->
     # Rounded as any company of bfloat16 tokens is.
     for one, other in ((vectors[0], first), (vectors[-1], last)):
         assert cosine(one, other) > 0.998
-    # Texts that differ in a number alone are nearer than others.
-    assert cosine(vectors[0], vectors[4]) > cosine(vectors[0], vectors[1])
+    # And no other text's: those of two questions are this far apart at least.
+    assert cosine(vectors[0], vectors[1]) < 0.95
 
 
 def text_of(client: openai.OpenAI, model: str, question: str) -> str:

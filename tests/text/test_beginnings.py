@@ -87,7 +87,9 @@ def test_a_beginning_that_says_too_little_grows(word_pieces: _Counting) -> None:
 
 
 def test_a_word_that_is_cut_apart_does_not_count(word_pieces: _Counting) -> None:
-    # Of each word the whole is one token, and a part of it may be a hundred.
-    text = "".join("x" * 150 + " " for _ in range(MOST))
-    found = encode_beginning(word_pieces, text, MOST - 2)
-    assert found.ids == [1, *[0] * MOST, 2]
+    # The whole of a word is one token, and the part of it in the first beginning is sixty.
+    first = 8 * (MOST + 256)
+    text = "a\n" * 30 + "\n" * (first - 2 * 30 - 60) + "x" * 150 + "\nb" * 9000
+    found = encode_beginning(word_pieces, text, MOST)
+    assert found.ids[:MOST] == word_pieces.encode(text)[:MOST]
+    assert not found.is_whole

@@ -30,7 +30,7 @@ def main() -> None:
         if kind == "onnx":
             write_onnx(model, folder, output)
         else:
-            write_openvino(one_output(model, output), tokenizer, folder)
+            write_openvino(one_output(model, output), tokenizer, folder, output)
             shutil.copy(checkpoint / name / "config.json", folder)
 
 
@@ -79,7 +79,7 @@ def write_onnx(model: Any, folder: Path, output: str) -> None:
     )
 
 
-def write_openvino(model: Any, tokenizer: Any, folder: Path) -> None:
+def write_openvino(model: Any, tokenizer: Any, folder: Path, output: str) -> None:
     """Write the model and its tokenizer as GenAI's pipelines read them."""
     import openvino
     from openvino_tokenizers import convert_tokenizer
@@ -87,6 +87,7 @@ def write_openvino(model: Any, tokenizer: Any, folder: Path) -> None:
     converted = openvino.convert_model(
         model, example_input=example(), input=[(name, [-1, -1]) for name in _NAMES]
     )
+    converted.outputs[0].get_tensor().set_names({output})
     openvino.save_model(converted, folder / "openvino_model.xml", compress_to_fp16=False)
     openvino.save_model(convert_tokenizer(tokenizer), folder / "openvino_tokenizer.xml")
 

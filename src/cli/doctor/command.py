@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from src.cli.doctor import kernels, machine, plugins, software
+from src.cli.doctor import kernels, machine, model, plugins, software
 from src.cli.doctor.finding import Finding, run_check
 from src.cli.options import Commands, config_of
 from src.cli.options import add_command as add
@@ -33,6 +33,11 @@ def add_command(commands: Commands) -> None:
         run,
     )
     add_address(parser)
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="load the model too, and ask it for vectors, labels or scores",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -56,7 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
         "caches": machine.code_cache,
         "models": machine.model_cache,
         "port": partial(machine.port, arguments, config),
+        "tasks": partial(model.tasks, config),
     }
+    if arguments.self_test:
+        checks["self-test"] = partial(model.self_test, config)
     findings = [found for name, check in checks.items() for found in run_check(name, check)]
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(findings)).decode())

@@ -34,8 +34,15 @@ from src.models.loading.options import LoadOptions
 from src.models.registry import family_of, has_family
 from src.text import Tokenizer
 
-# Tokens that a decoding row without guesses may be ahead of what the draft model has read.
+# Tokens that a decoding row without guesses may be ahead of what the draft model has read, before
+# they are read; and the least of all such rows that are read in a step, the rows that are furthest
+# ahead first.
 _LAG: Final = 16
+_LEAST_BEHIND: Final = 64
+# So many steps without guesses, and such rows are not read any more. Behind that at most so many
+# tokens are read again in a step, and rows have no guesses until all of theirs are.
+_UNASKED: Final = 512
+_MOST_AT_ONCE: Final = 512
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -55,8 +62,9 @@ class ModelDrafter(BatchDrafter):
     """Reads the tokens of rows behind the model, and goes on by itself where guesses are wanted.
 
     A prompt is read in the step that the model reads it in. Of a row that decodes, accepted tokens
-    are read when guesses are wanted, or a few at a time. What was read of a wrong guess lies behind
-    the row's end, and is overwritten before it is seen, as the model's own KV is.
+    are read when guesses are wanted, or a few at a time. So the last tokens of what the prefix
+    cache has of a text may be unread, and are read again. What was read of a wrong guess lies
+    behind the row's end, and is overwritten before it is seen, as the model's own KV is.
     """
 
     def __init__(self, model: Model, place: DraftPlace) -> None:
@@ -68,6 +76,8 @@ class ModelDrafter(BatchDrafter):
         self._read: dict[int, int] = {}
         # Row -> its number of tokens, and its own guesses behind them, which were read too.
         self._guessed: dict[int, tuple[int, list[int]]] = {}
+        # Steps since guesses were wanted.
+        self._unasked = 0
 
     def vacate(self, row: int) -> None:
         """See `BatchDrafter`."""
@@ -79,23 +89,50 @@ class ModelDrafter(BatchDrafter):
         chunks: list[RowStep] = []
         wanted: dict[int, int] = {}
         known: dict[int, int] = {}
+        behind: list[RowStep] = []
+        room = _MOST_AT_ONCE
+        self._unasked = 0 if asked else self._unasked + 1
         for step in rows:
             end = step.start + step.num_tokens
-            # Tokens before a row's first step are in the prefix cache, and were read then.
-            read = self._read.setdefault(step.row, step.start)
+            # Tokens before a row's first step are in the prefix cache. All but the last were read
+            # when they were new.
+            read = self._read.setdefault(step.row, max(0, step.start - _LAG))
             start = min(read, self._agreed(step.row, step.start), step.start)
-            most = min(asked.get(step.row, 0), self._longest - end)
-            is_prompt = step.num_tokens > 1
-            if end > self._longest or not (most > 0 or is_prompt or end - start >= _LAG):
+            most, count = min(asked.get(step.row, 0), self._longest - end), end - start
+            if end > self._longest:
                 continue
-            if most > 0:
+            if most <= 0 and step.num_tokens == 1:
+                if count >= _LAG:
+                    behind.append(RowStep(step.row, step.generation, start, count, False))
+                continue
+            if most > 0 and step.num_tokens == 1:
+                count = min(count, room)
+                room -= count
+            guesses = most > 0 and count == end - start
+            if guesses:
                 wanted[step.row], known[step.row] = most, end
-            chunks.append(RowStep(step.row, step.generation, start, end - start, most > 0))
-            self._read[step.row] = end
-            self._guessed.pop(step.row, None)
+            if count:
+                chunks.append(RowStep(step.row, step.generation, start, count, guesses))
+        chunks += self._furthest(behind, max(_LEAST_BEHIND, len(rows)))
+        for chunk in chunks:
+            self._read[chunk.row] = chunk.start + chunk.num_tokens
+            self._guessed.pop(chunk.row, None)
         self.guesses = {}
         if chunks:
             self._draft(chunks, wanted, known)
+
+    def _furthest(self, behind: list[RowStep], most: int) -> list[RowStep]:
+        """Of rows without guesses, those to be read: a few, so that no step reads all at once."""
+        if self._unasked > _UNASKED:
+            return []
+        chosen = []
+        for step in sorted(behind, key=lambda step: -step.num_tokens):
+            if most <= 0:
+                break
+            count = min(step.num_tokens, most)
+            chosen.append(RowStep(step.row, step.generation, step.start, count, False))
+            most -= count
+        return chosen
 
     def _agreed(self, row: int, end: int) -> int:
         """Up to where the row, of ``end`` tokens and a newest one, has what was read of guesses.
@@ -201,7 +238,7 @@ def load_draft_model(
 
 def _kept(layer: LayerKVSpec) -> LayerKVSpec:
     """What is kept for a layer: rows are read a few tokens late, and see as much behind them."""
-    window = layer.window + _LAG if isinstance(layer.window, int) else None
+    window = layer.window + 2 * _LAG if isinstance(layer.window, int) else None
     return replace(layer, window=window)
 
 

@@ -25,6 +25,8 @@ from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_
 from src.engine.execution.pooling import RowPooling, Vectors, pooled_by
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
+from src.engine.speculation.choice import state_backups
+from src.engine.speculation.states_behind import MOST_AGAIN
 from src.models import ServedModel
 from src.ops.declaration import Backend
 
@@ -107,7 +109,7 @@ def compute_largest_step(
     *,
     is_captured: bool = False,
 ) -> None:
-    """Run a step of ``max_num_batched_tokens`` tokens that samples as many positions as may be.
+    """Run a step of the most tokens, see `most_tokens`, that samples as many positions as may be.
 
     All tokens are padding, so no KV is written. The rows ask for every sampling feature whose
     memory grows with the vocabulary or with the context; they are sampled twice, since the two ways
@@ -132,7 +134,7 @@ def compute_largest_step(
     # Rows look full of tokens, because penalties read them.
     rows.tokens.zero_()
     sampler = Sampler(SamplingState(scheduler.max_num_seqs, spec.vocab_size, spec.device))
-    inputs = padding_inputs(scheduler.max_num_batched_tokens, rows)
+    inputs = padding_inputs(most_tokens(config, model), rows)
     forward = ForwardPass(model, cache, attention)
     kept = None
     if not is_captured and (asks := _pooled_requests(config, model)):
@@ -210,6 +212,15 @@ def _whole_prompts(config: Config, longest: int) -> StepPlan:
         rows.append(RowStep(len(rows), 0, start=1, num_tokens=count, samples=False, pools=True))
         left -= count
     return StepPlan(0, [], [], rows)
+
+
+def most_tokens(config: Config, model: ServedModel) -> int:
+    """The most tokens of a step: those that are planned, and those that are computed again."""
+    planned = config.scheduler.max_num_batched_tokens
+    if not any(layer.per == "sequence" for layer in model.kv_cache_spec()):
+        return planned
+    drafts = state_backups(config.speculation, model.spec.device.type) > 0
+    return planned + MOST_AGAIN if drafts else planned
 
 
 def _most_sampled(config: Config) -> int:

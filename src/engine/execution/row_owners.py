@@ -34,7 +34,7 @@ class RowOwners:
     pooled
         Row -> its request, if that is pooled, or ``None``.
     on_leave
-        Called with the row and the request that has ended, while its tokens are in the row.
+        Called with the newest row of a request that has ended, while its tokens are in that row.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class RowOwners:
         # Key -> request that was admitted and has not ended.
         self._known: dict[int, DeviceRequest] = {}
         # Row -> key of the request that was last installed in it. Key -> all rows that the request
-        # was installed in.
+        # was installed in, the newest last.
         self._owners: list[int | None] = [None] * rows.padding_row
-        self._rows_of: dict[int, set[int]] = {}
+        self._rows_of: dict[int, list[int]] = {}
 
     @property
     def num_known(self) -> int:
@@ -99,9 +99,12 @@ class RowOwners:
         for key in ended:
             request = self._known.pop(key, None)
             self._grammars.forget(key)
-            for row in self._rows_of.pop(key, ()):
+            rows = self._rows_of.pop(key, [])
+            for row in rows:
                 if self._owners[row] == key:
-                    if self.on_leave is not None and request is not None:
+                    # A row that it had before a preemption has the same text, or less of it.
+                    is_newest = row == rows[-1]
+                    if is_newest and self.on_leave is not None and request is not None:
                         self.on_leave(row, request)
                     self._owners[row] = None
                     self.unscored[row] = None
@@ -123,7 +126,10 @@ class RowOwners:
     def _install(self, install: RowInstall) -> None:
         request = self._known[install.request_key]
         self._owners[install.row] = install.request_key
-        self._rows_of.setdefault(install.request_key, set()).add(install.row)
+        rows = self._rows_of.setdefault(install.request_key, [])
+        if install.row in rows:
+            rows.remove(install.row)
+        rows.append(install.row)
         check_install(install, request.params, self._vocab_size, self._rows.max_model_len)
         self.unscored[install.row] = still_unscored(request, install)
         self.pooled[install.row] = None if request.pooling is None else request

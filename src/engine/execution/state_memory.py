@@ -98,8 +98,9 @@ def plan_states(
             f"sequence ({size / MIB:.1f} MiB): raise cache.memory_bytes"
         )
     backups = min(backups, max_num_seqs, max(most // 8, 1 if most > 1 else 0))
+    # Where there are snapshots these make room for rows with drafts, and else rows do.
+    rows = min(max_num_seqs, max(1, most * 3 // 4) if snapshots else most - backups)
     most -= backups
-    rows = min(max_num_seqs, most if not snapshots else max(1, most * 3 // 4))
     if rows < max_num_seqs:
         logger.warning(
             "at most %d requests run at once instead of scheduler.max_num_seqs = %d, because their "

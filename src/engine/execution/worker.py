@@ -288,6 +288,8 @@ class Worker:
         If even that fails, returns `DeviceLostError`.
         """
         try:
+            if self._speculation is not None:
+                self._speculation.fail(plan)
             with torch.inference_mode(), self._device.stream():
                 self._row_owners.neutralize(plan)
         except Exception as again:
@@ -344,6 +346,9 @@ class Worker:
             lambda: self._with_vectors(self._read(plan, output, refused, verification), output),
             lambda outcome: self._deliver(in_flight, outcome),
         )
+        if speculation is not None:
+            # On the host the loop has the result, and plans the next step meanwhile.
+            speculation.catch_up()
 
     @staticmethod
     def _with_vectors(result: StepResult, output: StepOutput) -> StepResult:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from src.core.embedding import EmbeddingRecipe
 from src.core.errors import InvalidRequestError, PromptTooLongError
@@ -164,13 +165,11 @@ class Embedder:
         Both are float32 in this machine's byte order. ``normalizes``: whether it is scaled to
         length 1; ``None``: as the checkpoint does.
         """
-        numbers = array("f")
-        numbers.frombytes(raw)
-        values = numbers.tolist()[:dimensions]
+        values = np.frombuffer(raw, np.float32)[:dimensions]
         if self.recipe.normalizes if normalizes is None else normalizes:
-            length = math.sqrt(math.fsum(value * value for value in values))
-            values = [value / max(length, 1e-12) for value in values]
-        return array("f", values).tobytes()
+            wide = values.astype(np.float64)
+            values = (wide / max(math.sqrt(wide.dot(wide)), 1e-12)).astype(np.float32)
+        return values.tobytes()
 
     def _added(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer has put before a text's own, and behind them."""

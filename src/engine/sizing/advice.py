@@ -20,6 +20,9 @@ _GROUP_SIZES: Final = (2, 4, 8, 16)
 
 def advise(setup: Setup, failed: Attempt, device: DeviceDescription) -> Iterator[Advice]:
     """Changes that each suffice, the least costly first."""
+    if failed.plan is not None and (kept := failed.report.kv) and kept.lasts == "step":
+        yield from _longer_step(setup, failed.plan.max_model_len, device)
+        return
     if failed.reckoned.free > 0:
         yield from _more_kv_memory(setup, failed, device)
         yield from _less(setup, device)
@@ -29,6 +32,16 @@ def advise(setup: Setup, failed: Attempt, device: DeviceDescription) -> Iterator
     if device.kind == "cuda":
         yield from _more_devices(setup, device)
         yield from _larger_device(setup, device)
+
+
+def _longer_step(setup: Setup, longest: int, device: DeviceDescription) -> Iterator[Advice]:
+    """For a text that a step must hold as a whole: a larger step, or a shorter text."""
+    budget = setup.config.scheduler.max_num_batched_tokens
+    if _fits(setup.changed("scheduler", max_num_batched_tokens=longest), device):
+        option = f"--set scheduler.max_num_batched_tokens={longest}"
+        yield Advice(option, "a step that holds the longest text")
+    if _fits(setup.changed("model", max_model_len=budget), device):
+        yield Advice(f"--context {budget}", "texts that a step holds")
 
 
 def _fits(setup: Setup, device: DeviceDescription) -> Attempt | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from src.core.memory_report import MemoryReport, memory_lines, size
-from src.engine.sizing.speed import PrefillSpeed, Speed
+from src.engine.sizing.speed import PrefillSpeed, Speed, TextSpeed
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
@@ -38,6 +38,16 @@ class ModelPlan(msgspec.Struct, frozen=True):
         Why it does not fit; null if it does.
     advice
         Changes that each suffice, if it does not fit.
+    decode, prefill
+        Limits of text that is generated; none of a model that only reads.
+    texts
+        Limits of texts that become vectors, labels or scores.
+    longest_text
+        The most tokens of such a text; null if the model gives text alone.
+    reads_only
+        Whether tokens see later ones, so that a text is computed in one step, and nothing is kept.
+    is_for_texts
+        Whether its files or settings say that it is meant for them.
     command
         The command that serves it so; null if it does not fit, or cannot be served here.
     """
@@ -58,6 +68,10 @@ class ModelPlan(msgspec.Struct, frozen=True):
     prefill: PrefillSpeed | None
     notes: tuple[str, ...]
     command: str | None
+    texts: tuple[TextSpeed, ...] = ()
+    longest_text: int | None = None
+    reads_only: bool = False
+    is_for_texts: bool = False
 
 
 def plan_lines(plan: ModelPlan) -> list[str]:
@@ -69,6 +83,7 @@ def plan_lines(plan: ModelPlan) -> list[str]:
         f"on {plan.device.name}, {size(plan.device.free)} free",
         *memory_lines(plan.memory),
         *_speed_lines(plan),
+        *_text_lines(plan),
         *(f"Note: {note}" for note in plan.notes),
     ]
     if plan.reason is None:
@@ -89,6 +104,9 @@ def plan_lines(plan: ModelPlan) -> list[str]:
 def _holds(plan: ModelPlan) -> str:
     kv = plan.memory.kv
     assert kv is not None
+    if plan.reads_only:
+        rows = plan.texts[-1].rows_per_step if plan.texts else 1
+        return f"The longest text has {plan.longest_text} tokens; a step computes {rows} of these."
     if plan.concurrency is not None:
         return f"{_requests(plan.concurrency)} of {kv.max_model_len} tokens have room at once."
     return f"Room for {kv.requests_at_once:.1f} requests of {kv.max_model_len} tokens at once."
@@ -121,6 +139,24 @@ def _speed_lines(plan: ModelPlan) -> list[str]:
         ),
         "",
     ]
+
+
+def _text_lines(plan: ModelPlan) -> list[str]:
+    """A table of the limits of texts that become vectors."""
+    if not plan.texts or not plan.is_for_texts:
+        return []
+    bandwidth, rate = plan.device.bandwidth / 1e9, plan.device.flops[plan.dtype] / 1e12
+    head = f"at {bandwidth:,.0f} GB/s, {rate:,.3g} TFLOP/s", "rows a step", "texts/s", "limit"
+    rows = [head] + [
+        (f"texts of {one.tokens} tokens", str(one.rows_per_step), _digits(one.texts_per_second),
+         one.bound)
+        for one in plan.texts
+    ]  # fmt: skip
+    width = max(len(row[0]) for row in rows)
+    lines = [
+        f"  {name:<{width}} {count:>12} {each:>11}  {bound}" for name, count, each, bound in rows
+    ]
+    return [*([""] if plan.reads_only else []), *lines, ""]
 
 
 def _digits(number: float) -> str:

@@ -150,7 +150,18 @@ class Setup:
         return Attempt(reckoned, plan, self._lack(plan))
 
     def _lack(self, plan: MemoryPlan) -> str | None:
-        """Why KV memory does not hold the requests that are asked for; ``None`` if it does."""
+        """Why KV memory does not hold the requests that are asked for; ``None`` if it does.
+
+        Or why a step does not hold the longest text of a model that computes it as a whole.
+        """
+        budget, kept = self.config.scheduler.max_num_batched_tokens, plan.report.kv
+        if kept is not None and kept.lasts == "step":
+            if budget < plan.max_model_len:
+                return (
+                    f"a text of {plan.max_model_len} tokens is computed in one step, as a whole, "
+                    f"and scheduler.max_num_batched_tokens is {budget}"
+                )
+            return None
         if self.concurrency is None:
             return None
         asked = self.config.model.max_model_len or plan.max_model_len

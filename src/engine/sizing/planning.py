@@ -18,15 +18,21 @@ from src.engine.sizing.advice import advise
 from src.engine.sizing.answer import DeviceFacts, ModelPlan
 from src.engine.sizing.attempt import Attempt, Setup
 from src.engine.sizing.device_table import DeviceDescription, describe_device, kind_of
-from src.engine.sizing.speed import Work, decode_speed, prefill_speed
+from src.engine.sizing.speed import TextSpeed, Work, decode_speed, prefill_speed, text_speed
 from src.engine.sizing.start import refuse_for_device
 from src.engine.speculation.choice import choose_sources
 from src.engine.speculation.drafter import SOURCES
 from src.models import Model, ServedModel, choose_implementation, resolve_model
 from src.models.config_file import read_config_file
+from src.models.cross_encoders import has_modules
+from src.models.sentence_transformers import read_recipe
+from src.models.tasks import ModelTasks, find_tasks
+from src.text.tokenizer import Tokenizer
 
 # Tokens behind a decoding request, and of a prompt, if no context is asked for.
 _USUAL_CONTEXT = 2048
+# Tokens of a text that becomes a vector, beside the longest one.
+_USUAL_TEXT = 128
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,31 @@ def outline_of(config: Config) -> ServedModel:
         ).outline()
 
 
+def tasks_of(config: Config) -> tuple[Path, ModelTasks]:
+    """Where the configured model is, and what it does by its files. Reads no weights.
+
+    Raises
+    ------
+    ModelLoadError
+        As of `outline_of`; or a file asks for what is not supported.
+    ConfigError
+        ``model.tasks`` names a task that it cannot do.
+    """
+    outline = outline_of(config)
+    path = resolve_model(config.model.path, config.model.revision, weights=False)
+    found = find_tasks(
+        path,
+        outline,
+        Tokenizer.from_directory(path, config.chat.template),
+        config.model.tasks,
+        context=outline.spec.max_positions,
+        is_encoder=any(layer.lasts == "step" for layer in outline.kv_cache_spec()),
+        cut_vectors=config.model.cut_vectors,
+        is_dummy=True,
+    )
+    return path, found
+
+
 def _answer(setup: Setup, attempt: Attempt, device: DeviceDescription) -> ModelPlan:
     config, outline = setup.config, attempt.reckoned.outline
     dtype = str(outline.spec.dtype).removeprefix("torch.")
@@ -132,6 +163,9 @@ def _with_speed(
     plan: ModelPlan, setup: Setup, attempt: Attempt, device: DeviceDescription
 ) -> ModelPlan:
     """With limits of time; of what fits, or else of what was asked for."""
+    plan = _with_texts(plan, setup, attempt, device)
+    if plan.reads_only:
+        return plan
     config, outline = setup.config, attempt.reckoned.outline
     longest = outline.spec.max_positions if attempt.plan is None else attempt.plan.max_model_len
     context = config.model.max_model_len or min(longest, _USUAL_CONTEXT)
@@ -152,6 +186,54 @@ def _with_speed(
     )
     return msgspec.structs.replace(
         plan, decode=tuple(speed for speed in speeds if speed is not None), prefill=prefill
+    )
+
+
+def _with_texts(
+    plan: ModelPlan, setup: Setup, attempt: Attempt, device: DeviceDescription
+) -> ModelPlan:
+    """With the longest text and limits of time of texts that become vectors, labels or scores."""
+    config, outline = setup.config, attempt.reckoned.outline
+    reads_only = any(layer.lasts == "step" for layer in outline.kv_cache_spec())
+    context = outline.spec.max_positions if attempt.plan is None else attempt.plan.max_model_len
+    longest: int | None = context
+    if outline.classifier is None:
+        try:
+            recipe = read_recipe(
+                setup.path, size=outline.spec.hidden_size, context=context, is_encoder=reads_only
+            )
+            longest = recipe.max_tokens
+        except ModelLoadError:
+            # As at a start: a model that generates is served without vectors.
+            if reads_only:
+                raise
+            longest = None
+    if longest is None:
+        return plan
+    lengths = {min(_USUAL_TEXT, longest), longest if reads_only else min(longest, _USUAL_CONTEXT)}
+    work = Work(outline)
+    speeds = (
+        text_speed(
+            work,
+            device,
+            plan.dtype,
+            tokens,
+            budget=config.scheduler.max_num_batched_tokens,
+            most_rows=config.scheduler.max_num_seqs,
+            sees_all=reads_only,
+        )
+        for tokens in sorted(lengths)
+    )
+    wish = config.model.tasks
+    return msgspec.structs.replace(
+        plan,
+        texts=tuple[TextSpeed, ...](speed for speed in speeds if speed is not None),
+        longest_text=longest,
+        reads_only=reads_only,
+        is_for_texts=reads_only
+        or outline.classifier is not None
+        or has_modules(setup.path)
+        or (wish != "auto" and set(wish) != {"generate"}),
     )
 
 

@@ -64,6 +64,27 @@ class PrefillSpeed(msgspec.Struct, frozen=True):
     share: float | None
 
 
+class TextSpeed(msgspec.Struct, frozen=True):
+    """The most texts per second of which each becomes a vector, labels or a score.
+
+    Attributes
+    ----------
+    tokens
+        Of each text.
+    rows_per_step
+        Texts that a step computes at once.
+    texts_per_second
+        What the device allows.
+    bound
+        What takes longer: ``memory`` or ``arithmetic``.
+    """
+
+    tokens: int
+    rows_per_step: int
+    texts_per_second: float
+    bound: str
+
+
 @dataclass(frozen=True)
 class _Layer:
     """A layer's memory of a sequence: bytes, and the operations of a token that meets one key."""
@@ -122,15 +143,21 @@ class Work:
             self._head_bytes = sum(model.weights[one.name].nbytes for one in tied)
             self._head_elements = sum(math.prod(one.shape) for one in tied)
 
-    def bytes_of_step(self, rows: int, tokens: int, context: int) -> float:
-        """Bytes that a step of ``tokens`` tokens of ``rows`` requests reads."""
+    def bytes_of_step(
+        self, rows: int, tokens: int, context: int, *, has_head: bool = True
+    ) -> float:
+        """Bytes that a step of ``tokens`` tokens of ``rows`` requests reads.
+
+        Without ``has_head`` the head for text is left out.
+        """
         # A token takes some experts; many tokens take all.
         experts = sum(taken * (1 - (1 - share) ** tokens) for taken, _, share in self._experts)
         kept = sum(
             layer.bytes_per_row + layer.bytes_per_token * layer.keys(context)
             for layer in self._layers
         )
-        return self._bytes + self._head_bytes + experts + rows * kept
+        head = self._head_bytes if has_head else 0
+        return self._bytes + head + experts + rows * kept
 
     def flops_of_step(self, rows: int, tokens: int, context: int) -> float:
         """Operations of a step; every token meets ``context`` keys, and ``rows`` are sampled."""
@@ -176,6 +203,40 @@ def prefill_speed(
     shares = DECODE_SHARE_ON_CPU if bound == "memory" else PREFILL_SHARE_ON_CPU
     share = shares.get(weights) if device.kind == "cpu" else None
     return PrefillSpeed(context, chunk / max(memory, arithmetic), bound, share)
+
+
+def text_speed(
+    work: Work,
+    device: DeviceDescription,
+    dtype: str,
+    tokens: int,
+    *,
+    budget: int,
+    most_rows: int,
+    sees_all: bool,
+) -> TextSpeed | None:
+    """The speed of texts of ``tokens`` tokens that end without the head for text.
+
+    Parameters
+    ----------
+    budget, most_rows
+        The most tokens and requests of a step. Only texts whose tokens do not see later ones may be
+        longer than the budget: they take several steps.
+    sees_all
+        Whether a token sees the whole text, or what is before it.
+    """
+    rate = device.flops.get(dtype)
+    if not rate:
+        return None
+    rows = max(1, min(most_rows, budget // tokens))
+    computed = min(budget, rows * tokens)
+    # On the mean a token that sees earlier ones meets half of the text.
+    keys = tokens if sees_all else max(1, tokens // 2)
+    memory = work.bytes_of_step(rows, computed, keys, has_head=False) / device.bandwidth
+    # No row is sampled.
+    arithmetic = work.flops_of_step(0, computed, keys) / rate
+    bound = "memory" if memory > arithmetic else "arithmetic"
+    return TextSpeed(tokens, rows, computed / tokens / max(memory, arithmetic), bound)
 
 
 def _layer_of(layer: LayerKVSpec, num_heads: int) -> _Layer:

@@ -27,7 +27,7 @@ from src.engine.execution.memory_profile import compute_largest_step, memory_gau
 from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.weight_parts import weight_parts
-from src.engine.speculation.choice import state_backups
+from src.engine.speculation.choice import history_bytes, state_backups
 from src.models import LayerKVSpec, Model, ServedModel
 from src.models.config import LayerConfig
 from src.models.registry import family_of
@@ -187,6 +187,7 @@ class Reckoned:
 
     def report_without_kv(self) -> MemoryReport:
         """The report where KV memory does not fit."""
+        history = history_bytes(self.config.speculation, self.device.kind)
         return MemoryReport(
             self.device.name,
             (*weight_parts(self.outline), *self.drafts.parts),
@@ -194,7 +195,8 @@ class Reckoned:
             self.step,
             self.graphs,
             None,
-            self.free - self.step - self.graphs,
+            self.free - self.step - self.graphs - history,
+            history,
         )
 
 
@@ -252,6 +254,7 @@ def _size(
     """KV memory, the context length, and the report. ``free`` is beside weights and tables."""
     layers = (*model.kv_cache_spec(), *drafts.layers)
     log_cache_dtype(model)
+    history = history_bytes(config.speculation, place.type)
     kv, max_model_len = plan_kv_cache(
         layers,
         config.cache,
@@ -259,7 +262,7 @@ def _size(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.spec.max_positions,
         max_model_len_is_fixed=config.model.max_model_len is not None,
-        reserved_bytes=step + graphs,
+        reserved_bytes=step + graphs + history,
         free_bytes=free,
         state_backups=state_backups(config.speculation, place.type),
     )
@@ -270,7 +273,8 @@ def _size(
         step,
         graphs,
         _kv_report(layers, kv, max_model_len, cache_dtype_of(model)),
-        free - step - graphs - kv.total_bytes,
+        free - step - graphs - history - kv.total_bytes,
+        history,
     )
     return kv, max_model_len, report
 
@@ -289,6 +293,7 @@ def _kv_report(
         requests_at_once=round(
             at_once if plan.states is None else min(at_once, plan.states.num_rows), 1
         ),
+        lasts="step" if any(layer.lasts == "step" for layer in layers) else "sequence",
     )
 
 

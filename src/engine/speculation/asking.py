@@ -121,6 +121,11 @@ class Asking:
         for follower in tuple(self._followers):
             self.attempt(follower, follower.leave, row, request, tokens)
 
+    def catch_up(self) -> None:
+        """Do a small part of what drafters that know requests have put off."""
+        for follower in tuple(self._followers):
+            self.attempt(follower, follower.catch_up)
+
     def most(self, step: RowStep, known: int) -> int:
         """The most drafts of a row in this step."""
         most = min(step.drafts, step.limit - known - 1)
@@ -179,6 +184,7 @@ class Asking:
     def guesses(self, rows: Sequence[RowStep], asked: Mapping[int, Asked]) -> dict[int, Guess]:
         """Place among the rows -> what is guessed of the row's next tokens.
 
+        Those that compute for all rows at once are asked last, for rows that have no likely guess.
         Drafters with weights know no grammar, so rows that have one are not asked of them.
         """
         free = {

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
 from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
+from src.engine.speculation.history import TOKEN_BYTES, size_of
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,14 @@ _STATE_BACKUPS: Final = 8
 def state_backups(section: SpeculationSection, device_type: str) -> int:
     """How many rows may have drafts in a step of a model with recurrent states."""
     return 0 if section.method == "off" or device_type != "cpu" else _STATE_BACKUPS
+
+
+def history_bytes(section: SpeculationSection, device_type: str) -> int:
+    """Bytes that are kept of outputs, which drafts are taken from."""
+    keeps = section.shared_history_bytes > 0 and "history" in SOURCES.get(section.method, ())
+    if not keeps or device_type != "cpu":
+        return 0
+    return size_of(section.shared_history_bytes) * TOKEN_BYTES
 
 
 class Choice(NamedTuple):

@@ -111,7 +111,14 @@ class Follower(Drafter, Protocol):
         ...
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
-        """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
+        """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view.
+
+        There are none if its last step has failed.
+        """
+        ...
+
+    def catch_up(self) -> None:
+        """Do a part of what it has put off, far less than a step takes. Called behind each step."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 import numpy as np
@@ -12,18 +13,27 @@ from src.engine.speculation.guess import Guess
 
 # Tokens of an end that are looked for, the longest first.
 _LENGTHS: Final = (16, 8, 4)
-# Bytes of a token: itself, its scope, and an entry in the table of each length.
-_TOKEN_BYTES: Final = 4 * (2 + len(_LENGTHS))
+TOKEN_BYTES: Final = 4 * (2 + len(_LENGTHS))
+"""Bytes of a token that is kept: itself, its scope, and an entry in the table of each length."""
+
 _LEAST_TOKENS: Final = 1024
 # Of a text that is kept: tokens of its prompt's end, and of its output's end.
 _OF_PROMPT: Final = 32
 _OF_OUTPUT: Final = 8192
+# Tokens whose ends are entered into the tables behind a step: more than a step says, and far less
+# work than a step is.
+_ENTERED: Final = 512
 # Scopes that are told apart; texts of the one that came first are out of reach then.
 _MOST_SCOPES: Final = 4096
 # Between texts, and where there is none.
 _NOTHING: Final = -1
 _BASE: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
+
+
+def size_of(max_bytes: int) -> int:
+    """Tokens that are kept in so many bytes: a power of two, as tables have it."""
+    return 1 << (max(1, max_bytes // TOKEN_BYTES).bit_length() - 1)
 
 
 class SharedHistory:
@@ -33,7 +43,8 @@ class SharedHistory:
     request has ended, with the end of its prompt. The memory is fixed: a ring of tokens, in which
     new texts overwrite old ones, and for each length of an end a table from its hash to the place
     behind the last such end. So nothing takes longer the more is kept. What a table says is
-    compared with the tokens there, so collisions and overwritten texts give no guess.
+    compared with the tokens there, so collisions and overwritten texts give no guess. A text enters
+    the tables by and by (`catch_up`), so that no step waits for it.
 
     Parameters
     ----------
@@ -47,10 +58,9 @@ class SharedHistory:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        # Tables have a power of two of entries.
-        size = 1 << (max(1, max_bytes // _TOKEN_BYTES).bit_length() - 1)
+        size = size_of(max_bytes)
         if size < _LEAST_TOKENS:
-            least = _LEAST_TOKENS * _TOKEN_BYTES
+            least = _LEAST_TOKENS * TOKEN_BYTES
             raise ConfigError(
                 f"speculation.shared_history_bytes must be 0 or at least {least}, got {max_bytes}"
             )
@@ -63,6 +73,8 @@ class SharedHistory:
         self._next = 0
         self._numbers: dict[Scope, int] = {}
         self._count = 0
+        # [begin, first, end, scope] of texts that are in the tables up to ``first`` only.
+        self._left: deque[list[int]] = deque()
         # Row -> number of its request's scope.
         self._rows: dict[int, int] = {}
 
@@ -91,11 +103,35 @@ class SharedHistory:
         self._tokens[end] = _NOTHING
         self._scopes[begin : end + 1] = number
         self._next = end + 1
+        self._left.append([begin, begin, end, number])
+        # What has been overwritten meanwhile need not be entered.
+        while sum(entry[2] - entry[1] for entry in self._left) > self._size:
+            self._left.popleft()
+
+    def catch_up(self) -> None:
+        """Enter ends of texts into the tables, of some hundred tokens."""
+        room = _ENTERED
+        while self._left and room > 0:
+            begin, first, end, number = self._left[0]
+            last = min(end, first + room)
+            self._enter(begin, first, last, end, number)
+            room -= last - first
+            if last == end:
+                self._left.popleft()
+            else:
+                self._left[0][1] = last
+
+    def _enter(self, begin: int, first: int, last: int, end: int, number: int) -> None:
+        """Enter the ends at ``first`` to ``last`` of the text from ``begin`` to ``end``."""
         for length, table in self._tables.items():
-            if len(text) > length:
-                windows = np.lib.stride_tricks.sliding_window_view(text[:-1], length)
+            # Of the first token behind an end, and behind the last one: a token must follow it.
+            low, high = max(first, begin + length - 1) + 1, min(last, end - 1) + 1
+            if low < high:
+                windows = np.lib.stride_tricks.sliding_window_view(
+                    self._tokens[low - length : high - 1], length
+                )
                 # Of equal hashes the last place is kept.
-                table[self._hashes(windows, number)] = np.arange(begin + length, end)
+                table[self._hashes(windows, number)] = np.arange(low, high)
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""

@@ -14,7 +14,7 @@ from src.engine.speculation.places import places_of
 # Tokens of an output's end by which its place in the prediction is found again.
 _LEAST: Final = 2
 _LONGEST: Final = 24
-# How far before and behind the last known place it is looked for.
+# How far before and behind the expected place it is looked for.
 _BEFORE: Final = 2048
 _BEHIND: Final = 8192
 
@@ -61,6 +61,9 @@ class Predicted:
         """The row's request has ended."""
         self._rows.pop(row, None)
 
+    def catch_up(self) -> None:
+        """Nothing is put off."""
+
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
         followed = self._rows.get(row)
@@ -84,6 +87,10 @@ class Predicted:
             followed.place += len(new)
             followed.agreed += len(new)
             return
+        if len(new) > _BEHIND:
+            # Behind a preemption nothing is known of where the output was. It has come about as far
+            # in its prediction as it is long.
+            place += len(new)
         begin = max(0, place - _BEFORE)
         text = followed.text[begin : place + _BEHIND]
         places, length = places_of(text, tokens[-_LONGEST:], _LEAST, _LONGEST)

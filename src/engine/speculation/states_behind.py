@@ -7,9 +7,11 @@ from typing import Final, Protocol
 
 from src.core.plan import RowStep, StepPlan
 
-# The most tokens that are computed again, since drafts behind them were wrong, for all rows of a
-# step together; and the most of a row that are certain, so that it has drafts behind them.
-_MOST_AGAIN: Final = 64
+MOST_AGAIN: Final = 64
+"""The most tokens that a step computes again beside those that were planned, of all rows together,
+since drafts behind them were wrong."""
+
+# The most tokens of a row that are certain, so that it has drafts behind them.
 _LONGEST_CERTAIN: Final = 9
 
 
@@ -61,6 +63,13 @@ class StatesBehind:
         num_tokens = step.num_tokens + behind
         return RowStep(step.row, step.generation, step.start - behind, num_tokens, step.samples)
 
+    def again(self, steps: Sequence[RowStep]) -> list[int] | None:
+        """Per row, how many tokens beside right drafts are computed again if a draft is wrong.
+
+        ``None``: none is, since the model has no states.
+        """
+        return None if self._states is None else [step.num_tokens for step in steps]
+
     def narrow(self, steps: Sequence[RowStep], widths: Sequence[int]) -> list[int]:
         """Widths with which all states can be kept, and few tokens are computed again.
 
@@ -72,7 +81,7 @@ class StatesBehind:
         if self._states is None:
             return list(widths)
         narrowed = [0] * len(widths)
-        room, slots = _MOST_AGAIN - sum(self._behind.values()), self._states.num_backups
+        room, slots = MOST_AGAIN - sum(self._behind.values()), self._states.num_backups
         # The widest first: they were expected to bring the most.
         for index in sorted(range(len(widths)), key=lambda index: (-widths[index], index)):
             certain = steps[index].num_tokens

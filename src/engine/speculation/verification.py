@@ -96,6 +96,12 @@ class Speculation:
         self.hidden = HiddenStates(self._asking)
         self._tokens = tokens
         self._poison = poison
+        # Row -> key of the request that was last installed in it.
+        self._keys: dict[int, int] = {}
+        # Rows of steps that have failed: what stands in them is no text.
+        self._failed: set[int] = set()
+        # Whether a drafter was asked in this step.
+        self._has_asked = False
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
 
@@ -104,6 +110,14 @@ class Speculation:
         self._lengths.pop(row, None)
         self._states.vacate(row)
         self._widths.vacate(row)
+        self._failed.discard(row)
+        self._keys.pop(row, None)
+        if request is not None:
+            # Nobody goes on in a row that it had before a preemption.
+            for other in [each for each, key in self._keys.items() if key == request.key]:
+                self._states.vacate(other)
+                del self._keys[other]
+            self._keys[row] = request.key
         self._asking.install(row, request)
 
     def leave(self, row: int, request: DeviceRequest) -> None:
@@ -116,7 +130,17 @@ class Speculation:
             return
         tokens = self._tokens[row]
         ends = np.flatnonzero(tokens == self._poison)
-        self._asking.leave(row, request, tokens[: int(ends[0]) if len(ends) else len(tokens)])
+        end = int(ends[0]) if len(ends) else len(tokens)
+        self._asking.leave(row, request, tokens[: 0 if row in self._failed else end])
+
+    def fail(self, plan: StepPlan) -> None:
+        """The step of this plan has failed, and its rows are made harmless."""
+        self._failed.update(step.row for step in plan.rows)
+        self._failed.update(install.row for install in plan.installs)
+
+    def catch_up(self) -> None:
+        """Do a small part of what drafters have put off; call it behind a step."""
+        self._asking.catch_up()
 
     def begin(self, plan: StepPlan) -> Verification | None:
         """Draft for the rows that may have drafts; the plan has been applied to its rows.
@@ -124,6 +148,7 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
+        self._has_asked = False
         self._asking.look(plan)
         if not (_has_bounds(plan) or self._states.are_behind(plan)):
             self._asking.compute(plan.rows, {})
@@ -157,11 +182,14 @@ class Speculation:
             exact = RowStep(step.row, step.generation, known - 1, 1, True)
             rows.append(self._states.from_states(exact))
             drafts.append(None)
+        self._has_asked = bool(asked)
         guesses = self._asking.guesses(rows, asked)
         if guesses:
             sampling = sum(step.samples for step in rows)
-            widths = self._widths.choose(list(guesses.values()), sampling, certain)
-            widths = self._states.narrow([rows[place] for place in guesses], widths)
+            steps = [rows[place] for place in guesses]
+            again = self._states.again(steps)
+            widths = self._widths.choose(list(guesses.values()), sampling, certain, again)
+            widths = self._states.narrow(steps, widths)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
                     guess = guess._replace(token_ids=guess.token_ids[:width])
@@ -186,7 +214,8 @@ class Speculation:
     def observe(self, plan: StepPlan, seconds: float, *, verified: bool = True) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token.
 
-        Of those that were not ``verified``, and so have no drafts, some are enough.
+        Of those that were not ``verified``, and so have no drafts, some are enough. A step in which
+        drafters were asked in vain says nothing of what steps take without drafts.
         """
         tokens = drafts = 0
         if not verified and self._widths.is_fresh(len(plan.rows)):
@@ -197,7 +226,7 @@ class Speculation:
             tokens += step.num_tokens
             drafts += step.drafts
         # If all rows have ended, nothing was computed.
-        if tokens:
+        if tokens and (drafts or not self._has_asked):
             self._widths.took(tokens, drafts, seconds)
 
     def rests(self, row: int) -> int:

@@ -122,7 +122,13 @@ class Widths:
         price = num_tokens * self._costs.least_price(num_tokens)
         return self.likelihood(guess) > price * _MARGIN
 
-    def choose(self, guesses: Sequence[Guess], num_rows: int, num_tokens: int) -> list[int]:
+    def choose(
+        self,
+        guesses: Sequence[Guess],
+        num_rows: int,
+        num_tokens: int,
+        again: Sequence[int] | None = None,
+    ) -> list[int]:
         """How many of each row's guesses are verified.
 
         Parameters
@@ -133,26 +139,44 @@ class Widths:
             Rows that sample in the step.
         num_tokens
             Tokens of the step without drafts.
+        again
+            Of the rows that have guesses: tokens that are computed again, beside right drafts, if a
+            draft of the row is wrong. ``None``: nothing ever is.
         """
         if self._always:
             return [len(guess.token_ids) for guess in guesses]
-        # (chance that the row comes that far, row), the likeliest first.
+        # (chance that the row comes that far, row, tokens it takes), the likeliest first.
         candidates = sorted(
             (
-                (survival, -index)
+                (survival, -index, taken)
                 for index, guess in enumerate(guesses)
-                for survival in self._chances.survivals(guess)
+                for survival, taken in self._taken(guess, None if again is None else again[index])
             ),
             reverse=True,
         )
         widths = [0] * len(guesses)
-        for _, index in candidates[: self._count(candidates, len(guesses), num_rows, num_tokens)]:
+        count = self._count(candidates, len(guesses), num_rows, num_tokens)
+        for _, index, _ in candidates[:count]:
             widths[-index] += 1
         return widths
 
+    def _taken(self, guess: Guess, again: int | None) -> list[tuple[float, float]]:
+        """Per token of a guess: the chance that the row comes that far, and tokens that it takes.
+
+        That is itself, and what is expected to be computed again because it is the first wrong one.
+        """
+        survivals = self._chances.survivals(guess)
+        if again is None:
+            return [(survival, 1.0) for survival in survivals]
+        before = [1.0, *survivals]
+        return [
+            (survival, 1 + (again + place) * (before[place] - survival))
+            for place, survival in enumerate(survivals)
+        ]
+
     def _count(
         self,
-        candidates: Sequence[tuple[float, int]],
+        candidates: Sequence[tuple[float, int, float]],
         num_guessing: int,
         num_rows: int,
         num_tokens: int,
@@ -162,10 +186,13 @@ class Widths:
         prices = self._costs.prices(num_tokens, len(candidates))
         # The more rows have none, the less may drafts of others cost them.
         most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
-        best, best_rate, expected = 0, float(num_rows), 0.0
-        for count, ((survival, _), price) in enumerate(zip(candidates, prices, strict=True), 1):
+        best, best_rate, expected, tokens = 0, float(num_rows), 0.0, 0.0
+        for count, ((survival, _, taken), price) in enumerate(
+            zip(candidates, prices, strict=True), 1
+        ):
             expected += survival
-            longer = count * price
+            tokens += taken
+            longer = tokens * price
             if longer > most:
                 break
             rate = (num_rows + expected / _MARGIN) / (1 + longer)

@@ -79,8 +79,11 @@ async def embed_for_cohere(call: Call) -> None:
     # They are in the answer too.
     said, num_texts = _encode(texts), len(texts)
     del texts, request
-    held = held_numbers(call, num_texts, num_texts * size, others=len(said), field="texts")
-    with contextlib.closing(made), held:
+    count = num_texts * size
+    with (
+        contextlib.closing(made),
+        held_numbers(call, num_texts, count, others=len(said), field="texts"),
+    ):
         try:
             embeddings = await made
         except RequestError as error:

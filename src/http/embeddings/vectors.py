@@ -6,10 +6,10 @@ Vectors, probabilities of labels and scores have the same bounds, and the same w
 from __future__ import annotations
 
 import base64
+import contextlib
 import sys
 from array import array
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
@@ -40,9 +40,10 @@ def num_labels(engine: AsyncEngine) -> int:
     return len(recipe.labels) if recipe else 0
 
 
+@contextlib.contextmanager
 def held_numbers(
     call: Call, num_results: int, count: int, *, others: int = 0, field: str = "input"
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Count an answer's results, with ``count`` numbers together, until it is sent.
 
     ``others``: bytes beside them. ``field``: what the request calls its texts.
@@ -64,7 +65,9 @@ def held_numbers(
     # What has just been encoded, too.
     encoded = min(_ENCODED * count, 2 * PIECE)
     size = num_results * _AROUND + _NUMBER * count + encoded + others
-    return call.server.keep(HeldAnswers).holding(size, call.tenant, http.max_held_vector_bytes)
+    held, most = call.server.keep(HeldAnswers), http.max_held_vector_bytes
+    with held.holding(size, call.tenant, most):
+        yield
 
 
 def json_numbers(numbers: bytes) -> Iterator[bytes]:

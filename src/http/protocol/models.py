@@ -8,7 +8,7 @@ import msgspec
 class ModelCard(msgspec.Struct, kw_only=True):
     """One served name: of the model, or of an adapter, whose ``parent`` is the model.
 
-    ``tasks`` are what it does: ``generate``, ``embed``.
+    ``tasks`` are what it does, of `TASKS`.
     """
 
     id: str

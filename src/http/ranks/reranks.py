@@ -90,8 +90,10 @@ async def _rerank(call: Call, *, shows_documents: bool) -> None:
     del texts, request
     # What is told of the documents is held until it is sent.
     others = call.body_size if shows_documents else 0
-    held = held_numbers(call, num_texts, num_texts, others=others, field=field)
-    with contextlib.closing(made), held:
+    with (
+        contextlib.closing(made),
+        held_numbers(call, num_texts, num_texts, others=others, field=field),
+    ):
         try:
             scores = await made
         except RequestError as error:

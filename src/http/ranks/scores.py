@@ -69,8 +69,7 @@ async def score(call: Call) -> None:
     )
     num_pairs = len(pairs)
     del pairs, request
-    held = held_numbers(call, num_pairs, num_pairs, field=second)
-    with contextlib.closing(made), held:
+    with contextlib.closing(made), held_numbers(call, num_pairs, num_pairs, field=second):
         try:
             scores = await made
         except RequestError as error:

@@ -74,6 +74,14 @@ def test_a_flood_of_texts_beside_streams() -> None:
     assert bounded.embed_e2el.median > both.embed_e2el.median
 
 
+def test_streams_are_merged_by_their_time() -> None:
+    streams = RandomWorkload(count=20, input_len=(8, 8), output_len=(4, 4)).requests(2.0)
+    texts = TextWorkload(count=20, input_len=(8, 8)).requests(3.0)
+    times = [request.at for request in merged(streams, texts)]
+    assert len(times) == 40
+    assert times == sorted(times)
+
+
 def test_texts_are_good_by_their_whole_time_alone() -> None:
     texts = TextWorkload(count=20, input_len=(10, 40)).requests(1.0)
     within = {"ttft": 1e-9, "tpot": 1e-9, "e2el": 1.0}

@@ -12,6 +12,7 @@ from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.plan import RowInstall, RowStep
 from src.core.sampling_params import SamplingParams
+from src.engine.drafters import draft_model
 from src.engine.drafters.draft_model import DraftModel, ModelDrafter
 from src.engine.drafters.draws import GuessWriter, fitted
 from src.engine.drafters.loading import load_drafts
@@ -171,7 +172,7 @@ def test_what_is_read_and_when(tmp_path: Path) -> None:
     assert bench.passes == [4, 16, 4, 1]
 
 
-def test_what_the_prefix_cache_has_is_not_read_again(tmp_path: Path) -> None:
+def test_of_what_the_prefix_cache_has_the_end_is_read_again(tmp_path: Path) -> None:
     bench = Bench(load_model(make_checkpoint(tmp_path, seed=3)))
     known = [5, 9, 60, 7, 33, 8, 12, 40]
     bench.install(0, known, GREEDY)
@@ -181,8 +182,64 @@ def test_what_the_prefix_cache_has_is_not_read_again(tmp_path: Path) -> None:
     bench.sampler.state.install(1, device_request(1, 8, GREEDY), 1)
     bench.drafter.vacate(1)
     bench.passes.clear()
+    # A request may have ended before the draft model has read its last tokens.
     assert bench.step((1, 7, 1), r1=3) == {1: bench.greedy(known, 3)}
-    assert bench.passes == [1, 1, 1]
+    assert bench.passes == [8, 1, 1]
+
+
+def test_only_the_last_tokens_of_what_is_cached_are_read_again(tmp_path: Path) -> None:
+    bench = Bench(load_model(make_checkpoint(tmp_path, seed=3)))
+    known = [5 + place for place in range(24)]
+    bench.install(0, known, GREEDY)
+    bench.step((0, 0, 24))
+    bench.drafter.vacate(0)
+    bench.passes.clear()
+    assert bench.step((0, 20, 4), r0=1) == {0: bench.greedy(known, 1)}
+    assert bench.passes == [20]
+
+
+def test_rows_that_are_behind_are_read_by_turns(tmp_path: Path) -> None:
+    bench = Bench(load_model(make_checkpoint(tmp_path, seed=3)))
+    most = draft_model._LEAST_BEHIND
+    read: dict[int, int] = {}
+    behind = [RowStep(row, 1, 10, 30, False) for row in range(100)]
+    for _ in range(3000 // most + 1):
+        chosen = bench.drafter._furthest(behind, most)
+        assert sum(step.num_tokens for step in chosen) <= most
+        for step in chosen:
+            read[step.row] = read.get(step.row, 0) + step.num_tokens
+        left = {step.row: step for step in behind}
+        for step in chosen:
+            whole = left.pop(step.row)
+            if step.num_tokens < whole.num_tokens:
+                rest = whole.num_tokens - step.num_tokens
+                left[step.row] = RowStep(step.row, 1, step.start + step.num_tokens, rest, False)
+        behind = list(left.values())
+    assert read == dict.fromkeys(range(100), 30)
+    # Nobody has asked for long.
+    bench.drafter._unasked = draft_model._UNASKED + 1
+    assert bench.drafter._furthest([RowStep(0, 1, 10, 30, False)], most) == []
+
+
+def test_what_was_not_read_for_long_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "_MOST_AT_ONCE", 5)
+    monkeypatch.setattr(draft_model, "_UNASKED", 0)
+    bench = Bench(load_model(make_checkpoint(tmp_path, seed=3)))
+    known = [5, 9, 60, 7]
+    bench.install(0, known, GREEDY)
+    bench.step((0, 0, 4))
+    for _ in range(17):
+        bench.say(0, len(known), [50 + len(known)])
+        known.append(50 + len(known))
+        bench.step((0, len(known) - 1, 1))
+    bench.passes.clear()
+    last = len(known) - 1
+    for _ in range(3):
+        assert bench.step((0, last, 1), r0=3) == {}
+    assert bench.step((0, last, 1), r0=3) == {0: bench.greedy(known, 3)}
+    assert bench.passes == [5, 5, 5, 2, 1, 1]
 
 
 def test_guesses_of_others_that_hold_are_read(tmp_path: Path) -> None:

@@ -162,9 +162,14 @@ def test_auto_takes_what_the_checkpoint_brings_and_guesses_few(
     assert loaded(path, "suffix")[1] is None
 
 
-def test_auto_without_such_a_layer_has_none(tmp_path: Path) -> None:
+def test_auto_without_such_a_layer_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the configuration says: nothing is wrong with such a checkpoint."""
     path = make_checkpoint(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+    caplog.set_level(logging.WARNING)
     assert loaded(path, "auto")[1] is None
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("method", ["mtp", "auto"])
@@ -266,14 +271,23 @@ def test_checkpoints_without_it_are_refused_by_name(
         loaded(made("glm4_moe").path, speculation__model="some/where")
 
 
-def test_only_the_first_of_several_layers_is_read(tmp_path: Path) -> None:
-    predicting = make_mtp(tmp_path, "glm4_moe")
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("glm4_moe", "model.layers.2.", "model.layers.3."),
+        ("qwen3next", "mtp.layers.0.", "mtp.layers.1."),
+    ],
+)
+def test_only_the_first_of_several_layers_is_read(
+    family: str, first: str, second: str, tmp_path: Path
+) -> None:
+    predicting = make_mtp(tmp_path, family)
     file = predicting.path / "model.safetensors"
     stored = load_file(file)
     more = {
-        name.replace("layers.2.", "layers.3."): each.clone()
+        name.replace(first, second): each.clone()
         for name, each in stored.items()
-        if "layers.2." in name
+        if name.startswith(first)
     }
     save_file({**stored, **more}, file, {"format": "pt"})
     fields = json.loads((predicting.path / "config.json").read_text())

@@ -45,6 +45,35 @@ def test_tensors_of_several_shapes_are_copied_in_one_call() -> None:
     assert [len(flat) for flat in calls] == [10]
 
 
+def test_results_of_each_dtype_are_copied_in_one_call_and_keep_their_places() -> None:
+    values = [
+        torch.randn(3),
+        torch.randn(2, 3).bfloat16(),
+        torch.randn(1),
+        torch.randn(4, 3).bfloat16(),
+    ]
+    calls: list[torch.dtype] = []
+
+    def copy(flat: torch.Tensor) -> torch.Tensor:
+        calls.append(flat.dtype)
+        return flat.clone()
+
+    pieces = [None if value.ndim == 1 else Piece(0, True) for value in values]
+    made = Vectors(range(4), values, pieces, {}).copied(copy).values
+    for one, other in zip(made, values, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert calls == [torch.float32, torch.bfloat16]
+
+
+def test_hidden_states_of_tokens_are_given_in_float32() -> None:
+    piece = torch.randn(2, 3).bfloat16()
+    step = StepResult(0, [RowResult(1, 1, [])])
+    (row,) = Vectors([1], [piece], [Piece(0, True)], {}).added_to(step).rows
+    assert row.vector is not None
+    assert memoryview(row.vector).cast("f").tolist() == piece.float().flatten().tolist()
+
+
 def test_a_row_that_begins_again_forgets_the_pieces_before() -> None:
     known: dict[int, list[bytes]] = {}
 

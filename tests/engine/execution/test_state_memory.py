@@ -16,6 +16,7 @@ from src import AsyncEngine, SamplingParams
 from src.core.config import MIB
 from src.core.errors import ConfigError
 from src.core.plan import RowInstall, StateCopy, StepPlan
+from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.kv_cache import allocate_kv_cache, plan_kv_cache
 from src.engine.execution.memory_profile import compute_largest_step
 from src.engine.execution.state_memory import StateMemory, StatePlan, plan_states
@@ -126,6 +127,28 @@ def test_the_largest_step_is_tried_without_states_of_its_own(hybrid: tuple[Path,
     model = load_model(hybrid[0])
     with torch.inference_mode():
         compute_largest_step(config, model)
+
+
+@pytest.mark.parametrize(("method", "again"), [("off", 0), ("suffix", 64)])
+def test_the_largest_step_computes_tokens_again(
+    hybrid: tuple[Path, Any], method: str, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind wrong drafts, of which no plan knows."""
+    counts: list[int] = []
+    forward = ForwardPass.__call__
+
+    def counting(self: ForwardPass, inputs: Any, functions: Any) -> Any:
+        counts.append(len(inputs.input_ids_t))
+        return forward(self, inputs, functions)
+
+    monkeypatch.setattr(ForwardPass, "__call__", counting)
+    config = small_config(
+        hybrid[0], scheduler__max_num_batched_tokens=40, speculation__method=method
+    )
+    model = load_model(hybrid[0])
+    with torch.inference_mode():
+        compute_largest_step(config, model)
+    assert set(counts) == {40 + again}
 
 
 @pytest.mark.anyio

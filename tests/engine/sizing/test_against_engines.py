@@ -21,6 +21,7 @@ from src.engine.execution import kv_cache
 from src.engine.sizing import device_table
 from src.engine.sizing.planning import Question, plan_model
 from src.engine.sizing.roofline import Roofline
+from src.engine.speculation.history import SharedHistory
 from src.ops.build.kernels import ensure_built
 from tests.architectures.tiny import make_tiny
 from tests.models.test_packing import LEFT_OUT, Checkpoints
@@ -216,6 +217,29 @@ async def test_a_start_logs_where_memory_goes(
     planned = plan_model(config, Question()).memory
     # Word for word, but for what the device is called and what is free.
     assert memory_lines(planned)[:-1] == lines[:-1]
+
+
+async def test_what_is_kept_of_outputs_is_a_part_of_memory(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", tokenizer=True)
+    config = small_config(
+        directory,
+        compile__enforce_eager=True,
+        speculation__method="auto",
+        speculation__shared_history_bytes=50_000,
+    )
+    async with AsyncEngine.open(config) as engine:
+        report = engine.inspector.memory
+    planned = plan_model(config, Question()).memory
+    # Tables have a power of two of entries.
+    taken = SharedHistory(50_000).nbytes
+    assert report.history == planned.history == taken == 2048 * 20
+    assert memory_lines(planned)[:-1] == memory_lines(report)[:-1]
+    assert any("shared history" in line for line in memory_lines(report))
+    without = plan_model(small_config(directory), Question()).memory
+    assert without.history == 0
+    assert planned.total - without.total == taken
+    off = small_config(directory, speculation__shared_history_bytes=50_000)
+    assert plan_model(off, Question()).memory.history == 0
 
 
 async def test_an_engine_that_transformers_computes_reports_its_memory(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from src.engine.sizing.roofline import Roofline
 from src.engine.sizing.speed import DECODE_SHARE_ON_CPU, PREFILL_SHARE_ON_CPU, Work
 from src.models import outline_model
 from tests.support.checkpoints import CLASSES, make_checkpoint
-from tests.support.encoders import make_encoder
+from tests.support.encoders import make_encoder, save_modules
 from tests.support.gguf_files import gguf, write_gguf
 
 pytestmark = pytest.mark.timeout(120)
@@ -293,6 +294,74 @@ def test_a_rank_holds_its_part(tmp_path: Path) -> None:
         planned(directory, Question(device="l4", tensor_parallel=3))
     with pytest.raises(ConfigError, match="is for several GPUs"):
         planned(directory, Question(tensor_parallel=2))
+
+
+def test_an_encoder_has_texts_a_step_and_no_requests(tmp_path: Path) -> None:
+    directory = make_encoder(tmp_path, "bert")
+    save_modules(directory, pooling={"pooling_mode": "mean"}, max_seq_length=100)
+    sizes = {"scheduler__max_num_batched_tokens": 512, "scheduler__max_num_seqs": 8}
+    plan = planned(directory, **sizes)
+    assert plan.fits
+    assert (plan.reads_only, plan.is_for_texts, plan.longest_text) == (True, True, 100)
+    assert (plan.decode, plan.prefill) == ((), None)
+    # Of both lengths, the usual one is longer than the longest text.
+    (only,) = plan.texts
+    assert (only.tokens, only.rows_per_step) == (100, 5)
+    # float32: two operations for each weight of the layers, and what 500 tokens do with 100 keys
+    # each; the embedding is looked up, and there is no head.
+    layers = 3 * (4 * 64 * 64 + 2 * 64 * 96)
+    flops = 500 * (2 * layers + 3 * 4 * 64 * 100)
+    assert only.bound == "arithmetic"
+    assert only.texts_per_second == pytest.approx(5 / (flops / 2e11), rel=0.02)
+    kv = plan.memory.kv
+    assert kv is not None
+    assert kv.lasts == "step"
+    text = "\n".join(plan_lines(plan))
+    assert "It fits. The longest text has 100 tokens; a step computes 5 of these." in text
+    assert "step's KV" in text
+    assert "KV memory" not in text
+    assert "tokens/s" not in text
+    assert re.search(r"texts of 100 tokens +5 +[\d,]+  arithmetic", text)
+    few = planned(directory, **{**sizes, "scheduler__max_num_seqs": 2})
+    assert few.texts[0].rows_per_step == 2
+
+
+def test_a_step_that_is_too_short_for_a_text_does_not_fit(tmp_path: Path) -> None:
+    directory = make_encoder(tmp_path, "bert", max_position_embeddings=128)
+    plan = planned(directory, scheduler__max_num_batched_tokens=64)
+    assert not plan.fits
+    assert plan.reason is not None
+    assert "a text of 128 tokens" in plan.reason
+    assert "max_num_batched_tokens is 64" in plan.reason
+    options = [advice.option for advice in plan.advice]
+    assert options == ["--set scheduler.max_num_batched_tokens=128", "--context 64"]
+    assert planned(directory, Question(context=64), scheduler__max_num_batched_tokens=64).fits
+
+
+def test_a_decoder_that_embeds_has_both_tables(tmp_path: Path) -> None:
+    directory = written(tmp_path)
+    plain = planned(directory)
+    # It embeds when it is asked to, but that is not what it is for.
+    assert [one.tokens for one in plain.texts] == [128, 2048]
+    assert not plain.is_for_texts
+    assert "texts/s" not in "\n".join(plan_lines(plain))
+    assert planned(directory, model__tasks=["score"]).is_for_texts
+    save_modules(directory, pooling={"pooling_mode": "lasttoken"}, max_seq_length=1024)
+    plan = planned(directory, scheduler__max_num_batched_tokens=512)
+    text = "\n".join(plan_lines(plan))
+    assert "tokens/s" in text
+    assert "texts/s" in text
+    short, longest = plan.texts
+    assert (short.tokens, short.rows_per_step) == (128, 4)
+    # A text that is longer than a step takes several.
+    assert (longest.tokens, longest.rows_per_step) == (1024, 1)
+    assert 8 < short.texts_per_second / longest.texts_per_second < 12
+    # Neither is slower for a head that it has no use for.
+    assert plan.prefill is not None
+    assert longest.texts_per_second > plan.prefill.tokens_per_second / 1024
+    save_modules(directory, pooling={"pooling_mode": "max"})
+    unknown = planned(directory)
+    assert (unknown.texts, unknown.longest_text, unknown.fits) == ((), None, True)
 
 
 def test_an_encoder_is_not_divided(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ def say(
     asked = request(scope, len(prompt))
     history.install(row, asked)
     history.leave(row, asked, np.array(prompt + output, np.int32))
+    for _ in range(2 + (len(prompt) + len(output)) // 512):
+        history.catch_up()
 
 
 def propose(
@@ -141,6 +143,52 @@ def test_a_long_output_is_kept_in_part() -> None:
     say(history, output)
     assert propose(history, output[-30:-10], 2) == Guess(output[-10:-8], 16, "history")
     assert propose(history, output[:30]) is None
+
+
+def test_texts_are_entered_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many may end in one step, which does not wait for them."""
+    history, hashed = SharedHistory(1 << 24), [0]
+    hashes = history._hashes
+
+    def counting(ends: np.ndarray, number: int) -> np.ndarray:
+        hashed[0] += len(ends)
+        return hashes(ends, number)
+
+    monkeypatch.setattr(history, "_hashes", counting)
+    texts = [list(range(begin, begin + 700)) for begin in range(1000, 9000, 1000)]
+    asked = request(prompt_len=3)
+    for row, text in enumerate(texts):
+        history.install(row, asked)
+        history.leave(row, asked, np.array([1, 2, 3, *text], np.int32))
+    assert hashed == [0]
+    for _ in range(len(texts) * 703 // 512 + 1):
+        before = hashed[0]
+        history.catch_up()
+        assert hashed[0] - before <= 3 * 512
+    for text in texts:
+        for place in (30, 508, 509, 512, 513, 650):
+            guess = propose(history, text[:place], 2)
+            assert guess is not None, (text[0], place)
+            assert guess.token_ids == text[place : place + 2]
+    done = hashed[0]
+    history.catch_up()
+    # But for those that `propose` has looked for.
+    assert hashed[0] == done
+
+
+def test_what_waits_to_be_entered_is_bounded() -> None:
+    history = SharedHistory(20480)
+    for number in range(50):
+        asked = request(prompt_len=3)
+        history.install(0, asked)
+        text = [1, 2, 3, *range(number * 100, number * 100 + 100)]
+        history.leave(0, asked, np.array(text, np.int32))
+    assert len(history._left) <= 10
+    for _ in range(3):
+        history.catch_up()
+    assert not history._left
+    assert propose(history, list(range(4900, 4920)), 2) == Guess([4920, 4921], 16, "history")
+    assert propose(history, list(range(100, 120)), 2) is None
 
 
 def test_too_little_memory_is_refused_by_name() -> None:

@@ -99,6 +99,7 @@ def test_the_table_has_every_method() -> None:
             drafter.install(0, request)
             if isinstance(drafter, SharedHistory):
                 drafter.leave(0, request, np.array([0, 5, 1, 2, 3, 4, 5], np.int32))
+                drafter.catch_up()
                 drafter.install(0, request)
                 assert drafter.propose(0, tokens, 2) == Guess([4, 5], 4, source)
                 continue

@@ -81,6 +81,16 @@ def test_after_a_preemption_it_goes_on_where_it_was() -> None:
     assert guess.token_ids == TEXT[30:34]
 
 
+def test_a_long_output_finds_its_place_after_a_preemption() -> None:
+    text = list(range(100, 30_100))
+    drafter = predicted(text)
+    # It has left out some, and said something else in between.
+    output = [*text[:50], 7, *text[80:20_000]]
+    guess = propose(drafter, output)
+    assert guess is not None
+    assert guess.token_ids == text[20_000:20_004]
+
+
 def test_rows_have_their_own_and_lose_it() -> None:
     drafter = predicted(row=2)
     assert propose(drafter, []) is None

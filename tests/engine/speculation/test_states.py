@@ -228,6 +228,17 @@ def test_another_request_in_the_row_is_behind_nothing() -> None:
     assert made.begin(plan(RowStep(0, 2, 0, 3, True))) is None
 
 
+def test_rows_that_were_preempted_behind_take_no_room_from_others() -> None:
+    made, tokens = drafting(9, Kept())
+    request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
+    # It loses row after row.
+    for row in range(8):
+        made.install(row, request)
+        take(made, tokens, RowStep(row, 1, 3, 9, True, 8, 0, 50), [*range(14, 21), 99])
+    made.install(8, request)
+    assert take(made, tokens, RowStep(8, 1, 3, 9, True, 8, 0, 50), [99]).drafts == 8
+
+
 def test_rows_that_ended_behind_take_no_room_from_others() -> None:
     made, tokens = drafting(9, Kept())
     request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
@@ -293,6 +304,18 @@ def test_memory_of_kept_states_is_planned(slots: int, planned: tuple[int, int, i
     assert made == StatePlan(SLOT, *planned)
     assert made.total_bytes <= slots * SLOT
     assert ("rows with drafts" in str(made)) == (made.num_backups > 0)
+
+
+@pytest.mark.parametrize("slots", [4, 12, 16, 24, 100])
+def test_rows_with_drafts_take_no_rows_where_there_are_snapshots(slots: int) -> None:
+    budget = 2 * slots * SLOT
+    without = plan_states((LAYER,), budget, 40, snapshots=True)
+    made = plan_states((LAYER,), budget, 40, snapshots=True, backups=8)
+    assert made is not None
+    assert without is not None
+    assert made.num_rows == without.num_rows
+    assert made.num_backups > 0
+    assert made.num_slots <= slots
 
 
 def test_a_model_that_cannot_keep_states_is_refused_by_name() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from src.core.plan import RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
-from src.engine.speculation import Guess, Speculation, Widths
+from src.engine.speculation import SURE, BatchDrafter, Guess, Speculation, Widths
 from src.engine.speculation.guess import FORCED
 
 POISON = -1
@@ -264,6 +265,79 @@ class Following(Counting):
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
         self.told.append((row, request.key, tokens.tolist()))
+
+    def catch_up(self) -> None:
+        self.told.append(())
+
+
+class Computing(BatchDrafter):
+    """Guesses 50 for whatever row it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[dict[int, int]] = []
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        self.asked.append(dict(asked))
+        self.guesses = {row: Guess([50], SURE, "computing") for row in asked}
+
+
+@pytest.mark.parametrize(
+    ("match", "asked", "taken"), [(20, {}, 9), (1, {0: 3}, 50), (None, {0: 3}, 50)]
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_nobody_computes_for_a_row_with_a_likely_guess(
+    match: int | None, asked: dict[int, int], taken: int, is_first: bool
+) -> None:
+    computing = Computing()
+    drafters: list[Any] = [computing] if match is None else [computing, Sure(9, match)]
+    drafters = drafters[:: 1 if is_first else -1]
+    made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
+    first = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
+    assert first is not None
+    assert computing.asked == [asked]
+    [guess] = first.drafts
+    assert guess is not None
+    assert guess.token_ids == [taken]
+
+
+class Silent:
+    """Has no idea."""
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> None:
+        return None
+
+
+def test_asking_in_vain_is_no_part_of_what_steps_take_without_drafts() -> None:
+    widths = Widths()
+    taken: list[tuple[int, int]] = []
+    made = Speculation((Silent(),), buffer(4), FREE, POISON, widths)
+    step = RowStep(0, 1, 3, 1, True)
+    made.observe(plan(step), 1e-3)
+    widths.took = lambda tokens, drafts, _: taken.append(  # type: ignore[method-assign]
+        (tokens, drafts)
+    )
+    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+    made.observe(plan(step), 2e-3)
+    assert taken == []
+    # Nobody is asked in the pause.
+    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+    made.observe(plan(step), 1e-3)
+    assert taken == [(1, 0)]
+
+
+def test_rows_of_a_failed_step_have_no_text() -> None:
+    following, tokens = Following(), buffer(4)
+    made = Speculation((following,), tokens, FREE, POISON, Widths(always=True))
+    request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
+    made.install(0, request)
+    made.fail(plan(RowStep(0, 1, 3, 1, True)))
+    tokens[tokens == POISON] = 0
+    made.leave(0, request)
+    made.install(0, request)
+    made.leave(0, request)
+    made.catch_up()
+    assert following.told == [(0, 7), (0, 7, []), (0, 7), (0, 7, tokens[0].tolist()), ()]
 
 
 def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:

@@ -37,6 +37,15 @@ def test_the_dearer_a_token_the_fewer_drafts() -> None:
     assert counts[0] > counts[-1]
 
 
+def test_what_a_wrong_draft_makes_again_is_part_of_its_price() -> None:
+    widths = priced(0.01, 0.0025)
+    free = widths.choose([SURE], 1, 1)[0]
+    near = widths.choose([SURE], 1, 1, [1])[0]
+    far = widths.choose([SURE], 1, 1, [9])[0]
+    assert free > near > far
+    assert priced(0.01, 0.0).choose([SURE], 1, 1, [9])[0] > far
+
+
 def test_the_likelier_row_gets_more() -> None:
     sure, vague = priced(0.01, 0.0015).choose([SURE, VAGUE], 2, 2)
     assert sure > vague

@@ -95,7 +95,7 @@ async def test_fields_of_vllm_and_sentence_transformers(
         ({"input": [3, 320]}, "input", "from 0 to 319, got 320"),
         ({"input": [3, -1]}, "input", "from 0 to 319, got -1"),
         ({"input": ["fox"] * 41}, "input", "at most 40 entries, got 41"),
-        ({"input": ["fox"] * 37}, "input", f"37 vectors of {SIZE} numbers"),
+        ({"input": ["fox"] * 37}, "input", f"the results of 37 texts are {37 * SIZE} numbers"),
         ({"input": [5] * 131}, "input", "131 tokens, and this model takes up to 130"),
         ({"input": "fox " * 200}, "input", "this model takes up to 130"),
         ({"input": "fox", "dimensions": 8}, "dimensions", "does not say"),

@@ -112,7 +112,7 @@ async def test_cohere_cuts_texts_only_where_it_is_asked_to(
         ({"texts": []}, "texts", "must not be an empty list"),
         ({"texts": ["fox", ""]}, "texts", "texts[1]: texts must not be empty"),
         ({"texts": ["fox"] * 41}, "texts", "at most 40 entries, got 41"),
-        ({"texts": ["fox"] * 37}, "texts", f"37 vectors of {SIZE} numbers"),
+        ({"texts": ["fox"] * 37}, "texts", f"the results of 37 texts are {37 * SIZE} numbers"),
         ({"texts": [LONG]}, "texts", "this model takes up to 130"),
         ({"texts": [LONG], "truncate": "NONE"}, "texts", "this model takes up to 130"),
         ({"texts": ["fox"], "truncate": "NONE", "max_tokens": 5}, "max_tokens", "NONE"),

@@ -23,7 +23,7 @@ from tests.http.server.test_guard import ADMIN_WRITES, OPEN
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 DOCUMENT = openapi_document(ENDPOINTS, keys=True, admin=True, public_metrics=False)
-PAGES = {entry.path for entry in ENDPOINTS if entry.access == "page"}
+PAGES = {(entry.path, entry.method) for entry in ENDPOINTS if entry.access == "page"}
 VERBS = ("get", "post", "delete")
 
 
@@ -69,12 +69,12 @@ def test_every_schema_is_one() -> None:
 
 
 def test_security_is_what_the_guard_demands() -> None:
-    for path, _, operation in operations():
+    for path, method, operation in operations():
         schemes = {name for entry in operation.get("security", []) for name in entry}
         if path.startswith(DEBUG) or path in ADMIN_WRITES:
             assert schemes == {"admin"}
         else:
-            is_open = path in OPEN or path in PAGES
+            is_open = path in OPEN or (path, method.upper()) in PAGES
             assert schemes == (set() if is_open else {"bearer", "header"})
     bare = openapi_document(ENDPOINTS, keys=False, admin=False, public_metrics=False)
     assert not any(path.startswith(DEBUG) for path in bare["paths"])

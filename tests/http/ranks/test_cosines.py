@@ -8,6 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from src.core.errors import QueueFullError
+from src.http.ranks import reranks as rerank_handlers
+from src.http.ranks import scores as score_handlers
 from tests.http.asking import post, refused
 from tests.http.embeddings.conftest import embedding_client as embedding_client
 
@@ -38,6 +41,22 @@ def scores(body: dict[str, Any]) -> list[float]:
     assert [item["index"] for item in body["data"]] == list(range(len(body["data"])))
     assert {item["object"] for item in body["data"]} == {"score"}
     return [item["score"] for item in body["data"]]
+
+
+@pytest.mark.parametrize("path", [*SCORES, *RERANKS])
+async def test_an_answer_that_there_is_no_room_for_leaves_no_work_behind(
+    embedding_client: httpx.AsyncClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was to be computed is closed: else a warning tells of it, which fails the test."""
+
+    def full(*_: Any, **named: Any) -> Any:
+        raise QueueFullError("no room")
+
+    for module in (score_handlers, rerank_handlers):
+        monkeypatch.setattr(module, "held_numbers", full)
+    pair = {"text_1": QUERY, "text_2": DOCUMENTS}
+    fields = pair if path in SCORES else {"query": QUERY, "documents": DOCUMENTS}
+    assert (await embedding_client.post(path, json=fields)).status_code == 429
 
 
 @pytest.mark.parametrize("path", SCORES)

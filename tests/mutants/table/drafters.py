@@ -4,6 +4,7 @@ from tests.mutants.mutation import rewrites_of
 
 _ALONE = ("tests/engine/drafters/test_draft_model.py",)
 _MEDUSA = ("tests/engine/drafters/test_medusa.py",)
+_MTP = ("tests/engine/drafters/test_mtp.py",)
 _ENGINE = ("tests/engine/drafters/test_exactness.py",)
 
 MUTATIONS = (
@@ -59,7 +60,7 @@ MUTATIONS = (
         (
             "a decoding row is read at every step",
             "ModelDrafter.compute",
-            "A - B >= _LAG",
+            "A >= _LAG",
             "True",
         ),
         (
@@ -81,7 +82,7 @@ MUTATIONS = (
         (
             "blocks that a late reader sees are freed with those of its window",
             "_kept",
-            "A + _LAG",
+            "A + 2 * _LAG",
             "A - 8",
         ),
     ),
@@ -128,31 +129,115 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/engine/drafters/eagle3.py",
+        "src/engine/drafters/draft_model.py",
+        ("tests/engine/drafters/test_draft_model.py",),
+        (
+            "all rows are read behind in one step",
+            "ModelDrafter._furthest",
+            "min(A.num_tokens, B)",
+            "A.num_tokens",
+        ),
+        (
+            "what is cached of a text was read to its end",
+            "ModelDrafter.compute",
+            "max(0, A.start - _LAG)",
+            "A.start",
+        ),
+        (
+            "guesses stand on what was not read",
+            "ModelDrafter.compute",
+            "A > 0 and B == C - D",
+            "A > 0",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/onward.py",
         ("tests/engine/drafters/test_eagle3.py",),
         (
             "the layer reads the token of the position, not the one behind",
-            "EagleDrafter._run",
+            "OnwardDrafter._run",
             "self._rows.tokens[A, B + 1]",
             "self._rows.tokens[A, B]",
         ),
         (
-            "a head's tokens are taken for the model's",
-            "EagleDrafter._run",
-            "A.targets is not None",
-            "False",
-        ),
-        (
             "hidden states of a step without guesses are forgotten",
-            "EagleDrafter.keep_all",
+            "OnwardDrafter.keep_all",
             "A is not None and B.end == C",
             "False",
         ),
         (
             "a row is read where its hidden states are missing",
-            "EagleDrafter.compute",
-            "A.row in asked and B.end == C - 1",
-            "A.row in asked",
+            "OnwardDrafter.compute",
+            "A.row in B and C.end == D - 1",
+            "A.row in B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/eagle3.py",
+        ("tests/engine/drafters/test_eagle3.py",),
+        (
+            "a head's tokens are taken for the model's",
+            "EagleDrafter.logits",
+            "A.targets is not None",
+            "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/onward.py",
+        _MTP,
+        (
+            "a layer that nobody asked for by its name guesses as far as the row may",
+            "OnwardDrafter.compute",
+            "min(A, self._most)",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/predictor.py",
+        _MTP,
+        (
+            "the hidden state stands before the embedding",
+            "join",
+            "torch.cat(A, dim=-1)",
+            "torch.cat(A[::-1], dim=-1)",
+        ),
+        (
+            "embeddings have the norm of hidden states",
+            "join",
+            "weights.embedding_norm",
+            "weights.hidden_norm",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/mtp.py",
+        _MTP,
+        (
+            "copies of the embedding and the head are refused",
+            "_stored",
+            "A.startswith(own.prefix) and not A.startswith(own.unread)",
+            "A.startswith(own.prefix)",
+        ),
+        (
+            "further layers are refused",
+            "_stored",
+            "A.startswith(B) or not A.startswith(C)",
+            "True",
+        ),
+        (
+            "a layer is searched by its number alone",
+            "brings_predictor",
+            "A is not None and B in C",
+            "A is not None",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/loading.py",
+        _MTP,
+        (
+            "a damaged layer that nobody asked for ends the start",
+            "_brought",
+            "(ModelLoadError, ValueError)",
+            "()",
         ),
     ),
     *rewrites_of(

@@ -129,13 +129,13 @@ MUTATIONS = (
         _INPUTS,
         (
             "positions go on from the last token's",
-            "RowInputs._gather",
+            "RowInputs._numbers",
             "A.max",
             "A[-1].min",
         ),
         (
             "a chunk's values begin with the prompt's first",
-            "RowInputs._gather",
+            "RowInputs._numbers",
             "A[B.start:B.start + C]",
             "A[:C]",
         ),

@@ -29,12 +29,6 @@ MUTATIONS = (
             "both = is_sound.index_select(0, self._entries_s) & sound",
             "both = is_sound.index_select(0, self._entries_s)",
         ),
-        (
-            "a processor that failed keeps what it has written",
-            "            after = before\n",
-            "",
-            "its requests end, and these logits choose nothing",
-        ),
         ("arguments are gathered in every step", "if not self._gathered:", "if True:"),
         (
             "a processor changes the rows of others",

@@ -14,6 +14,47 @@ _ALLOCATOR_TESTS = ("tests/engine/kv/test_groups.py", *_SCHEDULER_TESTS)
 
 MUTATIONS = (
     *mutations_of(
+        "src/engine/scheduling/planning.py",
+        (f"{_FOLDER}/test_mixed_steps.py",),
+        (
+            "text behind a flood of vectors waits for all of them",
+            "                lane.set_aside(misfits + waits)\n                continue\n",
+            "                return first\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_FOLDER}/test_mixed_steps.py",),
+        (
+            "a request for a vector that ended while aside is still there",
+            "        if _remove(self._aside, state):\n            return\n        if self._front",
+            "        if self._front",
+        ),
+        (
+            "vectors that wait aside are forgotten",
+            "            num_tokens -= len(state.token_ids)\n            self.insert(state)\n",
+            "            num_tokens -= len(state.token_ids)\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/plan_builder.py",
+        (f"{_FOLDER}/test_mixed_steps.py",),
+        (
+            "what vectors may have of a step does not get less",
+            "            self.pooled_budget -= num_tokens\n",
+            "            pass\n",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/runtime/step.cpp",
+        ("tests/engine/execution/test_own_inputs_in_one_call.py",),
+        (
+            "kinds of tokens are zeros in a step that is one call",
+            "  if (own == nullptr) return;\n",
+            "  return;\n",
+        ),
+    ),
+    *mutations_of(
         "src/engine/scheduling/content_names.py",
         _SCHEDULER_TESTS,
         (

@@ -157,6 +157,24 @@ MUTATIONS = (
             "self._widths.vacate(A)",
             "",
         ),
+        (
+            "rows of before a preemption wait for ever to catch up",
+            "Speculation.install",
+            "self._states.vacate(A); del self._keys[A]",
+            "del self._keys[A]",
+        ),
+        (
+            "what a failed step has left is a text",
+            "Speculation.leave",
+            "0 if A in self._failed else B",
+            "B",
+        ),
+        (
+            "steps without drafts take as long as asking does",
+            "Speculation.observe",
+            "A or not self._has_asked",
+            "True",
+        ),
     ),
     *rewrites_of(
         "src/engine/speculation/resting_rows.py",
@@ -227,6 +245,22 @@ MUTATIONS = (
             "of unlikely guesses the last is taken",
             "Asking._likeliest",
             "A > B",
+            "True",
+        ),
+        (
+            "drafters compute for rows that have a likely guess",
+            "Asking.guesses",
+            "A.likelihood < _LIKELY_ENOUGH",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/asking.py",
+        ("tests/engine/speculation/test_verification.py",),
+        (
+            "who computes is asked for rows that have a likely guess",
+            "Asking.guesses",
+            "A.likelihood < _LIKELY_ENOUGH",
             "True",
         ),
     ),
@@ -432,6 +466,12 @@ MUTATIONS = (
             "A.text[B : C + _BEHIND]",
             "A.text[B:]",
         ),
+        (
+            "a long output is looked for where its prediction begins",
+            "Predicted._advance",
+            "len(A) > _BEHIND",
+            "False",
+        ),
     ),
     *rewrites_of(
         "src/engine/speculation/history.py",
@@ -453,6 +493,18 @@ MUTATIONS = (
             "SharedHistory.leave",
             "self._tokens[A] = _NOTHING; self._scopes[B] = C",
             "self._scopes[B] = C",
+        ),
+        (
+            "all that has ended is entered in one step",
+            "SharedHistory.catch_up",
+            "min(A, B + C)",
+            "A",
+        ),
+        (
+            "ends across two steps are not entered",
+            "SharedHistory._enter",
+            "max(A, B + C - 1)",
+            "max(A, A + C - 1)",
         ),
     ),
     *rewrites_of(
@@ -481,6 +533,12 @@ MUTATIONS = (
             "A.until = 0",
         ),
         (
+            "what wrong drafts make again is free",
+            "Widths._taken",
+            "1 + (A + B) * (C[B] - D)",
+            "1",
+        ),
+        (
             "asking takes as long as it likes",
             "Widths.found_nothing",
             "A < self._asking",
@@ -497,6 +555,46 @@ MUTATIONS = (
             "Widths._is_probe",
             "A >= B",
             "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/row_owners.py",
+        ("tests/engine/speculation/test_together.py",),
+        (
+            "a preempted request is kept with each of its rows",
+            "RowOwners.forget",
+            "A == B[-1]",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/state_memory.py",
+        ("tests/engine/speculation/test_states.py",),
+        (
+            "rows with drafts take rows where memory is tight",
+            "plan_states",
+            "max(1, A * 3 // 4) if B else A - C",
+            "max(1, (A - C) * 3 // 4) if B else A - C",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/memory_profile.py",
+        ("tests/engine/execution/test_state_memory.py",),
+        (
+            "no step is larger than its plan",
+            "most_tokens",
+            "A + MOST_AGAIN if B else A",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/sizing/start.py",
+        ("tests/engine/sizing/test_against_engines.py",),
+        (
+            "the shared history takes no memory",
+            "_size",
+            "history_bytes(A, B)",
+            "0",
         ),
     ),
     *rewrites_of(

@@ -11,6 +11,9 @@ _HEADS = ("tests/http/ranks/test_heads.py",)
 _LABELS = "tests/engine/test_classifiers.py"
 _RANKS = "tests/engine/test_rerankers.py"
 
+_CALLS = "tests/engine/test_embedding_calls.py"
+_ANSWERS = "tests/http/ranks/test_answers.py"
+
 _GENERIC = "tests/engine/test_generic_classifiers.py"
 _QUOTED = ("tests/text/test_quoted.py",)
 
@@ -133,6 +136,104 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/requests/text_work.py",
+        (
+            "tests/engine/requests/test_text_work.py::test_the_loop_takes_some_text_at_once_and_more_as_time_goes_by",
+        ),
+        (
+            "the event loop tokenizes as many short texts as there are",
+            "InlineBudget.take",
+            "A or self._used + size > _BURST_CHARS",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (f"{_CALLS}::test_many_short_texts_are_tokenized_beside_the_loop",),
+        (
+            "each text of a call is a job of its own",
+            "EmbeddingRun._batch",
+            "start + _BATCH_TEXTS",
+            "start + 1",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (f"{_LABELS}::test_what_a_long_text_gets_is_finished_beside_the_loop",),
+        (
+            "the event loop finishes what a long text gets",
+            "EmbeddingRun._vector",
+            "len(A.vector) <= B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (f"{_ANSWERS}::test_results_of_tokens_count_once_there_are_tokens",),
+        (
+            "results of tokens are held and not counted",
+            "EmbeddingRun._read",
+            "if self.on_counted is not None: A",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedder.py",
+        (f"{_LABELS}::test_a_reward_is_of_the_whole_chat",),
+        (
+            "a chat is classified whole though it is to be cut",
+            "Embedder.tokens_of_chat",
+            "(await A)[:B]",
+            "await A",
+        ),
+    ),
+    *rewrites_of(
+        "src/text/beginnings.py",
+        ("tests/text/test_beginnings.py",),
+        (
+            "far too long texts are tokenized whole",
+            "encode_beginning",
+            "A < len(text)",
+            "False",
+        ),
+        (
+            "tokens of a word that is cut apart count",
+            "encode_beginning",
+            "len(A) > least",
+            "len(A) > enough",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_CALLS}::test_texts_that_are_not_queued_yet_count_as_waiting",),
+        (
+            "one call may take all that may wait",
+            "Reservation.add",
+            "queue.max_tokens // 2",
+            "queue.max_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/embeddings/vectors.py",
+        (f"{_ANSWERS}::test_labels_of_texts_have_a_bound_and_count_until_they_are_sent",),
+        (
+            "an answer has any number of labels",
+            "held_numbers",
+            "count > A",
+            "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/observed.py",
+        ("tests/observability/test_task_traces.py",),
+        (
+            "a request for vectors has a trace beside its caller's",
+            "ObservedRun.__init__",
+            '"trace" not in A',
+            "True",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/execution/pooling.py",
         (f"{_LABELS}::test_labels_of_texts_are_those_of_transformers",),
         (
@@ -240,6 +341,60 @@ MUTATIONS = (
             "_Finder._templated",
             "self.tokenizer.has_chat_template and any(A)",
             "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/memory_profile.py",
+        ("tests/engine/execution/test_memory_profile.py",),
+        (
+            "no step that pools is in the memory profile",
+            "compute_largest_step",
+            "not is_captured and (A := _pooled_requests(config, model))",
+            "False",
+        ),
+        (
+            "what a pooled step keeps is not there while the next one is computed",
+            "compute_largest_step",
+            "A = _pooled_steps(B, C, D, E)",
+            "_pooled_steps(B, C, D, E)",
+        ),
+        (
+            "tasks that are not served are in the memory profile",
+            "_pooled_requests",
+            'if A != "auto" and B not in A: return ()',
+            "",
+        ),
+        (
+            "a step that pools has the tokens of one row",
+            "_whole_prompts",
+            "A -= B",
+            "A = 0",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
+        (
+            "results of all dtypes are copied as those of the first",
+            "Vectors.copied",
+            "B.dtype == C",
+            "True",
+        ),
+        (
+            "hidden states of tokens are handed out in the model's dtype",
+            "Vectors._numbers",
+            "value.float().numpy()",
+            "value.view(torch.uint8).numpy()",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/endpoints.py",
+        ("tests/http/embeddings/test_other_protocols.py",),
+        (
+            "clients that post to the server's own address find nothing",
+            "ENDPOINTS",
+            '("/embed", "/")',
+            '("/embed",)',
         ),
     ),
     *rewrites_of(
@@ -509,15 +664,15 @@ MUTATIONS = (
             "a vector is cut after it was normalized",
             "Embedder.vector",
             (
-                "A = B.tolist()[:C]\n"
+                "A = np.frombuffer(B, np.float32)[:C]\n"
                 "if self.recipe.normalizes if N is None else N:\n"
-                "    D = math.sqrt(math.fsum(E * E for E in A))\n"
+                "    D\n"
                 "    F"
             ),
             (
-                "A = B.tolist()\n"
+                "A = np.frombuffer(B, np.float32)\n"
                 "if self.recipe.normalizes if N is None else N:\n"
-                "    D = math.sqrt(math.fsum(E * E for E in A))\n"
+                "    D\n"
                 "    F\n"
                 "A = A[:C]"
             ),
