@@ -8,6 +8,9 @@ import msgspec
 
 from src.core.request import Pooling
 
+# Names under which checkpoints have the prompt of documents; the first one counts.
+_OF_DOCUMENTS = ("document", "passage", "corpus")
+
 
 class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """From a text to its vector.
@@ -38,3 +41,17 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Mapping[str, str] = {}
     default_prompt: str | None = None
     sizes: tuple[int, ...] | None = None
+
+    @property
+    def query_prompt(self) -> str:
+        """What is put before a query that documents are compared with.
+
+        Like `document_prompt` as in sentence-transformers' `encode_query` and `encode_document`,
+        for which the default prompt does not count.
+        """
+        return self.prompts.get("query", "")
+
+    @property
+    def document_prompt(self) -> str:
+        """What is put before a document that is compared with a query."""
+        return next((self.prompts[name] for name in _OF_DOCUMENTS if name in self.prompts), "")

@@ -147,6 +147,9 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     numbers
         Their probabilities, or the head's own numbers where these were asked for: float32, in this
         machine's byte order.
+    raw
+        The head's own numbers in any case, likewise: they tell labels apart whose probabilities
+        are equal in float32.
     prompt_tokens
         Tokens of the text, special ones included.
     cached_tokens
@@ -156,6 +159,7 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     labels: tuple[str, ...]
     numbers: bytes
+    raw: bytes
     prompt_tokens: int
     cached_tokens: int = 0
 
@@ -167,8 +171,13 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The label of the largest number, the first of several."""
-        probs = self.probs
-        return self.labels[max(range(len(probs)), key=probs.__getitem__)]
+        raw = memoryview(self.raw).cast("f")
+        return self.labels[max(range(len(raw)), key=raw.__getitem__)]
+
+    def likeliest_first(self) -> list[int]:
+        """Indices of the labels by their numbers, the largest first; of equals the first one."""
+        raw = memoryview(self.raw).cast("f")
+        return sorted(range(len(raw)), key=lambda index: -raw[index])
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +189,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         The request's id.
     score
         The larger, the better.
+    raw
+        The number that the score was made of: what the model gives, before a sigmoid or the like.
+        It tells scores apart that are so close to 1 or 0 that they are equal in float32.
     prompt_tokens
         Tokens of both, those of the template and special ones included.
     cached_tokens
@@ -188,6 +200,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     score: float
+    raw: float
     prompt_tokens: int
     cached_tokens: int = 0
 

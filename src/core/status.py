@@ -167,7 +167,8 @@ class ModelInfo:
     ``None`` is as many as fit. ``implementation`` is ``native`` or ``transformers``.
     ``device_type`` is ``cpu`` or ``cuda``. ``step_inputs`` are its own. ``tasks`` are what it may
     be asked for. ``embedding`` says how texts become vectors, ``labels`` what its head says of
-    them, and ``scoring`` how two texts get a score.
+    them, and ``scoring`` how two texts get a score. ``uncounted_id`` is a token that no text may
+    have, since the model's positions are counted without it.
     """
 
     name: str
@@ -185,6 +186,7 @@ class ModelInfo:
     embedding: EmbeddingRecipe | None = None
     labels: LabelRecipe | None = None
     scoring: ScoringRecipe | None = None
+    uncounted_id: int | None = None
 
     def check(self, task: Task) -> None:
         """Refuse a task that it does not do.

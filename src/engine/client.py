@@ -623,7 +623,8 @@ class AsyncEngine:
         """How well the two texts of each pair match, a query and a document, in their order.
 
         A model that only embeds scores by the cosine of both texts' vectors; equal texts are
-        computed once, and they may be token ids as well.
+        computed once, and they may be token ids as well. Before texts it puts the checkpoint's
+        prompts for queries and for documents, where there are some.
 
         Parameters
         ----------
@@ -657,7 +658,10 @@ class AsyncEngine:
                 options,
             )
             return await self._run(joined, lambda parts: parts.labeller, pairs, admission)
-        run = CosineRun(pairs, max_tokens_per_doc, truncate, add_special_tokens, options)
+        assert parts.embedder is not None
+        recipe = parts.embedder.recipe
+        prompts = (recipe.query_prompt, recipe.document_prompt)
+        run = CosineRun(pairs, prompts, max_tokens_per_doc, truncate, add_special_tokens, options)
         embeddings = await self._run(run, lambda parts: parts.embedder, run.texts, admission)
         return await run.scores(embeddings)
 

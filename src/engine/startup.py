@@ -552,7 +552,7 @@ def _tasks(config: Config, path: Path, model: ServedModel, tokenizer: Tokenizer)
         is_dummy=config.model.load_format == "dummy",
     )
     if tasks.scoring is not None and "score" in tasks.tasks:
-        logger.info("%s", describe_scoring(tasks.scoring))
+        logger.info("%s", describe_scoring(tasks.scoring, tasks.embedding))
     return tasks
 
 
@@ -599,6 +599,7 @@ def _model_info(
         embedding=tasks.embedding,
         labels=tasks.labels,
         scoring=tasks.scoring,
+        uncounted_id=model.spec.uncounted_id,
     )
 
 

@@ -59,6 +59,9 @@ class ModelSpec:
     ----------
     max_positions
         Rows of the RoPE table: the longest possible sequence, in tokens.
+    uncounted_id
+        The token that has no position of its own, since an encoder's positions are counted without
+        it: its padding token. None: there is none.
     """
 
     vocab_size: int
@@ -66,6 +69,13 @@ class ModelSpec:
     max_positions: int
     dtype: torch.dtype
     device: torch.device
+    uncounted_id: int | None = None
+
+
+def _uncounted_id(config: ModelConfig) -> int | None:
+    """Positions that begin behind 0 begin behind the padding token's id, which is not counted."""
+    first = 0 if config.encoder is None else config.encoder.first_position
+    return first - 1 if first else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +195,7 @@ class Model:
             max_positions=options.max_positions,
             dtype=dtype,
             device=device,
+            uncounted_id=_uncounted_id(config),
         )
         self.formats = options.formats
         self.program: Program = builder.program()

@@ -259,8 +259,8 @@ def _names_roles(source: str) -> bool:
     return all(re.search(rf"""["']{role}["']""", source) for role in _ROLES)
 
 
-def describe_scoring(recipe: ScoringRecipe) -> str:
-    """One line for the log: what makes one text of two."""
+def describe_scoring(recipe: ScoringRecipe, embedding: EmbeddingRecipe | None = None) -> str:
+    """One line for the log: what makes one text of two, or what stands before each."""
     joined = {
         "tokenizer": "both texts are joined by the tokenizer, as a pair",
         "template": "both texts are put into the chat template, as query and document",
@@ -273,4 +273,9 @@ def describe_scoring(recipe: ScoringRecipe) -> str:
         if recipe.tokens.false_id is not None:
             ids += f" less {recipe.tokens.false_id}"
         by = f"; the score is the logit of token {ids}"
+    if recipe.joins == "apart" and embedding is not None:
+        before = {"query": embedding.query_prompt, "document": embedding.document_prompt}
+        given = [f"the {side} {text!r}" for side, text in before.items() if text]
+        if given:
+            by = f"; put before {' and '.join(given)}"
     return f"scores: {joined[recipe.joins]}{by}"

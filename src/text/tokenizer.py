@@ -15,6 +15,7 @@ from src.core.gguf import is_gguf
 from src.text.chat_template import ChatTemplate, read_chat_templates, read_template
 from src.text.expressions import is_panic, require_short_matches
 from src.text.pieces import CLEAN_UPS, PieceTable
+from src.text.quoted import QuotingTokenizer
 from src.text.template_pool import TemplatePool, TemplatePools
 from src.text.token_length import max_token_chars
 from src.text.tokenizer_files import read_backend, read_json
@@ -211,7 +212,32 @@ class Tokenizer:
         found = self._encoded((first, second), add_special_tokens)
         return PairEncoding(found.ids, found.type_ids, found.sequence_ids)
 
-    def _encoded(self, given: str | tuple[str, str], add_special_tokens: bool) -> Any:
+    @functools.cached_property
+    def _quoting(self) -> QuotingTokenizer:
+        special = {i: text for i, text in self.added_tokens.items() if i in self.special_ids}
+        return QuotingTokenizer(self._backend, special)
+
+    def quoted(self, text: str) -> str | None:
+        """A text for `encode_quoted`; None: it may stand in a text for `encode` as it is."""
+        quoted = self._quoting.quoted(text)
+        return None if quoted is text and not self._quoting.is_for_all else quoted
+
+    def encode_quoted(self, whole: str) -> list[int]:
+        """Token ids of a template in which texts stand that are no special tokens.
+
+        The first one takes a second or so. Such a text is what `quoted` makes, or any other without
+        the text of a special token. Errors are those of `encode`.
+        """
+        quoting = self._quoting
+        ids: list[int] = self._encoded(quoting.exchanged(whole), False, quoting.second).ids
+        return ids
+
+    def _encoded(
+        self,
+        given: str | tuple[str, str],
+        add_special_tokens: bool,
+        backend: Backend | None = None,
+    ) -> Any:
         for text in (given,) if isinstance(given, str) else given:
             try:
                 text.encode()
@@ -222,7 +248,7 @@ class Tokenizer:
                 ) from None
         try:
             # The batch form lets other threads run, and the fast one computes no offsets.
-            encodings = self._backend.encode_batch_fast(
+            encodings = (backend or self._backend).encode_batch_fast(
                 [given], add_special_tokens=add_special_tokens
             )
         except BaseException as error:

@@ -22,8 +22,8 @@ import transformers.modeling_utils
 from src import AsyncEngine, SamplingParams
 from src.core.errors import ModelLoadError
 from src.engine import startup
-from tests.architectures.page import ENCODER
-from tests.architectures.tiny import make_tiny, make_tiny_encoder
+from tests.architectures.page import ENCODER, HEAD
+from tests.architectures.tiny import make_tiny, make_tiny_classifier, make_tiny_encoder
 from tests.support.engines import assert_idle, random_prompts, small_config
 
 __all__ = ["check", "startup", "transformers"]
@@ -74,8 +74,8 @@ def errors_of(reference: Any, prompt: list[int], result: Any) -> list[float]:
     return errors
 
 
-async def embedded(directory: Path) -> tuple[str, list[Any]]:
-    """What serves it; texts and their vectors, alone and together, in one step or several."""
+async def pooled(directory: Path, *, has_head: bool) -> tuple[str, list[Any]]:
+    """What serves it; texts and what they get, alone and together, in one step or several."""
     prompts = [*random_prompts(6, longest=60, seed=1), list(range(100, 131))]
     config = small_config(
         directory,
@@ -85,11 +85,17 @@ async def embedded(directory: Path) -> tuple[str, list[Any]]:
         cache__memory_bytes=16 << 20,
     )
     async with AsyncEngine.open(config) as engine:
-        together = await engine.embed(prompts)
-        alone = [(await engine.embed([prompt]))[0] for prompt in prompts]
+
+        async def made(texts: list[list[int]]) -> list[Any]:
+            if has_head:
+                return list(await engine.classify(texts, use_activation=False))
+            return list(await engine.embed(texts))
+
+        together = await made(prompts)
+        alone = [(await made([prompt]))[0] for prompt in prompts]
         assert_idle(engine)
         name = engine.model_info.implementation
-        assert engine.model_info.tasks[0] == "embed"
+        assert engine.model_info.tasks[0] == ("classify" if has_head else "embed")
     return name, [*zip(prompts, together, strict=True), *zip(prompts, alone, strict=True)]
 
 
@@ -101,34 +107,49 @@ def error_of_vector(reference: Any, prompt: list[int], embedding: Any) -> float:
     return float((found - wanted).abs().max() / wanted.square().mean().sqrt())
 
 
-def check_encoder(model_type: str, line: str) -> dict[str, Any]:
-    """The line of one encoder, which is called ``line``."""
-    from transformers import AutoModel
+def error_of_labels(reference: Any, prompt: list[int], result: Any) -> float:
+    """The largest of the head's numbers."""
+    with torch.inference_mode():
+        wanted = reference(input_ids=torch.tensor([prompt])).logits[0].double()
+    found = torch.tensor(result.probs.tolist(), dtype=torch.float64)
+    return float((found - wanted).abs().max())
 
+
+def check_encoder(model_type: str, line: str, *, has_head: bool) -> dict[str, Any]:
+    """The line of one encoder, which is called ``line``."""
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    make, kind, error_of = make_tiny_encoder, AutoModel, error_of_vector
+    if has_head:
+        kind, error_of = AutoModelForSequenceClassification, error_of_labels
+        make = make_tiny_classifier
     found: dict[str, Any] = {"model_type": line, "date": time.strftime("%Y-%m-%d")}
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         try:
-            found["class"] = make_tiny_encoder(directory, model_type).__name__
+            found["class"] = make(directory, model_type).__name__
         except Exception as error:
             return found | {"failed": f"no tiny model: {_told(error)}"}
         try:
-            found["implementation"], answers = asyncio.run(embedded(directory))
+            served_by = asyncio.run(pooled(directory, has_head=has_head))
+            found["implementation"], answers = served_by
         except ModelLoadError as error:
             return found | {"refused": str(error)}
         except Exception as error:
             return found | {"failed": _told(error)}
-        reference = AutoModel.from_pretrained(
+        reference = kind.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager"
         ).eval()
-        found["error"] = max(error_of_vector(reference, *one) for one in answers)
+        found["error"] = max(error_of(reference, *one) for one in answers)
     return found
 
 
 def check(model_type: str) -> dict[str, Any]:
-    """The line of one architecture; of an encoder if its name begins with `ENCODER`."""
-    if model_type.startswith(ENCODER):
-        return check_encoder(model_type.removeprefix(ENCODER), model_type)
+    """The line of one architecture; of an encoder if its name begins with `ENCODER` or `HEAD`."""
+    for beginning in (ENCODER, HEAD):
+        if model_type.startswith(beginning):
+            name, has_head = model_type.removeprefix(beginning), beginning == HEAD
+            return check_encoder(name, model_type, has_head=has_head)
     started = time.monotonic()
     found: dict[str, Any] = {"model_type": model_type, "date": time.strftime("%Y-%m-%d")}
     with tempfile.TemporaryDirectory() as folder:

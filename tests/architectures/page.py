@@ -17,8 +17,11 @@ SERVED = """
 |---|---|---|---|---|"""
 ENCODER = "encoder/"
 """What a model type begins with where it stands for an encoder."""
-# Begins the part of the page that is about encoders.
+HEAD = "head/"
+"""The same of an encoder with a head for labels of a text."""
+# Begin the parts of the page that are about these.
 _ENCODERS = "## Encoders that were compared"
+_HEADS = "## Heads of encoders that were compared"
 _CELLS = re.compile(r"(?:^| )(?<!\\)\|(?: |$)")
 REFUSED = (
     "",
@@ -36,10 +39,14 @@ def model_types() -> list[str]:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
 
-    encoders = [f"{ENCODER}{name}" for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES]
-    return [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *encoders]
+    names = list(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    encoders = [f"{ENCODER}{name}" for name in names]
+    with_head = [name for name in names if name in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES]
+    heads = [f"{HEAD}{name}" for name in with_head]
+    return [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *encoders, *heads]
 
 
 def lines_of(results: Path) -> dict[str, dict[str, Any]]:
@@ -55,8 +62,7 @@ def lines_on(page: str) -> dict[str, dict[str, Any]]:
     lines: dict[str, dict[str, Any]] = {}
     before = ""
     for row in page.partition(MARK)[2].splitlines():
-        if row == _ENCODERS:
-            before = ENCODER
+        before = {_ENCODERS: ENCODER, _HEADS: HEAD}.get(row, before)
         if not row.startswith("| `"):
             continue
         kind, *cells = (cell.replace("\\|", "|") for cell in _CELLS.split(row)[1:-1])
@@ -82,14 +88,19 @@ def summary(lines: Mapping[str, Mapping[str, Any]]) -> str:
 
 def text(page: str, lines: Mapping[str, Mapping[str, Any]], versions: str) -> str:
     """The page, with its tables written anew; ``versions`` are those of what was compared."""
-    decoders = {name: line for name, line in lines.items() if not name.startswith(ENCODER)}
-    encoders = {name: line for name, line in lines.items() if name.startswith(ENCODER)}
+    parts: dict[str, dict[str, Mapping[str, Any]]] = {"": {}, ENCODER: {}, HEAD: {}}
+    for name, line in lines.items():
+        before = next((each for each in (ENCODER, HEAD) if name.startswith(each)), "")
+        parts[before][name] = line
     rows = [
         page.partition(MARK)[0] + MARK,
-        *_tables(decoders, versions, "## Not served"),
+        *_tables(parts[""], versions, "## Not served"),
         "",
         _ENCODERS,
-        *_tables(encoders, versions, "## Encoders that are not served"),
+        *_tables(parts[ENCODER], versions, "## Encoders that are not served"),
+        "",
+        _HEADS,
+        *_tables(parts[HEAD], versions, "## Heads of encoders that are not served"),
     ]
     return "\n".join(rows) + "\n"
 
@@ -119,7 +130,7 @@ def _tables(lines: Mapping[str, Mapping[str, Any]], versions: str, title: str) -
 
 
 def _kind(line: Mapping[str, Any]) -> str:
-    return f"`{line['model_type'].removeprefix(ENCODER)}`"
+    return f"`{line['model_type'].removeprefix(ENCODER).removeprefix(HEAD)}`"
 
 
 def _by(line: Mapping[str, Any]) -> str:

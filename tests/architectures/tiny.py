@@ -1,4 +1,4 @@
-"""A small random checkpoint of any causal language model, or encoder, that transformers has."""
+"""Small random checkpoints of transformers' causal language models, encoders and their heads."""
 
 from __future__ import annotations
 
@@ -135,6 +135,21 @@ def make_tiny_encoder(directory: Path, model_type: str, *, has_head: bool = Fals
 
     config = tiny_config(model_type, is_decoder=False)
     return _saved(directory, model_type, config, AutoModelForMaskedLM if has_head else AutoModel)
+
+
+def make_tiny_classifier(
+    directory: Path, model_type: str, *, labels: int = 3, of_tokens: bool = False
+) -> Any:
+    """The same of an encoder with a head for labels of a text, or of its tokens."""
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
+
+    config = tiny_config(model_type, is_decoder=False)
+    config.num_labels = labels
+    kind = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
+    return _saved(directory, model_type, config, kind)
 
 
 def _saved(directory: Path, model_type: str, config: Any, kind: Any) -> Any:

@@ -27,6 +27,7 @@ from src.core.plan import StepPlan
 from src.engine.client import AsyncEngine
 from src.engine.execution.pooling import RowPooling, Vectors
 from src.engine.scheduling.replay import read_lines, replay
+from tests.architectures.tiny import make_tiny_encoder
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.encoders import (
     load_encoder_reference,
@@ -154,7 +155,7 @@ async def test_what_is_cut_keeps_the_first_tokens_and_the_special_ones(encoder: 
         assert (whole[0], whole[-1]) == (1, 2)
         with pytest.raises(PromptTooLongError, match=r"input has \d+ tokens.* up to 100"):
             await engine.embed([text])
-        for keeps, count in ((-1, 100), (100, 100), (10, 10), (2, 2)):
+        for keeps, count in ((-1, 100), (100, 100), (10, 10), (3, 3)):
             (cut,) = await engine.embed([text], truncate=keeps)
             own = engine.tokenizer.encode(text, False)[: count - 2]
             (same,) = await engine.embed([[1, *own, 2]])
@@ -515,3 +516,91 @@ def test_the_synchronous_front_holds_few_tokens_at_a_time(
     assert [each.prompt_tokens for each in made] == [len(prompt) for prompt in prompts]
     assert sum(held) == sum(map(len, prompts))
     assert [count for count in held if count > 60] == [90]
+
+
+async def test_queries_and_documents_have_the_prompts_of_the_checkpoint(
+    encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As sentence-transformers' `encode_query` and `encode_document`, without the default."""
+    caplog.set_level("INFO")
+    pairs = [("fox", "the lazy dog"), ("dog", "dog"), ("fox", "dog")]
+    cases: list[tuple[dict[str, str], str, str]] = [
+        ({"query": "query: ", "passage": "passage: ", "corpus": "no "}, "query: ", "passage: "),
+        ({"query": "q: ", "document": "doc: ", "passage": "no "}, "q: ", "doc: "),
+        ({"query": "q: ", "other": "none: "}, "q: ", ""),
+        ({"other": "none: "}, "", ""),
+    ]
+    for number, (prompts, before, behind) in enumerate(cases):
+        directory = tmp_path / f"{number}"
+        shutil.copytree(encoder, directory)
+        save_modules(directory, pooling=MEAN, prompts=prompts)
+        own = directory / "config_sentence_transformers.json"
+        told = json.loads(own.read_text()) | {"default_prompt_name": list(prompts)[-1]}
+        own.write_text(json.dumps(told))
+        reference = load_encoder_reference(directory)
+        caplog.clear()
+        async with AsyncEngine.open(small_config(directory)) as engine:
+            made = await engine.score(pairs)
+            encode = engine.tokenizer.encode
+        for text in filter(None, (before, behind)):
+            assert repr(text) in caplog.text
+        for (query, document), score in zip(pairs, made, strict=True):
+            ids = encode(before + query), encode(behind + document)
+            one, other = (states(reference, each).mean(0) for each in ids)
+            want = float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+            assert score.score == score.raw == pytest.approx(want, abs=TOLERANCE)
+            assert score.prompt_tokens == sum(map(len, ids))
+
+
+async def test_a_cut_leaves_a_token_of_the_text(encoder: Path) -> None:
+    async with AsyncEngine.open(small_config(encoder)) as engine:
+        tokens = engine.tokenizer.encode("query: ", add_special_tokens=False)
+        text = "the lazy dog jumps over the quick brown fox"
+        whole = engine.tokenizer.encode(f"query: {text}", add_special_tokens=False)
+        # The last one of the prompt alone may be one with the text's first.
+        pairs = enumerate(zip(tokens, whole, strict=False))
+        prompt = next((number for number, (a, b) in pairs if a != b), len(tokens))
+        assert prompt >= len(tokens) - 1 > 0
+        for truncate, asked in (
+            (2, {}),
+            (1, {}),
+            (2 + prompt, {"prompt_name": "query"}),
+            (1 + prompt, {"prompt_name": "query"}),
+        ):
+            with pytest.raises(InvalidRequestError, match="leaves no token of the text") as caught:
+                await engine.embed([text], truncate=truncate, **asked)
+            assert caught.value.param == "truncate_prompt_tokens"
+        (made,) = await engine.embed([text], truncate=3 + prompt, prompt_name="query")
+        assert made.prompt_tokens == 3 + prompt
+        (made,) = await engine.embed([text], truncate=3)
+        (bare,) = await engine.embed([text], truncate=1, add_special_tokens=False)
+        assert (made.prompt_tokens, bare.prompt_tokens) == (3, 1)
+        with pytest.raises(InvalidRequestError, match="not with token ids") as caught:
+            await engine.embed([[5, 6]], prompt_name="query")
+        assert caught.value.param == "prompt_name"
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["roberta", "camembert"])
+async def test_a_text_with_a_token_that_has_no_position_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """Computed by us and by transformers; padding behind a text is refused alike."""
+    if name == "roberta":
+        make_encoder(tmp_path, name)
+    else:
+        make_tiny_encoder(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    padding = config["pad_token_id"]
+    save_encoder_tokenizer(tmp_path)
+    reference, good = load_encoder_reference(tmp_path), [7, 9, 11, 8]
+    async with AsyncEngine.open(small_config(tmp_path, model__max_model_len=100)) as engine:
+        assert engine.model_info.uncounted_id == padding
+        pad = engine.tokenizer.id_to_token(padding)
+        for text in ([7, padding, 9], [7, 9, padding], f"fox {pad} dog"):
+            with pytest.raises(InvalidRequestError, match="has the padding token") as caught:
+                await engine.embed([good, text])
+            assert caught.value.param == "input"
+            assert "input[1]" in caught.value.message
+        (made,) = await engine.embed([good])
+    check(made.vector, states(reference, good).mean(0))

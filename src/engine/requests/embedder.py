@@ -79,6 +79,7 @@ class Embedder:
         adds_special_tokens: bool = True,
         truncate: int | None = None,
         prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> list[int]:
         """The token ids of a text, or of token ids that stand for one. Any thread may call it.
 
@@ -88,12 +89,15 @@ class Embedder:
             Keep so many tokens: the first ones, and special ones behind them; -1: as many as the
             model takes. ``None``: a longer text is refused.
         prompt_name
-            What is put before it; token ids get nothing.
+            Name of what is put before it; ``None``: the default. Token ids get nothing.
+        prompt
+            What is put before it, whatever the name; the same.
 
         Raises
         ------
         InvalidRequestError
-            It is empty, or has token ids that the model does not have.
+            It is empty, or has token ids that the model does not have; token ids have a prompt's
+            name; or nothing of the text is among the tokens that are kept.
         PromptTooLongError
             It is longer than the model takes.
         """
@@ -107,12 +111,18 @@ class Embedder:
         if not text:
             raise InvalidRequestError("input must not be empty", param="input")
         if not isinstance(text, str):
+            if prompt_name is not None:
+                raise InvalidRequestError(
+                    "prompt_name may only be given with texts, not with token ids",
+                    param="prompt_name",
+                )
             ids = list(text) if keeps is None else list(text[:keeps])
             self._check_length(len(ids))
             return self._builder.checked_ids(ids, "input")
-        name = self.recipe.default_prompt if prompt_name is None else prompt_name
-        if name is not None:
-            text = self.recipe.prompts[name] + text
+        if prompt is None:
+            name = self.recipe.default_prompt if prompt_name is None else prompt_name
+            prompt = "" if name is None else self.recipe.prompts[name]
+        text = prompt + text
         if keeps is not None:
             # Text of which nothing can be among the tokens that are kept is not tokenized.
             text = text[: min((keeps + 1) * self._tokenizer.max_token_chars, self._longest)]
@@ -121,8 +131,15 @@ class Embedder:
         )
         ids = found.ids
         if keeps is not None and len(ids) > keeps:
-            behind = self._added_behind(ids) if adds_special_tokens else []
-            ids = ids[: max(0, keeps - len(behind))] + behind[-keeps:]
+            before, behind = self._added(ids) if adds_special_tokens else ([], [])
+            others = len(before) + len(behind) + self._num_of_prompt(prompt, ids[len(before) :])
+            if keeps <= others:
+                raise InvalidRequestError(
+                    f"truncate_prompt_tokens = {keeps} leaves no token of the text: {others} are "
+                    "special ones or of the prompt",
+                    param="truncate_prompt_tokens",
+                )
+            ids = ids[: keeps - len(behind)] + behind
         self._check_length(len(ids), is_whole=found.is_whole)
         return ids
 
@@ -154,14 +171,22 @@ class Embedder:
             values = (wide / max(math.sqrt(wide.dot(wide)), 1e-12)).astype(np.float32)
         return values.tobytes()
 
-    def _added_behind(self, ids: list[int]) -> list[int]:
-        """The special tokens that the tokenizer has put behind a text's own."""
+    def _added(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer has put before a text's own, and behind them."""
         added = self._tokenizer.encode("", add_special_tokens=True)
-        for before in range(len(added) + 1):
-            behind = added[before:]
-            if ids[:before] == added[:before] and ids[len(ids) - len(behind) :] == behind:
-                return behind
-        return []
+        for count in range(len(added) + 1):
+            before, behind = added[:count], added[count:]
+            if ids[:count] == before and ids[len(ids) - len(behind) :] == behind:
+                return before, behind
+        return [], []
+
+    def _num_of_prompt(self, prompt: str, ids: list[int]) -> int:
+        """How many of the first tokens are those of what was put before a text."""
+        if not prompt:
+            return 0
+        own = self._tokenizer.encode(prompt, add_special_tokens=False)
+        pairs = enumerate(zip(own, ids, strict=False))
+        return next((number for number, (one, other) in pairs if one != other), len(own))
 
     def _check_length(self, count: int, *, is_whole: bool = True) -> None:
         most = self.recipe.max_tokens

@@ -185,7 +185,14 @@ class PairBuilder:
         if limit is not None:
             own[1] = min(own[1], limit)
         if keeps is not None:
+            whole = own
             own = list(_longest_first(own[0], own[1], max(keeps - special, 0)))
+            if any(before and not left for before, left in zip(whole, own, strict=True)):
+                raise InvalidRequestError(
+                    f"truncate_prompt_tokens = {keeps} leaves no token of one of both texts: "
+                    f"{special} are special ones",
+                    param="truncate_prompt_tokens",
+                )
         if sum(own) + special > self.recipe.max_tokens and keeps is None:
             raise self._too_long(sum(own) + special, is_whole=query.is_whole and document.is_whole)
         ids: list[int] = []
@@ -196,8 +203,7 @@ class PairBuilder:
                 more = (query, document)[part.number].ids[: own[part.number]]
             ids += more
             types += bytes([part.kind]) * len(more)
-        # Special tokens alone are cut like any other.
-        return PairTokens(ids[:keeps], bytes(types[:keeps]))
+        return PairTokens(ids, bytes(types))
 
     def _frame(self, adds: bool) -> list[_Part]:
         """What stands around two texts that the tokenizer joins, read off two short ones."""
@@ -220,7 +226,7 @@ class PairBuilder:
             document = await self._cut(document, limit, tenant)
         ids = await self._rendered(query, document, tenant)
         while keeps is not None and len(ids) > keeps:
-            own = await self._builder.tokenize(document, _PLAIN, tenant)
+            own = await self._own_ids(document, tenant)
             left = len(own) - (len(ids) - keeps)
             shorter = self._spelled(own[:left]) if left > 0 else ""
             if not shorter or len(shorter) >= len(document):
@@ -235,21 +241,39 @@ class PairBuilder:
         return PairTokens(ids)
 
     async def _rendered(self, query: str, document: str, tenant: str) -> list[int]:
-        recipe = self.recipe
+        """Both in the template; the special tokens in it are the template's alone."""
+        recipe, builder = self.recipe, self._builder
+        quoted = [await builder.quoted(text, tenant) for text in (query, document)]
+        is_quoted = quoted != [None, None]
+        query, document = (
+            own if text is None else text
+            for own, text in zip((query, document), quoted, strict=True)
+        )
         if recipe.built_in is not None:
             before, between, behind = recipe.built_in
             whole = f"{before}{query}{between}{document}{behind}"
-            return await self._builder.tokenize(whole, _PLAIN, tenant)
+            if is_quoted:
+                return await builder.tokenize_quoted(whole, tenant)
+            return await builder.tokenize(whole, _PLAIN, tenant)
         messages = [
             {"role": "query", "content": query},
             {"role": "document", "content": document},
         ]
         if recipe.instruction is not None:
             messages.insert(0, {"role": "system", "content": recipe.instruction})
-        return await self._builder.tokenize(messages, ChatOptions(), tenant)
+        if is_quoted:
+            return await builder.tokenize_quoted(messages, tenant)
+        return await builder.tokenize(messages, ChatOptions(), tenant)
+
+    async def _own_ids(self, text: str, tenant: str) -> list[int]:
+        """The tokens of a text alone, as far as they are those that it has in the template."""
+        quoted = await self._builder.quoted(text, tenant)
+        if quoted is None:
+            return await self._builder.tokenize(text, _PLAIN, tenant)
+        return await self._builder.tokenize_quoted(quoted, tenant)
 
     async def _cut(self, text: str, most: int, tenant: str) -> str:
-        ids = await self._builder.tokenize(text, _PLAIN, tenant)
+        ids = await self._own_ids(text, tenant)
         if len(ids) <= most:
             return text
         if shorter := self._spelled(ids[:most]):

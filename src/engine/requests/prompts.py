@@ -231,6 +231,30 @@ class RequestBuilder:
             raise InvalidRequestError("prompt must have at least one token", param="prompt")
         return ids
 
+    async def quoted(self, text: str, tenant: str = "") -> str | None:
+        """A text of others for `tokenize_quoted`; None: it may stand in any text as it is."""
+        # A longer one is refused, whatever stands around it.
+        self._check_chars(text)
+        return await self._work.soon(tenant, len(text), self._tokenizer.quoted, text)
+
+    async def tokenize_quoted(
+        self, prompt: str | Sequence[ChatMessage], tenant: str = ""
+    ) -> list[int]:
+        """The same as `tokenize` of a template, or of messages, with quoted texts in it.
+
+        No special tokens are added.
+        """
+        text = prompt
+        if not isinstance(text, str):
+            text = await self._render(text, ChatOptions(), tenant)
+        return await self._work.run(tenant, len(text), self._encode_quoted, text)
+
+    def _encode_quoted(self, text: str) -> list[int]:
+        self._check_chars(text)
+        ids = self._tokenizer.encode_quoted(text)
+        self._check_ids(ids, "prompt")
+        return ids
+
     async def prediction(
         self,
         given: str | Sequence[int] | PredictedOutput | None,
@@ -507,6 +531,17 @@ class RequestBuilder:
                 f"{shown(token)!r} is {strange}, the model's token ids are from 0 to {size - 1}",
                 param=param,
             )
+        self._check_counted(ids, param)
+
+    def _check_counted(self, ids: list[int], param: str) -> None:
+        uncounted = self._info.uncounted_id
+        if uncounted is not None and uncounted in ids:
+            token = self._tokenizer.id_to_token(uncounted) or ""
+            raise InvalidRequestError(
+                f"{param} has the padding token {shown(token)!r}, whose id is {uncounted}: this "
+                "model counts positions without it, so that a text cannot have it",
+                param=param,
+            )
 
     async def _render(self, prompt: Sequence[Any], chat: ChatOptions, tenant: str) -> str:
         if clash := [name for name in chat.template_kwargs if name in _RENDER_ARGUMENTS]:
@@ -550,7 +585,9 @@ class RequestBuilder:
         most = self._info.vocab_size - 1
         # The fast check runs in C, since a context may be long. The loop below finds the wrong one.
         if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) <= most:
-            return list(prompt)
+            ids = list(prompt)
+            self._check_counted(ids, param)
+            return ids
         for token_id in prompt:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise _wrong_prompt(token_id, param)

@@ -16,6 +16,7 @@ from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun, na
 from src.engine.requests.pairs import LastQuery, PairBuilder, check_doc_tokens
 from src.engine.requests.prompts import Prompt
 
+_CUT: Final = "truncate_prompt_tokens"
 _SMALLEST: Final = 1e-12  # a vector's length, so that zeros stay zeros
 # Pairs whose cosines are computed before others get the event loop: about a millisecond.
 _COSINES_AT_ONCE: Final = 32
@@ -76,6 +77,7 @@ class LabelRun(EmbeddingRun):
             request_id=self.request_id,
             labels=self._labels,
             numbers=activated(numbers, len(self._labels), self._activation),
+            raw=numbers,
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
@@ -209,9 +211,11 @@ class PairRun(EmbeddingRun):
 
     def _made(self, numbers: bytes, last: Delta) -> Any:
         (score,) = memoryview(activated(numbers, 1, self._activation)).cast("f")
+        (raw,) = memoryview(numbers).cast("f")
         return Score(
             request_id=self.request_id,
             score=score,
+            raw=raw,
             prompt_tokens=last.usage.prompt_tokens,
             cached_tokens=last.usage.cached_tokens,
         )
@@ -224,6 +228,8 @@ class CosineRun(EmbeddingRun):
     ----------
     pairs
         Of texts, or of lists of token ids.
+    prompts
+        What is put before queries, and before documents.
     max_tokens_per_doc
         Tokens of the second text that are kept.
     truncate, adds_special_tokens, options
@@ -246,6 +252,7 @@ class CosineRun(EmbeddingRun):
     def __init__(
         self,
         pairs: Sequence[tuple[Prompt, Prompt]],
+        prompts: tuple[str, str],
         max_tokens_per_doc: int | None,
         truncate: int | None,
         adds_special_tokens: bool,
@@ -257,7 +264,10 @@ class CosineRun(EmbeddingRun):
                 f"pairs must be a list of pairs, got {type(pairs).__name__}", param="pairs"
             )
         self.texts: list[Any] = []
+        self._prompts = prompts
         self._max_tokens_per_doc = max_tokens_per_doc
+        # Whether a text has another vector as a query than as a document.
+        has_sides = max_tokens_per_doc is not None or prompts[0] != prompts[1]
         # For each pair the numbers of its texts; for each text a pair that it is of.
         self._places: list[tuple[int, int]] = []
         self._first_pair: list[int] = []
@@ -269,7 +279,7 @@ class CosineRun(EmbeddingRun):
                 raise named_error(error, self.field, index) from None
             both = []
             for place, text in enumerate(found):
-                key = (place if max_tokens_per_doc else 0, type(text), str(text))
+                key = (place if has_sides else 0, type(text), str(text))
                 number = numbers.setdefault(key, len(self.texts))
                 if number == len(self.texts):
                     self.texts.append(text)
@@ -286,14 +296,24 @@ class CosineRun(EmbeddingRun):
     def _tokens(self, embedder: Embedder, text: Text) -> list[int]:
         number, limit = self._num_read, self._max_tokens_per_doc
         self._num_read += 1
-        keeps = self._truncate
-        if limit is not None and number in self._documents:
-            keeps = limit if keeps in (None, -1) else min(limit, keeps)
+        keeps, is_document = self._truncate, number in self._documents
+        is_limit = False
+        if limit is not None and is_document and (keeps in (None, -1) or limit < keeps):
+            keeps, is_limit = limit, True
         try:
-            return embedder.tokens(text, adds_special_tokens=self._adds, truncate=keeps)
+            return embedder.tokens(
+                text,
+                adds_special_tokens=self._adds,
+                truncate=keeps,
+                prompt=self._prompts[is_document],
+            )
         except RequestError as error:
             if error.param in ("input", "prompt"):
-                error.param = "document" if number in self._documents else "query"
+                error.param = "document" if is_document else "query"
+            if is_limit and error.param == _CUT:
+                error.param = "max_tokens_per_doc"
+                error.message = error.message.replace(_CUT, error.param)
+                error.args = (error.message,)
             raise
 
     def _asks(self) -> Task:
@@ -317,10 +337,12 @@ class CosineRun(EmbeddingRun):
                 for number in (one, other)
             )
             lengths = [max(float(np.linalg.norm(each)), _SMALLEST) for each in (first, second)]
+            cosine = float(first @ second) / (lengths[0] * lengths[1])
             made.append(
                 Score(
                     request_id=self.request_id,
-                    score=float(first @ second) / (lengths[0] * lengths[1]),
+                    score=cosine,
+                    raw=cosine,
                     prompt_tokens=embeddings[one].prompt_tokens + embeddings[other].prompt_tokens,
                     cached_tokens=embeddings[one].cached_tokens + embeddings[other].cached_tokens,
                 )
@@ -373,8 +395,11 @@ def _tanh(values: Any) -> Any:
 
 
 def _sigmoid(values: Any) -> Any:
-    # Of either sign, without an overflow.
-    return 0.5 * (1.0 + _tanh(0.5 * values))
+    import numpy as np
+
+    # Without an overflow, and without 1 less almost 1 where the result is next to 0.
+    small = np.exp(-np.abs(values))
+    return np.where(values < 0, small, 1.0) / (1.0 + small)
 
 
 def _softmax(values: Any) -> Any:

@@ -67,10 +67,12 @@ async def given_inputs(call: Call, engine: AsyncEngine, request: Any) -> Sequenc
         for name in _OF_MESSAGES:
             if getattr(request, name) is not None:
                 raise InvalidRequestError(f"{name} may only be given with messages", param=name)
-        return given_texts(request.input, call.server.config.http.max_embedding_inputs)
+        texts = given_texts(request.input, call.server.config.http.max_embedding_inputs)
+        _check_text_fields(request, texts)
+        return texts
     if request.input is not None:
         raise InvalidRequestError("one of input and messages is required", param="messages")
-    if request.prompt_name is not None:
+    if getattr(request, "prompt_name", None) is not None:
         raise InvalidRequestError(
             "prompt_name may only be given with texts, not with messages", param="prompt_name"
         )
@@ -83,6 +85,23 @@ async def given_inputs(call: Call, engine: AsyncEngine, request: Any) -> Sequenc
         return [await engine.tokenize(shown, chat=options)]
     except RequestError as error:
         raise with_client_names(error, chat_names(chat)) from None
+
+
+def _check_text_fields(request: Any, texts: Sequence[Text]) -> None:
+    """Refuse what is done to texts, and was asked for with token ids.
+
+    Raises
+    ------
+    InvalidRequestError
+        Names the field.
+    """
+    if isinstance(texts[0], str):
+        return
+    for name in ("prompt_name", "add_special_tokens"):
+        if getattr(request, name, None):
+            raise InvalidRequestError(
+                f"{name} may only be given with texts, not with token ids", param=name
+            )
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

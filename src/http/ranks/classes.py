@@ -163,7 +163,7 @@ def _all_predictions(found: Sequence[Classification]) -> Iterator[bytes]:
 def _predictions(found: Classification) -> Iterator[bytes]:
     """The JSON list of what one text gets, in pieces."""
     probs, labels = found.probs, found.labels
-    order = sorted(range(len(probs)), key=lambda label: -probs[label])
+    order = found.likeliest_first()
     yield b"["
     for start in range(0, len(order), _BLOCK):
         made = [Prediction(probs[label], labels[label]) for label in order[start : start + _BLOCK]]

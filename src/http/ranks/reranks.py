@@ -98,7 +98,7 @@ async def _rerank(call: Call, *, shows_documents: bool) -> None:
             scores = await made
         except RequestError as error:
             raise with_sides(error, "query", field) from None
-        best = sorted(range(len(scores)), key=lambda index: (-scores[index].score, index))
+        best = sorted(range(len(scores)), key=lambda index: (-scores[index].raw, index))
         if field == "texts":
             await call.answer_in_pieces(_ranks(best, scores, kept))
         else:

@@ -33,6 +33,7 @@ _PREFIX: Final = "score-"
 
 # What the engine calls a text that has a vector of its own.
 _INPUT: Final = re.compile(r"\binput\b")
+_PAIR: Final = re.compile(r"^pairs\[\d+\]: ")
 # The names under which clients send both sides.
 _SIDES: Final = (
     ("text_1", "text_2"),
@@ -50,6 +51,7 @@ async def score(call: Call) -> None:
     name = served_name(engine, request.model)
     first, second = _names(request)
     pairs = _pairs(request, first, second, call.server.config.http.max_embedding_inputs)
+    one_query = len({query for query, _ in pairs}) == 1
     made = engine.score(
         pairs,
         use_activation=request.use_activation is not False,
@@ -71,7 +73,7 @@ async def score(call: Call) -> None:
         try:
             scores = await made
         except RequestError as error:
-            raise with_sides(error, first, second) from None
+            raise with_sides(error, first, second, one_query=one_query) from None
         await call.answer_in_pieces(_pieces(call.id, name, scores))
 
 
@@ -106,11 +108,19 @@ def check_texts(texts: Sequence[str], field: str) -> None:
             raise InvalidRequestError(f"{where} must not be empty", param=field)
 
 
-def with_sides(error: RequestError, first: str, second: str) -> RequestError:
-    """The same error, with the two texts of a pair as the request names them."""
+def with_sides(
+    error: RequestError, first: str, second: str, *, one_query: bool = True
+) -> RequestError:
+    """The same error, with the two texts of a pair as the request names them.
+
+    ``one_query``: all pairs have the same first text, so that it has no index.
+    """
     name = first if error.param == "query" else second
+    if error.param == "query" and one_query:
+        error.message = _PAIR.sub("", error.message)
     error.message = error.message.replace("pairs[", f"{name}[", 1)
     error.message = _INPUT.sub(name, error.message)
+    error.args = (error.message,)
     return renamed(error, {"query": first, "document": second, "pairs": second})
 
 

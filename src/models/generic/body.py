@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from src.core.errors import ModelLoadError
+from src.core.request import TOKEN_TYPES
 from src.models.generic.passes import HeadPass, Pass, current_pass, under_way
 from src.models.generic.positions import takes_positions
+
+# Step inputs as transformers calls them.
+_CALLED = {TOKEN_TYPES: "token_type_ids"}
 
 
 class Body:
@@ -50,9 +55,18 @@ class Body:
 
         base.forward = forward_or_pass_over
 
-    def hidden(self, input_ids: Tensor, current: Pass) -> Tensor:
-        """Hidden states [T, H] of tokens int64 [T] of the pass's positions."""
+    def hidden(
+        self,
+        input_ids: Tensor,
+        current: Pass,
+        own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Tensor:
+        """Hidden states [T, H] of tokens int64 [T] of the pass's positions.
+
+        ``own_inputs``: the model's own step inputs, [T, ...] by name.
+        """
         given = self.options_of(input_ids, current)
+        given |= {_CALLED[name]: each.unsqueeze(0) for name, each in own_inputs.items()}
         with under_way(current):
             output = self._base(input_ids=input_ids.unsqueeze(0), **given)
         self._output = type(output)

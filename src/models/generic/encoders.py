@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from src.core.errors import ModelLoadError
+from src.core.request import TOKEN_TYPES
 from src.models.generic.body import Body
 from src.models.generic.passes import IMPLEMENTATION, Pass
 from src.models.generic.recording import Recording
@@ -27,6 +28,7 @@ from src.models.generic.trial import (
     tolerance_of,
     trial_ids,
 )
+from src.models.program import StepInput
 
 # Endings of classes whose checkpoints have an encoder's weights, and perhaps a head for tokens.
 _ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "Encoder")
@@ -35,8 +37,8 @@ _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Decode
 _BIASES = ("relative_attention", "relative_attention_num_buckets")
 
 
-def encoder_class(config: Any, raw: Mapping[str, Any], name: str) -> Any:
-    """The class of transformers for a checkpoint whose tokens see later ones, without a head.
+def encoder_class(config: Any, raw: Mapping[str, Any], name: str, headed: Any = None) -> Any:
+    """The class of transformers for a checkpoint whose tokens see later ones.
 
     Parameters
     ----------
@@ -46,6 +48,8 @@ def encoder_class(config: Any, raw: Mapping[str, Any], name: str) -> Any:
         `config.json`.
     name
         What it names in `architectures`, or its model type.
+    headed
+        The class that it names, if that has a head for labels; else None: it has none.
 
     Returns
     -------
@@ -74,14 +78,16 @@ def encoder_class(config: Any, raw: Mapping[str, Any], name: str) -> Any:
     found = found[0] if isinstance(found, tuple) else found
     if found.main_input_name != "input_ids":
         return None
-    if raw.get("architectures") and not name.endswith(_ENCODERS):
-        raise ModelLoadError(f"{name} has a head that is not served; without it are {found}")
+    if raw.get("architectures") and headed is None and not name.endswith(_ENCODERS):
+        raise ModelLoadError(
+            f"{name} has a head that is not served; without one, {found.__name__} is"
+        )
     if raw.get("auto_map"):
         raise ModelLoadError("auto_map asks for code from the checkpoint, which is refused")
     position = str(getattr(config, "position_embedding_type", None) or "")
     if any(getattr(config, each, None) for each in _BIASES) or position.startswith("relative"):
         raise ModelLoadError("its attention has position biases, which ours does not know")
-    return found
+    return headed or found
 
 
 def without_pooler(kind: Any) -> dict[str, Any]:
@@ -91,21 +97,31 @@ def without_pooler(kind: Any) -> dict[str, Any]:
 
 
 class EncoderBody(Body):
-    """An encoder: its hidden states are all that there is."""
+    """An encoder: its hidden states are all that there is, unless it has a head.
 
-    def __init__(self, module: Any) -> None:
-        super().__init__(module, module)
+    ``base`` is the encoder itself; None: ``module`` is.
+    """
+
+    own_inputs: tuple[StepInput, ...] = ()
+
+    def __init__(self, module: Any, base: Any = None) -> None:
+        super().__init__(module, module if base is None else base)
         # Kinds of tokens may be kept for as many tokens as a text has; a step may have more.
-        names = {name.rpartition(".")[2] for name, _ in module.named_buffers()}
-        parameters = inspect.signature(type(module).forward).parameters
+        names = {name.rpartition(".")[2] for name, _ in self._base.named_buffers()}
+        parameters = inspect.signature(type(self._base).forward).parameters
         self._takes_types = "token_type_ids" in names and "token_type_ids" in parameters
 
     def options_of(self, input_ids: Tensor, current: Pass) -> dict[str, Any]:
-        """Every token is of the first kind."""
+        """Every token is of the first kind, unless the pass is told otherwise."""
         given = super().options_of(input_ids, current)
         if self._takes_types:
             given["token_type_ids"] = torch.zeros_like(input_ids).unsqueeze(0)
         return given
+
+    @property
+    def encoder(self) -> Any:
+        """The module without a head."""
+        return self._base
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, H] in float32, for there is no head."""
@@ -113,21 +129,19 @@ class EncoderBody(Body):
 
 
 @torch.inference_mode()
-def try_out_encoder(module: nn.Module, device: torch.device) -> tuple[Body, Findings]:
+def try_out_encoder(body: EncoderBody, device: torch.device) -> Findings:
     """Record an encoder's attention calls, and hold what they give against transformers' own.
 
-    ``module`` is filled, in evaluation mode, with our attention.
+    Its module is filled, in evaluation mode, with our attention.
 
     Raises
     ------
     ModelLoadError
         It cannot be served this way; the message says what stands against it.
     """
-    ids = trial_ids(module, device)
-    # Of another length, so that the two differ wherever they meet.
-    beside = ids.flip(0)[:-2]
-    wanted = [_own_states(module, each) for each in (beside, ids)]
-    body = EncoderBody(module)
+    module = body.module
+    beside, ids = trial_texts(module, device)
+    wanted = [_own_states(body, each) for each in (beside, ids)]
     errors: dict[int, float] = {}
     for first in first_positions(body.module.config):
         body.first_position = first
@@ -150,21 +164,39 @@ def try_out_encoder(module: nn.Module, device: torch.device) -> tuple[Body, Find
             "a text beside another does not get what it gets alone: its tokens meet outside "
             "attention, in a convolution, or in positions that are counted along a step"
         )
-    return body, Findings(tuple(recorded.calls), hidden.shape[1], num_embeddings(module))
+    if body.own_inputs:
+        kinds = torch.arange(len(ids), device=device) // 2 % 2
+        _, hidden = _record(body, (ids,), kinds)
+        if error_of(hidden.float(), _own_states(body, ids, kinds), hidden.dtype) > most:
+            raise ModelLoadError("it does not take the kinds of tokens that it has")
+    return Findings(tuple(recorded.calls), hidden.shape[1], num_embeddings(module))
 
 
-def _own_states(module: Any, ids: Tensor) -> Tensor:
+def trial_texts(module: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids int64 [T] of two texts.
+
+    They are not of the same length, so that the two differ wherever they meet.
+    """
+    ids = trial_ids(module, device)
+    return ids.flip(0)[:-2], ids
+
+
+def _own_states(body: EncoderBody, ids: Tensor, kinds: Tensor | None = None) -> Tensor:
     """What transformers gives, float32 [T, H]."""
+    given = {} if kinds is None else {"token_type_ids": kinds.unsqueeze(0)}
+    module = body.module
     module.set_attn_implementation("eager")
     try:
-        states: Tensor = module(input_ids=ids.unsqueeze(0))[0]
+        states: Tensor = body.encoder(input_ids=ids.unsqueeze(0), **given)[0]
     finally:
         module.set_attn_implementation(IMPLEMENTATION)
     return states[0].float()
 
 
-def _record(body: Body, texts: tuple[Tensor, ...]) -> tuple[Recording, Tensor]:
-    """A pass over one text or two; its calls and hidden states [T, H]."""
+def _record(
+    body: Body, texts: tuple[Tensor, ...], kinds: Tensor | None = None
+) -> tuple[Recording, Tensor]:
+    """A pass over one text or two, and the kinds of tokens; its calls and hidden states [T, H]."""
     memory = SmallMemory(texts[0].device)
     positions, mix = memory.step((len(texts[0]), len(texts[1]) if len(texts) > 1 else 0))
     recording = Recording(
@@ -172,4 +204,5 @@ def _record(body: Body, texts: tuple[Tensor, ...]) -> tuple[Recording, Tensor]:
         lambda call, given: mix(call.mixer, given, call),
         looks_ahead=True,
     )
-    return recording, body.hidden(torch.cat(texts), recording)
+    own = {} if kinds is None else {TOKEN_TYPES: kinds}
+    return recording, body.hidden(torch.cat(texts), recording, own)

@@ -13,17 +13,32 @@ import torch
 
 from src.core.errors import ModelLoadError
 from src.models.checkpoint import INDEX_FILE, SINGLE_FILE, first_dtype, open_checkpoint
-from src.models.config import DTYPE_NAMES
-from src.models.fields import read_json
+from src.models.config import DTYPE_NAMES, ClassifierConfig
+from src.models.fields import Fields, read_json
 from src.models.generation import parse_generation
-from src.models.generic.encoders import encoder_class, try_out_encoder, without_pooler
+from src.models.generic.body import Body
+from src.models.generic.classifiers import (
+    ClassifierBody,
+    has_head,
+    headed_class,
+    pooling_of_head,
+)
+from src.models.generic.encoders import (
+    EncoderBody,
+    encoder_class,
+    trial_texts,
+    try_out_encoder,
+    without_pooler,
+)
 from src.models.generic.model import TransformersModel
 from src.models.generic.passes import IMPLEMENTATION, register
 from src.models.generic.pooled import use_pool
 from src.models.generic.positions import leave_out_temperature, position_limit
 from src.models.generic.trial import try_out
+from src.models.heads.head import classifier as classifier_of
 from src.models.loading.options import LoadHooks, LoadOptions, Progress
 from src.models.model import ModelSpec
+from src.models.program import StepInput
 from src.models.weights.parameters import allocate
 from src.models.weights.quantization_config import method_of, section_of
 
@@ -89,8 +104,18 @@ def load_by_transformers(
         if device.type == "cpu":
             _take_in(module, hooks.progress)
             use_pool(module)
+        classifier: ClassifierConfig | None = None
+        own_inputs: tuple[StepInput, ...] = ()
+        body: Body
         with _masks_are_left_alone():
-            body, findings = (try_out_encoder if is_encoder else try_out)(module, device)
+            if is_encoder:
+                encoder = ClassifierBody(module) if has_head(kind) else EncoderBody(module)
+                body, findings = encoder, try_out_encoder(encoder, device)
+                own_inputs = encoder.own_inputs
+            else:
+                body, findings = try_out(module, device)
+        if isinstance(body, ClassifierBody):
+            classifier = _classifier(body, raw, path)
         longest -= body.first_position
         _require_length(max_model_len, longest, bound)
     spec = ModelSpec(
@@ -99,12 +124,26 @@ def load_by_transformers(
         max_positions=min(longest, max_model_len or longest),
         dtype=module.dtype,
         device=device,
+        uncounted_id=body.first_position - 1 if is_encoder and body.first_position else None,
     )
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     told = type(module).__name__, len(findings.calls)
     logger.info("%s is served by transformers (%s, %d calls of attention)", name, *told)
-    return TransformersModel(body, findings.calls, spec, parse_generation(raw, generation))
+    defaults = parse_generation(raw, generation)
+    return TransformersModel(body, findings.calls, spec, defaults, classifier, own_inputs)
+
+
+def _classifier(body: ClassifierBody, raw: Mapping[str, Any], path: Path) -> ClassifierConfig:
+    """What an encoder's head for labels is; its layers are transformers' business."""
+    pooling = pooling_of_head(body, trial_texts(body.module, body.module.device))
+    fields = Fields(raw, str(path / "config.json"), {})
+    found = classifier_of(fields, lambda labels: (), pooling=pooling)
+    if len(found.labels) != body.module.config.num_labels:
+        raise ModelLoadError(
+            f"it has {body.module.config.num_labels} labels, and names for {len(found.labels)}"
+        )
+    return found
 
 
 @contextlib.contextmanager
@@ -142,7 +181,8 @@ def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any, bool]:
     config = _read_config(path, raw)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError("it is an encoder-decoder")
-    encoder = encoder_class(config, raw, _name(raw))
+    headed = headed_class(config, _name(raw))
+    encoder = encoder_class(config, raw, _name(raw), headed)
     kind, text = encoder or _class_of(config, raw), config.get_text_config()
     _refuse_states(kind, text)
     if kind.config_class is type(text):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from src.models.config import ClassifierConfig
 from src.models.generation import GenerationDefaults
 from src.models.generic.body import Body
 from src.models.generic.layers import compile_layers
@@ -19,7 +20,7 @@ from src.models.generic.trial import tolerance_of
 from src.models.layer_kv import LayerKVSpec, kv_of
 from src.models.layers.attention import AttentionMixerWeights
 from src.models.model import ModelSpec
-from src.models.program import Function, Mix, Mixer
+from src.models.program import Function, Mix, Mixer, StepInput
 from src.models.served import ImplementationName
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,16 @@ class TransformersModel:
     ----------
     calls
         Of attention in every pass, in order.
+    classifier
+        What its head for labels is; None: it has none.
+    own_inputs
+        See `served.ServedModel`.
     """
 
     implementation: ImplementationName = "transformers"
     is_program = False
     cache_dtype: torch.dtype | None = None
     adapters = None
-    classifier = None
-    own_inputs = ()
     functions: tuple[Function, ...] = ()
 
     def __init__(
@@ -48,7 +51,11 @@ class TransformersModel:
         calls: Sequence[AttentionCall],
         spec: ModelSpec,
         generation: GenerationDefaults,
+        classifier: ClassifierConfig | None = None,
+        own_inputs: tuple[StepInput, ...] = (),
     ) -> None:
+        self.classifier = classifier
+        self.own_inputs = own_inputs
         self.spec = spec
         self.generation = generation
         self.mixers: tuple[Mixer, ...] = tuple(call.mixer for call in calls)
@@ -67,12 +74,12 @@ class TransformersModel:
         own_inputs: Mapping[str, Tensor] = MappingProxyType({}),
         outputs: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """See `served.ServedModel`; there are no functions, adapters, own inputs and outputs.
+        """See `served.ServedModel`; there are no functions, adapters and outputs.
 
         Layers behind the last attention compute every token, those that are not ``kept`` too.
         """
         step = StepPass(self._calls, positions + self._body.first_position, mix, kept)
-        hidden = self._body.hidden(input_ids, step)
+        hidden = self._body.hidden(input_ids, step, own_inputs)
         step.finish()
         return hidden if kept is None else hidden[kept]
 
@@ -101,7 +108,8 @@ class TransformersModel:
 
     def logits(self, functions: Sequence[Function], hidden: Tensor) -> Tensor:
         """See `served.ServedModel`."""
-        return self._body.logits(hidden)[:, : self.spec.vocab_size]
+        scores = self._body.logits(hidden)
+        return scores if self.classifier is not None else scores[:, : self.spec.vocab_size]
 
     def kv_cache_spec(self) -> tuple[LayerKVSpec, ...]:
         """See `served.ServedModel`."""

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.anyio
 
 TEXTS = ["the quick brown fox", "a lazy dog"]
 LONG = "the quick brown fox jumps over the lazy dog " * 30
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 LABELS = ["kind 0", "kind 1", "kind 2"]
 
 
@@ -41,6 +42,17 @@ async def serving(config: Config, directory: Path) -> AsyncIterator[httpx.AsyncC
         await app.state.server._engine.wait_ready()
         async with client_of(app) as client:
             yield client
+
+
+def scale_head(directory: Path, factor: float, bias: float) -> None:
+    """Multiply the last layer's matrix, and give its numbers this much more."""
+    from safetensors.torch import load_file, save_file
+
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tensors["classifier.weight"] *= factor
+    tensors["classifier.bias"] += bias
+    save_file(tensors, file, {"format": "pt"})
 
 
 class Served:
@@ -99,6 +111,8 @@ async def test_labels_are_those_that_transformers_gives(classifier: Served) -> N
     assert body["data"][0]["probs"] == near(want[0])
     body = await post(client, "/classify", input=LONG, truncate_prompt_tokens=9)
     assert body["usage"]["prompt_tokens"] == 9
+    chat = [{"role": "user", "content": "a quick fox"}]
+    assert len((await post(client, "/classify", messages=chat))["data"]) == 1
 
 
 async def test_predictions_are_the_labels_likeliest_first(classifier: Served) -> None:
@@ -144,16 +158,64 @@ async def test_scores_of_a_cross_encoder(ranker: Served) -> None:
     ]
 
 
+async def test_scores_that_are_equal_in_float32_keep_their_order(
+    config: Config, tmp_path: Path, anyio_backend: str
+) -> None:
+    """Weights of the head are so large that sigmoids are 1, and so small that they are 0."""
+    documents = [" ".join(WORDS[start : start + 3]) for start in range(6)]
+    for factor, bias in ((40.0, 600.0), (40.0, -600.0)):
+        directory = make_classifier(tmp_path / f"{bias}", "bert", labels=1)
+        scale_head(directory, factor, bias)
+        async with serving(config, directory) as client:
+            served = Served(client, directory)
+            raw = [served.pair("a quick fox", text) for text in documents]
+            assert all(abs(one) > 110 and (one > 0) == (bias > 0) for one in raw)
+            order = sorted(range(len(raw)), key=lambda index: -raw[index])
+            assert order != sorted(order)
+            body = await post(client, "/rerank", query="a quick fox", documents=documents)
+            assert [result["index"] for result in body["results"]] == order
+            assert len({result["relevance_score"] for result in body["results"]}) == 1
+            fields = {"query": "a quick fox", "texts": documents}
+            ranks = (await client.post("/rerank", json=fields)).json()
+            assert [rank["index"] for rank in ranks] == order
+
+
+async def test_labels_that_are_equal_in_float32_keep_their_order(
+    config: Config, tmp_path: Path, anyio_backend: str
+) -> None:
+    directory = make_classifier(
+        tmp_path / "tiny", "bert", labels=9, problem_type="multi_label_classification"
+    )
+    scale_head(directory, 40.0, 600.0)
+    async with serving(config, directory) as client:
+        logits = Served(client, directory).logits(TEXTS[0])
+        order = logits.argsort(descending=True).tolist()
+        answer = await client.post("/predict", json={"inputs": TEXTS[0]})
+        assert [each["label"] for each in answer.json()] == [f"kind {index}" for index in order]
+        assert {each["score"] for each in answer.json()} == {1.0}
+        body = await post(client, "/classify", input=TEXTS[0])
+        assert body["data"][0]["label"] == f"kind {order[0]}"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"query": LONG, "documents": ["b"]}, "documents", "both texts together have"),
         ({"query": "a", "documents": ["b", LONG]}, "documents", "documents[1]"),
-        ({"query": "a", "documents": ["b"], "max_tokens_per_doc": 999}, "max_tokens_per_doc", ""),
+        (
+            {"query": "a", "documents": ["b"], "max_tokens_per_doc": 999},
+            "max_tokens_per_doc",
+            "999",
+        ),
         (
             {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 999},
             "truncate_prompt_tokens",
-            "",
+            "must be -1 or from 1 to 130, got 999",
+        ),
+        (
+            {"query": "fox", "documents": ["b"], "truncate_prompt_tokens": 4},
+            "truncate_prompt_tokens",
+            "leaves no token of one of both texts: 3 are special ones",
         ),
     ],
 )
@@ -171,6 +233,13 @@ async def test_bad_pairs_of_a_cross_encoder_are_400_and_name_their_field(
         ("/classify", {"input": []}, "input", "must not be an empty list"),
         ("/classify", {"input": ["a", ""]}, "input", "input[1]"),
         ("/classify", {"input": [LONG]}, "input", "this model takes up to"),
+        ("/classify", {"input": [5], "add_special_tokens": True}, "add_special_tokens", "ids"),
+        (
+            "/classify",
+            {"input": "fox", "truncate_prompt_tokens": 2},
+            "truncate_prompt_tokens",
+            "no",
+        ),
         ("/classify", {"input": "a", "normalize": True}, "normalize", "not supported"),
         ("/classify", {"input": "a", "activation": False}, "activation", "not supported"),
         ("/classify", {"input": "a", "softmax": False}, "softmax", "not supported"),
@@ -178,7 +247,12 @@ async def test_bad_pairs_of_a_cross_encoder_are_400_and_name_their_field(
         ("/pooling", {"input": "a", "softmax": False}, "softmax", "not supported"),
         ("/score", {"text_1": "a", "text_2": "b", "activation": False}, "activation", "not supp"),
         ("/rerank", {"query": "a", "documents": ["b"], "softmax": False}, "softmax", "not supp"),
-        ("/predict", {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", ""),
+        (
+            "/predict",
+            {"inputs": "a", "truncation_direction": "Left"},
+            "truncation_direction",
+            "not supp",
+        ),
         ("/predict", {"inputs": "a", "prompt_name": "query"}, "prompt_name", "not supported"),
         ("/predict", {}, "inputs", "missing"),
         ("/predict", {"inputs": []}, "inputs", "must not be an empty list"),
@@ -243,9 +317,16 @@ async def test_pooling_gives_vectors(embedding_client: httpx.AsyncClient) -> Non
     one = raw["data"][0]["data"]
     assert sum(value * value for value in one) > 1.1
     tokens = await post(client, "/pooling", input=TEXTS, task="token_embed")
-    for item in tokens["data"]:
+    for item, other in zip(tokens["data"], raw["data"], strict=True):
         assert all(len(row) == len(one) for row in item["data"])
         assert all(sum(value * value for value in row) == pytest.approx(1) for row in item["data"])
+        # The vector of a text is the mean of its tokens' before these were scaled: it lies in the
+        # space of theirs, and weights that are all over 0 make it of them.
+        rows = torch.tensor(item["data"], dtype=torch.float64)
+        mean = torch.tensor(other["data"], dtype=torch.float64)
+        weights = torch.linalg.lstsq(rows.T, mean.unsqueeze(1)).solution
+        torch.testing.assert_close((rows.T @ weights)[:, 0], mean, rtol=1e-4, atol=1e-4)
+        assert (weights > 0).all()
     error = await refused(client, "/pooling", input="a", task="token_embed", use_activation=True)
     assert error["param"] == "use_activation"
 

@@ -14,7 +14,127 @@ _RANKS = "tests/engine/test_rerankers.py"
 _CALLS = "tests/engine/test_embedding_calls.py"
 _ANSWERS = "tests/http/ranks/test_answers.py"
 
+_GENERIC = "tests/engine/test_generic_classifiers.py"
+_QUOTED = ("tests/text/test_quoted.py",)
+
 MUTATIONS = (
+    *rewrites_of(
+        "src/text/quoted.py",
+        _QUOTED,
+        ("texts are not quoted", "QuotingTokenizer.quoted", "A.sub(B, C)", "C"),
+        ("nothing is exchanged", "QuotingTokenizer.exchanged", "A.sub(B, C)", "C"),
+        (
+            "a token of the vocabulary keeps its name",
+            "QuotingTokenizer._made",
+            "_rename(A, B)",
+            "",
+        ),
+        (
+            "texts that are normalized to special tokens are not thought of",
+            "QuotingTokenizer.__init__",
+            "self.is_for_all: bool = A",
+            "self.is_for_all: bool = False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/pairs.py",
+        (f"{_RANKS}::test_a_text_cannot_forge_a_turn_of_the_template",),
+        (
+            "special tokens of texts are the template's",
+            "PairBuilder._rendered",
+            "A != [None, None]",
+            "False",
+        ),
+        (
+            "a document is cut by other tokens than it has in the template",
+            "PairBuilder._own_ids",
+            "A is None",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/ranks/reranks.py",
+        (f"{_HEADS[0]}::test_scores_that_are_equal_in_float32_keep_their_order",),
+        ("ranks follow rounded scores", "_rerank", "A[B].raw", "A[B].score"),
+    ),
+    *rewrites_of(
+        "src/core/outputs.py",
+        (f"{_HEADS[0]}::test_labels_that_are_equal_in_float32_keep_their_order",),
+        (
+            "labels follow rounded probabilities",
+            "Classification.likeliest_first",
+            "memoryview(self.raw)",
+            "memoryview(self.numbers)",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/ranks/scores.py",
+        _COSINES,
+        (
+            "a single query has an index in errors",
+            "with_sides",
+            'A.param == "query" and B',
+            "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/core/embedding.py",
+        (f"{_ENGINE[0]}::test_queries_and_documents_have_the_prompts_of_the_checkpoint",),
+        (
+            "a query has no prompt",
+            "EmbeddingRecipe.query_prompt",
+            'self.prompts.get("query", "")',
+            '""',
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_ENGINE[0]}::test_queries_and_documents_have_the_prompts_of_the_checkpoint",),
+        (
+            "a document has the vector of an equal query",
+            "CosineRun.__init__",
+            "A is not None or B[0] != B[1]",
+            "A is not None",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedder.py",
+        (f"{_ENGINE[0]}::test_a_cut_leaves_a_token_of_the_text",),
+        ("a cut may leave the prompt alone", "Embedder._num_of_prompt", "not A", "True"),
+        ("a cut may leave special tokens alone", "Embedder.tokens", "A <= B", "False"),
+    ),
+    *rewrites_of(
+        "src/engine/requests/prompts.py",
+        (f"{_ENGINE[0]}::test_a_text_with_a_token_that_has_no_position_is_refused",),
+        (
+            "token ids may have a token without a position",
+            "RequestBuilder.checked_ids",
+            "self._check_counted(A, B)",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/generic/classifiers.py",
+        (_GENERIC,),
+        (
+            "what the encoder's pooler makes is left out",
+            "_pooled",
+            "A is None",
+            "True",
+        ),
+        (
+            "the kinds of tokens are passed over",
+            "ClassifierBody.__init__",
+            "A > 1 and B in C and not D",
+            "False",
+        ),
+        (
+            "a head that reads something else is served",
+            "pooling_of_head",
+            "A[B] > _TOLERANCE",
+            "False",
+        ),
+    ),
     *rewrites_of(
         "src/engine/requests/text_work.py",
         (
@@ -425,8 +545,8 @@ MUTATIONS = (
         (
             "labels of a prediction are in the model's order",
             "_predictions",
-            "sorted(A, key=B)",
-            "list(A)",
+            "A.likeliest_first()",
+            "range(len(A.labels))",
         ),
     ),
     *rewrites_of(
@@ -531,7 +651,7 @@ MUTATIONS = (
         (
             "what is cut loses the special token behind it",
             "Embedder.tokens",
-            "A[:max(0, B - len(C))] + C[-B:]",
+            "A[: B - len(C)] + C",
             "A[:B]",
         ),
         (
