@@ -81,7 +81,7 @@ async def test_each_case_measures_both_engines() -> None:
             found = await speculation.measure(case, on, off, 2, options)
             assert off.metrics.draft_counts == (0, 0)
             if case in ("repeated", "predicted", "again", "json", "neighbour"):
-                assert on.metrics.draft_counts[0] > before
+                assert on.metrics.draft_counts[0] > before, case
             for pairs in found.values():
                 ratios = [pairs.ratios, pairs.scatter]
                 assert [len(each) for each in ratios] == [1, 1]
