@@ -429,6 +429,42 @@ MUTATIONS = (
         "src/engine/execution/pooling.py",
         ("tests/engine/execution/test_pooling.py",),
         (
+            "prompts are pooled, whatever the files say",
+            "RowPooling.pool",
+            "A.start - B.num_unpooled",
+            "A.start",
+        ),
+        (
+            "what is behind a prompt begins with each chunk",
+            "RowPooling.pool",
+            "B = max(B, 0)",
+            "B = 0",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedder.py",
+        ("tests/engine/test_unpooled_prompts.py",),
+        (
+            "a prompt's length has the special token at its end",
+            "Embedder._num_unpooled",
+            "len(A) - B",
+            "len(A)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        ("tests/engine/test_unpooled_prompts.py",),
+        (
+            "prompts have no vectors of their tokens",
+            "EmbeddingRun._submission",
+            "A != 'all'",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
+        (
             "groups begin where a chunk does",
             "add_in_order",
             "-A % GROUP",
