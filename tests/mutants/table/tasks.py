@@ -443,8 +443,8 @@ MUTATIONS = (
         (
             "pieces of all rows are kept under the next one's name",
             "Vectors._numbers",
-            "self.known[row] = before",
-            "self.known[row + 1] = before",
+            "self.known[A] = B",
+            "self.known[A + 1] = B",
         ),
     ),
     *rewrites_of(
