@@ -427,6 +427,28 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/execution/pooling.py",
+        ("tests/engine/test_vectors_of_others.py",),
+        (
+            "vectors of a step go to its rows in another order",
+            "Vectors.added_to",
+            "dict(zip(A, B, strict=True))",
+            "dict(zip(reversed(A), B, strict=True))",
+        ),
+        (
+            "rows that are added in order share a sum",
+            "RowPooling._vector",
+            "A = self._rows_kept()[row]",
+            "A = self._rows_kept()[0]",
+        ),
+        (
+            "pieces of all rows are kept under the next one's name",
+            "Vectors._numbers",
+            "self.known[A] = B",
+            "self.known[A + 1] = B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
         ("tests/engine/execution/test_pooling.py",),
         (
             "prompts are pooled, whatever the files say",
