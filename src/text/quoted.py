@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import secrets
 import time
@@ -186,7 +185,7 @@ def _factored(texts: Collection[str], depth: int = _MAX_NESTED) -> str:
         groups.setdefault(text[:1], []).append(text)
     branches = []
     for group in groups.values():
-        common = os.path.commonprefix(group)
+        common = _common_beginning(min(group), max(group))
         rests = [text[len(common) :] for text in group]
         longer = [rest for rest in rests if rest]
         branch = re.escape(common)
@@ -196,6 +195,12 @@ def _factored(texts: Collection[str], depth: int = _MAX_NESTED) -> str:
                 branch += "?"
         branches.append(branch)
     return "|".join(branches)
+
+
+def _common_beginning(first: str, last: str) -> str:
+    """What two texts begin with, and all that are sorted between them."""
+    pairs = enumerate(zip(first, last, strict=False))
+    return first[: next((at for at, (one, other) in pairs if one != other), len(first))]
 
 
 def _impossible() -> InvalidRequestError:

@@ -301,16 +301,24 @@ class PairBuilder:
             return spelled
         # Those of the text itself have their bytes in whole.
         special = self._tokenizer.special_ids
-        spelling = b"".join(self._tokenizer.token_bytes(i) for i in ids if i not in special)
+        spellings = [b"" if i in special else self._tokenizer.token_bytes(i) for i in ids]
+        spelling = b"".join(spellings)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(spelling)
-        spelling = spelling[: len(spelling) - len(decoder.getstate()[0])]
+        missing = len(decoder.getstate()[0])
+        spelling = spelling[: len(spelling) - missing]
+        # A decoder of single bytes would spell none of the characters before either.
+        count = len(ids)
+        while count and 0 < len(spellings[count - 1]) <= missing:
+            count -= 1
+            missing -= len(spellings[count])
+        spelled = self._tokenizer.decode(ids[:count])
         own = _REPLACEMENT.encode()
-        count = 0
-        while spelling.endswith(own):
-            spelling = spelling.removesuffix(own)
-            count += 1
-        return spelled.rstrip(_REPLACEMENT) + _REPLACEMENT * count
+        text = spelling
+        while text.endswith(own):
+            text = text.removesuffix(own)
+        kept = (len(spelling) - len(text)) // len(own)
+        return spelled.rstrip(_REPLACEMENT) + _REPLACEMENT * kept
 
     def _begin(self, text: str, tokens: int) -> str:
         """As much of a text as so many tokens, and one more, can spell."""
