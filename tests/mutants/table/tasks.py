@@ -21,8 +21,26 @@ MUTATIONS = (
     *rewrites_of(
         "src/text/quoted.py",
         _QUOTED,
-        ("texts are not quoted", "QuotingTokenizer.quoted", "A.sub(B, C)", "C"),
-        ("nothing is exchanged", "QuotingTokenizer.exchanged", "A.sub(B, C)", "C"),
+        ("texts are not quoted", "QuotingTokenizer.quoted", "A.replaced(B, C)", "B"),
+        ("nothing is exchanged", "QuotingTokenizer.exchanged", "A.replaced(B, C)", "B"),
+        (
+            "what stands over the end of a slice is not found",
+            "TextSearch.found",
+            "A + self._longest - 1",
+            "A",
+        ),
+        (
+            "a search of a long text keeps the others waiting",
+            "TextSearch.found",
+            "time.sleep(0)",
+            "None",
+        ),
+        (
+            "the shorter of two texts that begin alike is found",
+            "_factored",
+            "A += '?'",
+            "A += '??'",
+        ),
         (
             "a token of the vocabulary keeps its name",
             "QuotingTokenizer._made",
@@ -201,6 +219,17 @@ MUTATIONS = (
             "encode_beginning",
             "len(A) > B",
             "len(A) > enough",
+        ),
+        ("a far too long text is its own beginning", "begins", "A < len(text)", "False"),
+    ),
+    *rewrites_of(
+        "src/engine/requests/pairs.py",
+        ("tests/engine/requests/test_pairs.py",),
+        (
+            "a cut takes a text's own replacement characters",
+            "PairBuilder._spelled",
+            "A.rstrip(B) + C",
+            "A.rstrip(B)",
         ),
     ),
     *rewrites_of(
