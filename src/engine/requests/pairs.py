@@ -147,12 +147,10 @@ class PairBuilder:
         bounds = [most if keeps is None else keeps] * 2
         if max_tokens_per_doc is not None:
             bounds[1] = min(bounds[1], max_tokens_per_doc)
-        begun = [
-            await self._builder.begins(text, bound, tenant)
-            for text, bound in zip((query, document), bounds, strict=True)
-        ]
-        is_whole = begun == [query, document]
-        made = await self._templated(*begun, keeps, max_tokens_per_doc, tenant)
+        asked = await self._builder.begins(query, bounds[0], tenant)
+        begun = await self._builder.begins(document, bounds[1], tenant)
+        is_whole = (asked, begun) == (query, document)
+        made = await self._templated(asked, begun, keeps, max_tokens_per_doc, tenant)
         if len(made.ids) > most:
             raise self._too_long(len(made.ids), is_whole=is_whole)
         return made
