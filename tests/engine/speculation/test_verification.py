@@ -394,7 +394,8 @@ def test_a_row_without_guesses_rests_until_one_is_found_beside_exact_steps() -> 
     # It is said once, and from then on the row is asked where drafts are planned.
     assert not made.has_woken
     assert made.rests(0) == 0
-    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e3)
     verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert verification is not None
     assert verification.plan.num_drafts > 0
