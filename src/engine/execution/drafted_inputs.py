@@ -15,7 +15,6 @@ Suffixes: ``_b`` one entry per row of the plan, ``_t`` per token, ``_e`` per ent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -63,14 +62,11 @@ Propose = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 numbers [B] int32, what `look_up` returns with ``most = width - 1``."""
 
 
-@dataclass(frozen=True)
-class DraftedStep:
-    """A step with its drafts, on the device.
+class Drafts(NamedTuple):
+    """The drafts of a step, on the device, and what is sampled to verify them.
 
     Attributes
     ----------
-    inputs
-        Of the forward pass. What is sampled is said here instead.
     rows_b
         [B] int64.
     found_b
@@ -79,19 +75,21 @@ class DraftedStep:
         [B] int32: how many drafts are verified; -1 for a row that gives no token.
     known_b
         [B] int32: tokens of the row before the step, without drafts.
-    sample_index_e, sampled_rows_e, sampled_positions_e
-        [B * W] int64: the token whose hidden state is sampled from; the row, and the position of
-        what is sampled.
+    sampled_rows_e, sampled_positions_e
+        [B * W] int64: the row, and the position of what is sampled.
     """
 
-    inputs: StepInputs
     rows_b: Tensor
     found_b: Tensor
     counts_b: Tensor
     known_b: Tensor
-    sample_index_e: Tensor
     sampled_rows_e: Tensor
     sampled_positions_e: Tensor
+
+    @property
+    def width(self) -> int:
+        """W: entries of a row."""
+        return self.found_b.shape[1] - 1
 
 
 def host_numbers(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
@@ -134,13 +132,17 @@ def draft(
     propose: Propose,
     *,
     adapts: bool = False,
-) -> DraftedStep:
+) -> tuple[StepInputs, Drafts]:
     """Guess the rows' next tokens, write them behind the rows' tokens, and gather the inputs.
 
     Parameters
     ----------
     numbers_b
         [B, 7] int64: see `host_numbers`.
+
+    Returns
+    -------
+    What the forward pass reads, whose samples are the entries; and the drafts.
     """
     device = numbers_b.device
     rows_b, starts_b, certain_b, drafts_b, slack_b, limits_b, samples_b = numbers_b.unbind(1)
@@ -170,7 +172,14 @@ def draft(
     behind_be = torch.minimum(places, counts_b[:, None])  # [B, W]
     index_be = (begins_b + certain_b - 1)[:, None] + behind_be
     sampled_be = known_b[:, None] + behind_be
-    none = places[:0]
+    drafts = Drafts(
+        rows_b=rows_b,
+        found_b=found_b,
+        counts_b=torch.where(computes_b & (samples_b > 0), counts_b, IDLE).int(),
+        known_b=known_b.int(),
+        sampled_rows_e=rows_b.repeat_interleave(shape.width),
+        sampled_positions_e=sampled_be.flatten(),
+    )
     lengths_b = torch.where(computes_b, known_b + counts_b, 0)
     inputs = StepInputs(
         input_ids_t=input_ids_t,
@@ -179,25 +188,17 @@ def draft(
         query_start_loc=torch.cat((begins_b[:1], ends_b)).int(),
         seq_lens_b=lengths_b.int(),
         block_tables_b=state.tables_of(rows_b, -(-shape.max_seq_len // state.block_size)),
-        sample_index_s=none,
-        samplers=SampleBatch([], [], none),
-        sampled_rows_s=none,
-        sampled_positions_s=none,
+        sample_index_s=index_be.clamp(min=0, max=shape.num_tokens - 1).flatten(),
+        # The host has one of its own, `sampled_batch`.
+        samplers=SampleBatch([], [], places[:0]),
+        sampled_rows_s=drafts.sampled_rows_e,
+        sampled_positions_s=drafts.sampled_positions_e,
         rows_b=rows_b,
         adapter_slots_t=state.adapters_of(rows_t) if adapts else None,
         max_query_len=shape.max_query_len,
         max_seq_len=shape.max_seq_len,
     )
-    return DraftedStep(
-        inputs=inputs,
-        rows_b=rows_b,
-        found_b=found_b,
-        counts_b=torch.where(computes_b & (samples_b > 0), counts_b, IDLE).int(),
-        known_b=known_b.int(),
-        sample_index_e=index_be.clamp(min=0, max=shape.num_tokens - 1).flatten(),
-        sampled_rows_e=rows_b.repeat_interleave(shape.width),
-        sampled_positions_e=sampled_be.flatten(),
-    )
+    return inputs, drafts
 
 
 def _bounds(counts_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,42 +208,41 @@ def _bounds(counts_b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _write_drafts(
-    drafts: Tensor,
+    token_ids: Tensor,
     rows_b: Tensor,
     known_b: Tensor,
     counts_b: Tensor,
     places: Tensor,
     state: RowState,
 ) -> None:
-    """Write drafts [B, W - 1] behind the rows' tokens, where they are gathered and counted."""
+    """Write drafts [B, W - 1] int32 behind the rows' tokens, where they are gathered and counted."""
     is_draft = places < counts_b[:, None]
     # What is none is written to the padding row, where a 0 is.
     rows = torch.where(is_draft, rows_b[:, None], state.padding_row)
     positions = torch.where(is_draft, known_b[:, None] + places, 0)
-    state.tokens[rows, positions] = drafts.masked_fill(~is_draft, 0)
+    state.tokens[rows, positions] = token_ids.masked_fill(~is_draft, 0)
 
 
-def restore_drafts(step: DraftedStep, state: RowState) -> None:
+def restore_drafts(drafts: Drafts, state: RowState) -> None:
     """Write the drafts behind the rows' tokens once more, so that they can be sampled again."""
-    drafts = step.found_b[:, 2:]
-    places = torch.arange(drafts.shape[1], device=drafts.device)
-    known_b, counts_b = step.known_b.long(), step.counts_b.long()
-    _write_drafts(drafts, step.rows_b, known_b, counts_b, places, state)
+    token_ids = drafts.found_b[:, 2:]
+    places = torch.arange(token_ids.shape[1], device=token_ids.device)
+    known_b, counts_b = drafts.known_b.long(), drafts.counts_b.long()
+    _write_drafts(token_ids, drafts.rows_b, known_b, counts_b, places, state)
 
 
-def accept(step: DraftedStep, token_ids_e: Tensor, state: RowState) -> Tensor:
+def accept(drafts: Drafts, token_ids_e: Tensor, state: RowState) -> Tensor:
     """End the rows behind what holds of the sampled tokens [B * W] int64: how many, [B] int32.
 
-    The tokens of rows that give none are not read.
+    The tokens of rows that give none are not read. It may be called again with others.
     """
-    width = step.found_b.shape[1] - 1
-    kept_b = torch.empty_like(step.counts_b)
+    kept_b = torch.empty_like(drafts.counts_b)
     accept_drafts(
-        token_ids_e.view(-1, width),
-        step.found_b[:, 2:],
-        step.counts_b,
-        step.known_b,
-        step.rows_b,
+        token_ids_e.view(-1, drafts.width),
+        drafts.found_b[:, 2:],
+        drafts.counts_b,
+        drafts.known_b,
+        drafts.rows_b,
         state.tokens,
         state.lengths,
         kept_b,

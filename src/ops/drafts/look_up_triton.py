@@ -64,7 +64,9 @@ def _find_kernel(
             # Most places are left by all threads at once, long before the longest match.
             while (ahead < longest) & (tl.sum(equal.to(tl.int32), 0) > 0):
                 inside = equal & (ends - ahead >= begin)
-                wants = tl.load(text + length - 1 - ahead, mask=length - 1 - ahead >= begin, other=0)
+                wants = tl.load(
+                    text + length - 1 - ahead, mask=length - 1 - ahead >= begin, other=0
+                )
                 has = tl.load(text + ends - ahead, mask=inside, other=NO_DRAFT)
                 equal = inside & (has == wants)
                 match += equal.to(tl.int32)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from src.core.plan import RowInstall, RowStep, StepPlan
 from src.engine.execution.drafted_inputs import (
-    DraftedStep,
+    Drafts,
     StepShape,
     accept,
     draft,
@@ -22,7 +22,7 @@ from src.engine.execution.drafted_inputs import (
     sampled_batch,
     shape_of,
 )
-from src.engine.execution.inputs import build_inputs
+from src.engine.execution.inputs import StepInputs, build_inputs
 from src.engine.execution.row_state import POISON, RowState
 from src.engine.speculation import Speculation, Verification, Widths
 from src.engine.speculation.lookup import Lookup
@@ -94,7 +94,7 @@ def on_host(rows: Rows) -> tuple[RowState, Speculation, Verification | None]:
     return state, made, made.begin(rows.plan)
 
 
-def on_device(state: RowState, plan: StepPlan, shape: StepShape) -> DraftedStep:
+def on_device(state: RowState, plan: StepPlan, shape: StepShape) -> tuple[StepInputs, Drafts]:
     numbers = torch.from_numpy(host_numbers(plan, shape.num_rows, state.padding_row))
     most = shape.width - 1
     propose = partial(_look_up, most=most)
@@ -124,8 +124,8 @@ def test_the_device_makes_the_step_that_the_host_makes(seed: int, padding: int) 
     expected_state, speculation, verification = on_host(rows)
     plan = rows.plan if verification is None else verification.plan
     index = list(range(len(rows.plan.rows))) if verification is None else verification.index
-    step = on_device(rows.state, rows.plan, padded(rows.plan, padding))
-    state, inputs = rows.state, step.inputs
+    inputs, step = on_device(rows.state, rows.plan, padded(rows.plan, padding))
+    state = rows.state
     assert torch.equal(state.tokens, expected_state.tokens)
     lens = inputs.query_start_loc.diff().tolist()
     assert [lens[at] > 0 for at in range(len(index))] == [each >= 0 for each in index]
@@ -147,16 +147,14 @@ def test_the_device_makes_the_step_that_the_host_makes(seed: int, padding: int) 
     assert inputs.seq_lens_b[computing].tolist() == expected.seq_lens_b.tolist()
     assert inputs.max_seq_len >= int(inputs.seq_lens_b.max())
     # The entries that are read are those that the host samples, in its order.
-    width = step.found_b.shape[1] - 1
+    width = step.width
     entries = [
-        at * width + place
-        for at in computing
-        for place in range(plan.rows[index[at]].num_sampled)
+        at * width + place for at in computing for place in range(plan.rows[index[at]].num_sampled)
     ]
-    assert step.sample_index_e[entries].tolist() == expected.sample_index_s.tolist()
+    assert inputs.sample_index_s[entries].tolist() == expected.sample_index_s.tolist()
     assert step.sampled_positions_e[entries].tolist() == expected.samplers.positions
     assert step.sampled_rows_e[entries].tolist() == list(expected.samplers.rows)
-    assert (step.sample_index_e < len(inputs.input_ids_t)).all()
+    assert (inputs.sample_index_s < len(inputs.input_ids_t)).all()
     # The host has bounds for those positions.
     known_to_host = sampled_batch(rows.plan, width, step.sampled_positions_e)
     assert len(known_to_host.rows) == len(rows.plan.rows) * width
@@ -193,7 +191,7 @@ def test_the_device_makes_the_step_that_the_host_makes(seed: int, padding: int) 
             assert state.lengths[row] == length
 
 
-def _equal_below(tokens: Tensor, expected: Tensor, step: DraftedStep) -> bool:
+def _equal_below(tokens: Tensor, expected: Tensor, step: Drafts) -> bool:
     """Whether rows have the same tokens up to the end of their drafts."""
     ends = (step.known_b + step.counts_b.clamp(min=0)).tolist()
     return all(
@@ -208,7 +206,7 @@ def test_a_length_of_an_owner_before_is_not_believed() -> None:
     plan = StepPlan(1, [], [], [RowStep(0, 1, 4, 3, True, 2, 3, 60)])
     for length, known in ((0, 5), (6, 6), (10**6, 8)):
         rows.state.lengths[0] = length
-        step = on_device(rows.state, plan, shape_of(plan))
+        _, step = on_device(rows.state, plan, shape_of(plan))
         assert step.known_b.tolist() == [known]
 
 

@@ -1,6 +1,5 @@
 """Kernels of drafts in Triton's interpreter, which the program that imports this has turned on."""
 
-
 import torch
 
 from src.ops import ACCEPT_DRAFTS, LOOK_UP

@@ -49,7 +49,7 @@ def test_it_finds_what_the_host_finds(least: int, longest: int) -> None:
 
 def test_what_is_far_back_is_not_looked_for() -> None:
     text = [1, 2, 3, *range(100, 8290), 1, 2]
-    tokens = torch.tensor([text + [300, 1, 2], [0, *text, 0, 0]], dtype=torch.int32)
+    tokens = torch.tensor([[*text, 300, 1, 2], [0, *text, 0, 0]], dtype=torch.int32)
     rows, one = torch.tensor([1, 0, 0]), torch.ones(3, dtype=torch.int32)
     lengths = torch.tensor([len(text) + 1, len(text), len(text) + 3], dtype=torch.int32)
     found = look_up(tokens, rows, lengths, one, 2, 24, 1).tolist()
