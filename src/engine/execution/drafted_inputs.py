@@ -113,6 +113,16 @@ def host_numbers(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarr
     return numbers
 
 
+def only_decodes(plan: StepPlan) -> bool:
+    """Whether every row computes one known token and drafts, and samples behind each of them."""
+    return all(step.samples and step.num_tokens == 1 + step.drafts for step in plan.rows)
+
+
+def has_bounds(plan: StepPlan) -> bool:
+    """Whether a plan may have drafts, or begins rows where the host does not know yet."""
+    return any(step.drafts or step.slack for step in plan.rows)
+
+
 def shape_of(plan: StepPlan) -> StepShape:
     """The smallest shape for a plan."""
     rows = plan.rows
@@ -215,7 +225,7 @@ def _write_drafts(
     places: Tensor,
     state: RowState,
 ) -> None:
-    """Write drafts [B, W - 1] int32 behind the rows' tokens, where they are gathered and counted."""
+    """Write drafts [B, W - 1] int32 behind the rows' tokens, for steps and penalties to read."""
     is_draft = places < counts_b[:, None]
     # What is none is written to the padding row, where a 0 is.
     rows = torch.where(is_draft, rows_b[:, None], state.padding_row)
