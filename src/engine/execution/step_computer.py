@@ -36,7 +36,7 @@ from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.execution.compiled_program import compiled_program
 from src.engine.execution.forward_pass import Code, ForwardPass
-from src.engine.execution.graphs import DecodeGraph, GraphPool
+from src.engine.execution.graphs import DecodeGraph, GraphPool, VerifyGraph
 from src.engine.execution.inputs import (
     StepInputs,
     build_inputs,
@@ -147,6 +147,8 @@ class StepComputer:
         graph = None if self.graphs is None else self.graphs.find(plan)
         if isinstance(graph, DecodeGraph):
             return self._replay(plan, graph, computes)
+        # Only a plan with bounds has one, and is no plan for this method.
+        assert not isinstance(graph, VerifyGraph), "a plan with bounds is for `DraftedSteps`"
         # Read once, because the compiler's thread may swap it at any time.
         code = self.code.serving(adapts=self._rows.uses_adapters(plan))
         if graph is None and code.step is not None:

@@ -125,10 +125,13 @@ class VerifyCapture:
         self._backend.begin()
         output = self._compute(buffer, width, adapts=adapts)
         captured = self._backend.end()
-        *tensors, drafts = output
+        lent = self._backend.borrowed
         borrowed = VerifyOutput(
-            *(self._backend.borrowed(tensor) for tensor in tensors),
-            Drafts(*(self._backend.borrowed(tensor) for tensor in drafts)),
+            lent(output.hidden),
+            lent(output.logits),
+            lent(output.token_ids),
+            lent(output.kept_b),
+            Drafts(*map(lent, output.drafts)),
         )
         return VerifyGraph(buffer, width, captured, borrowed, self._sampler.state.flush)
 
