@@ -28,9 +28,9 @@ from src.engine.sampling import SampleBatch
 from src.ops import accept_drafts
 from src.ops.drafts.accept_drafts import IDLE
 
-# Columns of the host's numbers.
+# Rows of the host's numbers.
 ROW, START, CERTAIN, DRAFTS, SLACK, LIMIT, SAMPLES = range(7)
-NUM_COLUMNS: Final = 7
+NUM_KINDS: Final = 7
 # The limit of a row that has none: its plan is exact.
 _UNLIMITED: Final = (1 << 31) - 1
 
@@ -93,13 +93,13 @@ class Drafts(NamedTuple):
 
 
 def host_numbers(plan: StepPlan, padded_rows: int, padding_row: int) -> np.ndarray:
-    """What the host says of a plan's rows: [padded_rows, 7] int64, padding last.
+    """What the host says of a plan's rows: [7, padded_rows] int64, padding last.
 
     A row of padding has no tokens.
     """
-    numbers = np.zeros((padded_rows, NUM_COLUMNS), np.int64)
-    numbers[:, ROW] = padding_row
-    for number, step in zip(numbers, plan.rows, strict=False):
+    numbers = np.zeros((NUM_KINDS, padded_rows), np.int64)
+    numbers[ROW] = padding_row
+    for number, step in zip(numbers.T, plan.rows, strict=False):
         has_bounds = step.drafts or step.slack
         number[:] = (
             step.row,
@@ -136,7 +136,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 def draft(
-    numbers_b: Tensor,
+    numbers: Tensor,
     shape: StepShape,
     state: RowState,
     propose: Propose,
@@ -147,15 +147,15 @@ def draft(
 
     Parameters
     ----------
-    numbers_b
-        [B, 7] int64: see `host_numbers`.
+    numbers
+        [7, B] int64: see `host_numbers`.
 
     Returns
     -------
     What the forward pass reads, whose samples are the entries; and the drafts.
     """
-    device = numbers_b.device
-    rows_b, starts_b, certain_b, drafts_b, slack_b, limits_b, samples_b = numbers_b.unbind(1)
+    device = numbers.device
+    rows_b, starts_b, certain_b, drafts_b, slack_b, limits_b, samples_b = numbers.unbind()
     least_b = starts_b + certain_b
     # The plan's bounds hold. They are enforced because the length of a failed step's row may be
     # that of an owner before it, whose blocks the row does not have.
@@ -187,7 +187,7 @@ def draft(
         found_b=found_b,
         counts_b=torch.where(computes_b & (samples_b > 0), counts_b, IDLE).int(),
         known_b=known_b.int(),
-        sampled_rows_e=rows_b.repeat_interleave(shape.width),
+        sampled_rows_e=rows_b[:, None].expand(-1, shape.width).flatten(),
         sampled_positions_e=sampled_be.flatten(),
     )
     lengths_b = torch.where(computes_b, known_b + counts_b, 0)

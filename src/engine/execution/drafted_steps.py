@@ -157,9 +157,10 @@ class DraftedSteps:
     ) -> VerifyOutput:
         rows, shape = self._rows, shape_of(plan)
         adapts = rows.uses_adapters(plan)
-        numbers = upload(
-            host_numbers(plan, shape.num_rows, rows.padding_row), torch.int64, rows.device
-        )
+        given = host_numbers(plan, shape.num_rows, rows.padding_row)
+        # Flat, so that what is said of all rows lies side by side.
+        flat = upload(given.reshape(-1), torch.int64, rows.device)
+        numbers = flat.view(given.shape)
         computes()
         propose = self._proposing(shape.width - 1)
         inputs, drafts = draft(numbers, shape, rows, propose, adapts=adapts)

@@ -102,6 +102,8 @@ def on_device(state: RowState, plan: StepPlan, shape: StepShape) -> tuple[StepIn
 
 
 def _look_up(tokens: Tensor, rows: Tensor, lengths: Tensor, wanted: Tensor, most: int) -> Tensor:
+    # A kernel takes what lies side by side.
+    assert all(each.is_contiguous() for each in (tokens, rows, lengths, wanted))
     return look_up(tokens, rows, lengths, wanted, LEAST, LONGEST, most)
 
 
@@ -214,7 +216,7 @@ def test_the_numbers_of_a_plan_say_which_rows_have_bounds() -> None:
     plan = StepPlan(1, [], [], [RowStep(2, 1, 4, 3, True, 2, 1, 9), RowStep(1, 1, 0, 5, False)])
     numbers = host_numbers(plan, 3, ROWS)
     largest = np.iinfo(np.int32).max
-    assert numbers.tolist() == [
+    assert numbers.T.tolist() == [
         [2, 4, 1, 2, 1, 9, 1],
         [1, 0, 5, 0, 0, largest, 0],
         [ROWS, 0, 0, 0, 0, 0, 0],

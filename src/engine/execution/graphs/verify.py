@@ -18,7 +18,7 @@ from torch import Tensor
 from src.compile.graphs import CaptureBackend, Captured
 from src.engine.devices.transfer import upload_into
 from src.engine.execution.drafted_inputs import (
-    NUM_COLUMNS,
+    NUM_KINDS,
     Drafts,
     Propose,
     StepShape,
@@ -65,7 +65,7 @@ class VerifyGraph:
         output: VerifyOutput,
         flush: Callable[[], None],
     ) -> None:
-        self.num_rows = len(buffer) // NUM_COLUMNS
+        self.num_rows = len(buffer) // NUM_KINDS
         self.width = width
         self._buffer = buffer
         self._captured = captured
@@ -75,7 +75,7 @@ class VerifyGraph:
     def run(
         self, numbers: np.ndarray, computes: Callable[[], object] = lambda: None
     ) -> VerifyOutput:
-        """Launch a step with the host's [num_rows, 7] int64, see `drafted_inputs.host_numbers`.
+        """Launch a step with the host's [7, num_rows] int64, see `drafted_inputs.host_numbers`.
 
         ``computes`` is called just before the graph is launched.
         """
@@ -111,14 +111,14 @@ class VerifyCapture:
         self._rows = rows
         self._sampler = sampler
         self._proposing = proposing
-        # [7 * max_rows] int64: a graph uses its beginning, [rows, 7]
-        self.buffer = torch.zeros(NUM_COLUMNS * max_rows, dtype=torch.int64, device=rows.device)
+        # [7 * max_rows] int64: a graph uses its beginning, [7, rows]
+        self.buffer = torch.zeros(NUM_KINDS * max_rows, dtype=torch.int64, device=rows.device)
 
     def capture(self, num_rows: int, width: int, *, adapts: bool = False) -> VerifyGraph:
         """Capture one size, after a run on padding, so that no kernel is compiled in a capture."""
-        buffer = self.buffer[: NUM_COLUMNS * num_rows]
+        buffer = self.buffer[: NUM_KINDS * num_rows]
         buffer.zero_()
-        buffer.view(-1, NUM_COLUMNS)[:, 0] = self._rows.padding_row
+        buffer[:num_rows] = self._rows.padding_row
         self._sampler.state.flush()
         self._compute(buffer, width, adapts=adapts)
         self._backend.begin_series()
@@ -136,11 +136,11 @@ class VerifyCapture:
         return VerifyGraph(buffer, width, captured, borrowed, self._sampler.state.flush)
 
     def _compute(self, buffer: Tensor, width: int, *, adapts: bool) -> VerifyOutput:
-        rows, numbers_b = self._rows, buffer.view(-1, NUM_COLUMNS)
-        num_rows = len(numbers_b)
+        rows, numbers = self._rows, buffer.view(NUM_KINDS, -1)
+        num_rows = numbers.shape[1]
         # Whole tables, because the lengths of the rows are not known at capture.
         shape = StepShape(num_rows, width, num_rows * width, width, rows.max_model_len)
-        inputs, drafts = draft(numbers_b, shape, rows, self._proposing(width - 1), adapts=adapts)
+        inputs, drafts = draft(numbers, shape, rows, self._proposing(width - 1), adapts=adapts)
         functions = self._code.serving(adapts=adapts).functions
         hidden = self._forward(inputs, functions)[inputs.sample_index_s]
         logits = self._forward.model.logits(functions, hidden)
