@@ -75,11 +75,11 @@ def test_rows_get_what_they_ask_for(
     checkpoint_of: Path, wishes: list[dict[str, Any]], wrong: float, captures: bool
 ) -> None:
     oracle = Oracle(wrong, seed=5)
-    alone = Engine(checkpoint_of, oracle)
+    alone = Engine(checkpoint_of, oracle.proposing)
     install(alone, wishes)
     logprobs = plainly(alone, until=30)
     oracle.know(alone.rows.tokens)
-    engine = Engine(checkpoint_of, oracle)
+    engine = Engine(checkpoint_of, oracle.proposing)
     install(engine, wishes)
     if captures:
         engine.pool.capture_all()
@@ -142,7 +142,7 @@ def _kept(samples: SampleOutput) -> SampleOutput:
 
 def test_what_the_host_must_place_has_no_bounds(checkpoint_of: Path) -> None:
     oracle = Oracle(0, 0)
-    engine = Engine(checkpoint_of, oracle)
+    engine = Engine(checkpoint_of, oracle.proposing)
     params = SamplingParams(min_tokens=4, temperature=0.0)
     request = DeviceRequest(
         key=0, prompt_len=PROMPT, params=params, seed=0, end_token_ids=frozenset({1})

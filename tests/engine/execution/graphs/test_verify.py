@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from src.compile.graphs import PaddingLadder
+from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.plan import RowInstall, RowStep, StepPlan
 from src.engine.execution.drafted_inputs import (
+    Propose,
     accept,
     draft,
     has_bounds,
@@ -47,7 +48,7 @@ class Oracle:
     def know(self, tokens: Tensor) -> None:
         self.answers.copy_(torch.where(self.is_wrong, (tokens + 1) % 50, tokens).clamp(min=0))
 
-    def proposing(self, most: int) -> object:
+    def proposing(self, most: int) -> Propose:
         def propose(tokens: Tensor, rows: Tensor, lengths: Tensor, wanted: Tensor) -> Tensor:
             places = torch.arange(most)
             at = (lengths[:, None].long() + places).clamp(max=ROOM - 1)
@@ -61,27 +62,39 @@ class Oracle:
 class Engine:
     """The device half of an engine, without threads."""
 
-    def __init__(self, checkpoint: Path, oracle: Oracle) -> None:
-        model = load_model(checkpoint, LoadOptions(dtype="float32", device=CPU))
+    def __init__(
+        self,
+        checkpoint: Path,
+        proposing: Callable[[int], Propose],
+        device: torch.device = CPU,
+        backend: CaptureBackend | None = None,
+    ) -> None:
+        with torch.inference_mode(mode=False):
+            model = load_model(checkpoint, LoadOptions(dtype="float32", device=device))
         blocks = ROOM // BLOCK_SIZE
         self.cache = allocate_kv_cache(
-            model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, ROWS * blocks, 0), CPU, poison=True
+            model.kv_cache_spec(), KVCachePlan(BLOCK_SIZE, ROWS * blocks, 0), device, poison=True
         )
         self.rows = RowState(
-            max_num_seqs=ROWS, max_model_len=ROOM, block_size=BLOCK_SIZE, device=CPU
+            max_num_seqs=ROWS, max_model_len=ROOM, block_size=BLOCK_SIZE, device=device
         )
-        self.sampler = Sampler(SamplingState(ROWS, model.spec.vocab_size, CPU))
+        self.sampler = Sampler(SamplingState(ROWS, model.spec.vocab_size, device))
         floats, ints = self.sampler.state.tables
         floats.zero_()
         # Every second row draws.
         floats[1::2, TEMPERATURE] = 0.8
-        ints[:, SEED] = torch.arange(len(ints))
+        ints[:, SEED] = torch.arange(len(ints), device=device)
         self.forward = ForwardPass(model, self.cache)
         self.code = Code(model.functions)
         ladder = PaddingLadder(ROWS, 0, max_drafts=5, max_sampled=ROWS * 6)
         self.pool = GraphPool(
-            *(FakeCapture(), ladder, self.forward, self.code, self.rows, self.sampler),
-            proposing=oracle.proposing,
+            backend or FakeCapture(),
+            ladder,
+            self.forward,
+            self.code,
+            self.rows,
+            self.sampler,
+            proposing,
         )
         for row in range(ROWS):
             tokens = [10 + row, *range(11, 11 + PROMPT - 1)]
@@ -121,10 +134,10 @@ def checkpoint_of(checkpoint: Path, reference_attention: None) -> Iterator[Path]
 def test_no_draft_changes_a_token(checkpoint_of: Path, wrong: float, captures: bool) -> None:
     """Steps are launched one behind the other, by bounds; the host sees nothing before the end."""
     oracle = Oracle(wrong, seed=3)
-    plainly = Engine(checkpoint_of, oracle)
+    plainly = Engine(checkpoint_of, oracle.proposing)
     plainly.decode(until=30)
     oracle.know(plainly.rows.tokens)
-    engine, chance = Engine(checkpoint_of, oracle), random.Random(1)
+    engine, chance = Engine(checkpoint_of, oracle.proposing), random.Random(1)
     if captures:
         engine.pool.capture_all()
     # What the host knows: bounds of the rows' lengths. What the device says once it is asked.
@@ -203,7 +216,7 @@ def _commit(launched: list[tuple[StepPlan, Tensor, Tensor, int]], given: list[li
 
 
 def test_a_plan_with_a_prompt_and_bounds_has_no_graph(checkpoint_of: Path) -> None:
-    engine = Engine(checkpoint_of, Oracle(0, 0))
+    engine = Engine(checkpoint_of, Oracle(0, 0).proposing)
     engine.pool.capture_all()
     steps = RowStep(0, 1, 5, 1, True, 0, 2, 20), RowStep(1, 1, 0, 5, False)
     assert engine.pool.find(plan(*steps)) is None
