@@ -74,12 +74,16 @@ class DraftedOutput(NamedTuple):
     verdicts
         Which of them count.
     hidden
-        [E, hidden_size]: what they were sampled from.
+        [T, hidden_size]: of all tokens, rows without bounds first if the plan has them first;
+        ``None`` if the step was captured.
+    masks
+        Those that were awaited.
     """
 
     samples: SampleOutput
     verdicts: Verdicts
-    hidden: Tensor
+    hidden: Tensor | None
+    masks: RowMasks | None
 
 
 class DraftedSteps:
@@ -118,7 +122,7 @@ class DraftedSteps:
         computes
             Called when the step's inputs, but nothing else, have been enqueued.
         awaited
-            Masks of the plan's rows, one each. A row that has one has no bounds.
+            Masks of the plan's rows that sample, one each. A row that has one has no bounds.
 
         Raises
         ------
@@ -127,8 +131,9 @@ class DraftedSteps:
         """
         self._check(plan)
         self._rows.flush()
+        hidden = None
         if graph is None:
-            out = self._uncaptured(plan, code, computes)
+            out, hidden = self._uncaptured(plan, code, computes)
         else:
             out = graph.run(host_numbers(plan, graph.num_rows, self._rows.padding_row), computes)
         drafts = out.drafts
@@ -137,10 +142,10 @@ class DraftedSteps:
         masks = None if awaited is None else awaited.result()
         samples, kept_b = SampleOutput(out.token_ids[:num_entries], None, (), ()), out.kept_b
         if masks is not None or not self._sampler.only_draws(batch):
-            samples = self._sample_again(out, batch, masks)
+            samples = self._sample_again(plan, out, batch, masks)
             kept_b = self._accept_again(drafts, samples.token_ids)
         numbers = torch.stack((kept_b, drafts.counts_b, drafts.found_b[:, 0]))
-        return DraftedOutput(samples, Verdicts(numbers, drafts.width), out.hidden)
+        return DraftedOutput(samples, Verdicts(numbers, drafts.width), hidden, masks)
 
     def _check(self, plan: StepPlan) -> None:
         params = self._sampler.state.params([step.row for step in plan.rows])
@@ -154,7 +159,8 @@ class DraftedSteps:
 
     def _uncaptured(
         self, plan: StepPlan, code: Code, computes: Callable[[], object]
-    ) -> VerifyOutput:
+    ) -> tuple[VerifyOutput, Tensor]:
+        """What a graph would give, and the hidden states of all tokens."""
         rows, shape = self._rows, shape_of(plan)
         adapts = rows.uses_adapters(plan)
         given = host_numbers(plan, shape.num_rows, rows.padding_row)
@@ -165,19 +171,21 @@ class DraftedSteps:
         propose = self._proposing(shape.width - 1)
         inputs, drafts = draft(numbers, shape, rows, propose, adapts=adapts)
         functions = code.serving(adapts=adapts).functions
-        hidden = self._forward(inputs, functions)[inputs.sample_index_s]
+        hidden_t = self._forward(inputs, functions)
+        hidden = hidden_t[inputs.sample_index_s]
         logits = self._forward.model.logits(functions, hidden)
         token_ids = self._sampler.draw(logits, drafts.sampled_rows_e, drafts.sampled_positions_e)
-        return VerifyOutput(hidden, logits, token_ids, accept(drafts, token_ids, rows), drafts)
+        kept_b = accept(drafts, token_ids, rows)
+        return VerifyOutput(hidden, logits, token_ids, kept_b, drafts), hidden_t
 
     def _sample_again(
-        self, out: VerifyOutput, batch: SampleBatch, masks: RowMasks | None
+        self, plan: StepPlan, out: VerifyOutput, batch: SampleBatch, masks: RowMasks | None
     ) -> SampleOutput:
         """Sample by all that the rows ask for, in place of what was drawn."""
         restore_drafts(out.drafts, self._rows)
         logits = out.logits[: len(batch.rows)]
         if masks is not None:
-            spread = spread_masks(masks, out.drafts.width)
+            spread = spread_masks(plan, masks, out.drafts.width)
             mask = spread.to(self._rows.device, logits.shape[1])
             batch = replace(batch, mask=mask, forced=spread.forced)
         return self._sampler.sample(logits, batch, self._rows.tokens)
@@ -190,17 +198,23 @@ class DraftedSteps:
         return accept(drafts, token_ids, self._rows)
 
 
-def spread_masks(masks: RowMasks, width: int) -> RowMasks:
-    """Masks of rows as those of entries: a row with a mask has no drafts, so its first entry."""
-    assert masks.added is None, "on the CPU the host knows what it drafts"
-    rows = [row if place == 0 else -1 for row in masks.rows for place in range(width)]
-    return replace(masks, rows=rows, forced=[width * at for at in masks.forced])
+def spread_masks(plan: StepPlan, masks: RowMasks, width: int) -> RowMasks:
+    """Masks of the rows that sample as those of entries.
+
+    A row with a mask has no drafts, so it is for its first entry.
+    """
+    sampling = [width * at for at, step in enumerate(plan.rows) if step.samples]
+    rows = [-1] * (width * len(plan.rows))
+    for entry, row in zip(sampling, masks.rows, strict=True):
+        rows[entry] = row
+    # What is added on a CPU is made anew, for other entries.
+    return replace(masks, rows=rows, added=None, forced=[sampling[at] for at in masks.forced])
 
 
 def read_rows(
     plan: StepPlan, samples: SampleOutput, verdicts: Verdicts, source: str
 ) -> tuple[list[RowResult], list[int]]:
-    """The results of a plan's rows once they are on the host, and the indices of unsound ones.
+    """The results of a plan's rows once they are on the host, and indices of unsound ones.
 
     Parameters
     ----------

@@ -166,12 +166,14 @@ def test_what_the_host_must_place_has_no_bounds(checkpoint_of: Path) -> None:
 
 def test_a_mask_is_for_the_first_entry_of_its_row() -> None:
     table = torch.tensor([[0b0110]], dtype=torch.int32)
-    masks = spread_masks(RowMasks(table, [-1, 0], None, (), [1]), 3)
-    assert list(masks.rows) == [-1, -1, -1, 0, -1, -1]
-    assert list(masks.forced) == [3]
+    chunk = RowStep(3, 1, 0, 5, False)
+    rows = plan(RowStep(0, 1, 5, 1, True, 0, 2, 9), chunk, RowStep(1, 1, 5, 1, True))
+    masks = spread_masks(rows, RowMasks(table, [-1, 0], None, (), [1]), 2)
+    assert list(masks.rows) == [-1, -1, -1, -1, 0, -1]
+    assert list(masks.forced) == [4]
     added = masks.to(torch.device("cpu"), 4)
-    assert added[3].tolist() == [-torch.inf, 0, 0, -torch.inf]
-    assert (added[[0, 1, 2, 4, 5]] == 0).all()
+    assert added[4].tolist() == [-torch.inf, 0, 0, -torch.inf]
+    assert (added[[0, 1, 2, 3, 5]] == 0).all()
 
 
 def test_results_are_of_tokens_that_hold() -> None:
