@@ -7,10 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
-from src.core.plan import RowResult, StepPlan
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.engine.devices.transfer import upload
 from src.engine.execution.drafted_inputs import (
     Drafts,
@@ -245,3 +246,25 @@ def read_rows(
         if min(mine, default=0) < 0:
             unsound.append(index)
     return rows, unsound
+
+
+def in_order(
+    plan: StepPlan, launched: StepPlan, result: StepResult, rests: Callable[[RowStep], int]
+) -> StepResult:
+    """A result with rows in the plan's order, and what the device expects of their next steps.
+
+    Parameters
+    ----------
+    launched
+        The plan in whose order they are.
+    """
+    place_of = {step.row: place for place, step in enumerate(launched.rows)}
+    places = [place_of[step.row] for step in plan.rows]
+    rows = [
+        msgspec.structs.replace(result.rows[place], rests=rests(step))
+        if step.samples
+        else result.rows[place]
+        for step, place in zip(plan.rows, places, strict=True)
+    ]
+    unsound = [at for at, place in enumerate(places) if place in result.unsound]
+    return msgspec.structs.replace(result, rows=rows, unsound=unsound)

@@ -138,9 +138,7 @@ class StepComputer:
         self._score_tokens = score_tokens
         self._bounds = bounds
         self._drafted = (
-            None
-            if bounds is None
-            else DraftedSteps(forward_pass, rows, sampler, bounds.proposing)
+            None if bounds is None else DraftedSteps(forward_pass, rows, sampler, bounds.proposing)
         )
 
     def compute(

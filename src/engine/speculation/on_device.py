@@ -68,6 +68,13 @@ class Verdict(Protocol):
     def match(self) -> int: ...
 
 
+class _Ends(NamedTuple):
+    """How many tokens a row has behind the steps that were launched, at least and at most."""
+
+    least: int
+    most: int
+
+
 class DeviceSpeculation:
     """Lowers the drafts that a plan allows to those that are worth it, and learns what they are.
 
@@ -100,14 +107,22 @@ class DeviceSpeculation:
         self._lock = threading.Lock()
         # Row -> which of its owners has it: results of those before it say nothing of it.
         self._generations: dict[int, int] = {}
+        # Rows that never have drafts: kept, because only the device's thread may ask for limits.
+        self._never: set[int] = set()
+        # Row -> where it ends. A plan's bounds are of the drafts that it allows, and these are of
+        # those that were launched: a row without any is exact, and no step has noted its length.
+        self._ends: dict[int, _Ends] = {}
         # Row -> the length of its last match: the best that is known before it is looked for.
         self._matches: dict[int, int] = {}
 
     def install(self, row: int, generation: int) -> None:
-        """The row has another request."""
+        """The row has another request, which was installed. On the device's thread."""
+        never = self._limits.never_drafts(row)
         with self._lock:
+            (self._never.add if never else self._never.discard)(row)
             self._generations[row] = generation
             self._matches.pop(row, None)
+            self._ends.pop(row, None)
             self._widths.vacate(row)
             self._resting.vacate(row)
 
@@ -120,24 +135,46 @@ class DeviceSpeculation:
         with self._lock:
             self._widths.begin()
             if not any(step.drafts or step.slack for step in plan.rows):
+                for step in plan.rows:
+                    self._ends.pop(step.row, None)
                 return plan
-            widths = self._chosen(plan)
-        exact: list[RowStep] = []
-        bounded: list[RowStep] = []
-        for step, width in zip(plan.rows, widths, strict=True):
-            if not (step.drafts or step.slack):
-                exact.append(step)
-            elif not (width or step.slack):
-                # It begins where the plan says, and has not ended.
-                exact.append(RowStep(step.row, step.generation, step.start, 1, True))
-            else:
-                count = step.num_tokens - step.drafts + width
-                bounded.append(msgspec.structs.replace(step, num_tokens=count, drafts=width))
+            known = [self._known(step) for step in plan.rows]
+            rows = [
+                self._launched(*each) for each in zip(known, self._chosen(plan, known), strict=True)
+            ]
+        exact = [step for step in rows if not (step.drafts or step.slack)]
+        bounded = [step for step in rows if step.drafts or step.slack]
         return msgspec.structs.replace(plan, rows=exact + bounded)
 
-    def _chosen(self, plan: StepPlan) -> list[int]:
-        """How many drafts each row of a plan has."""
-        rows, widths = plan.rows, [0] * len(plan.rows)
+    def _known(self, step: RowStep) -> RowStep:
+        """A row's step with the bounds that the launched steps leave."""
+        if step.slack == 0:
+            return step
+        least = step.start + 1
+        most = least + step.slack
+        if (ends := self._ends.get(step.row)) is not None:
+            least, most = max(least, ends.least), min(most, ends.most)
+        return msgspec.structs.replace(step, start=least - 1, slack=most - least)
+
+    def _launched(self, step: RowStep, width: int) -> RowStep:
+        """A row's step with so many drafts; its end is noted."""
+        if not (step.drafts or step.slack):
+            limit = step.start + step.num_tokens + 1
+        else:
+            limit = step.limit
+            step = msgspec.structs.replace(step, num_tokens=1 + width, drafts=width)
+            if not (width or step.slack):
+                # It begins where the plan says, and so it has not ended.
+                step = RowStep(step.row, step.generation, step.start, 1, True)
+        if step.samples:
+            least = step.start + step.num_tokens - step.drafts
+            most = least + step.slack
+            self._ends[step.row] = _Ends(min(least + 1, limit), min(most + 1 + width, limit))
+        return step
+
+    def _chosen(self, plan: StepPlan, rows: Sequence[RowStep]) -> list[int]:
+        """How many drafts each row of a plan has, of whose rows more is known."""
+        widths = [0] * len(rows)
         certain = plan.num_tokens - plan.num_drafts
         # There are none beside prompts, whose steps are long.
         if certain > len(rows) or not all(step.samples for step in rows):
@@ -161,7 +198,7 @@ class DeviceSpeculation:
         return widths
 
     def _asks(self, step: RowStep) -> bool:
-        if not self._widths.asks(step.row) or self._limits.never_drafts(step.row):
+        if not self._widths.asks(step.row) or step.row in self._never:
             return False
         least = step.start + step.num_tokens - step.drafts
         return self._limits.may_draft(step.row, least, least + step.slack + step.drafts)
@@ -181,7 +218,7 @@ class DeviceSpeculation:
             return [
                 step
                 for step in self._resting.due(plan)
-                if not (step.slack or self._limits.never_drafts(step.row))
+                if not (step.slack or step.row in self._never)
             ]
 
     def looked(self, steps: Sequence[RowStep], matches: Sequence[int], num_rows: int) -> None:
@@ -226,6 +263,6 @@ class DeviceSpeculation:
         with self._lock:
             if self._generations.get(step.row) != step.generation:
                 return 0
-            if self._limits.never_drafts(step.row):
+            if step.row in self._never:
                 return _FOR_GOOD
             return self._resting.rests(step.row)

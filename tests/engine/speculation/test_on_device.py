@@ -78,6 +78,7 @@ def test_beside_a_prompt_nobody_drafts_and_bounds_stay() -> None:
 def test_who_may_not_draft_has_none() -> None:
     speculation, limits = made()
     limits.never.add(0)
+    speculation.install(0, 1)
     limits.known = {1: 14, 2: 15, 3: 9}
     launched = speculation.begin(plan(*(drafting(row) for row in range(4))))
     # Row 1 samples positions 10 to 14; of row 2 nothing is known at those, nor of row 3.
@@ -169,3 +170,33 @@ def test_look_ups_have_its_bounds() -> None:
     for least, found in ((3, [3, 1, 4]), (4, [0, 0, -1])):
         propose = Bounds(least, 24).proposing(1)
         assert propose(tokens, torch.tensor([0]), 7 * one, one).tolist() == [found]
+
+
+def test_a_row_that_was_launched_without_drafts_is_exact_behind() -> None:
+    """The scheduler allowed it some, so it says bounds until that step is committed."""
+    speculation, limits = made()
+    limits.known = {0: 12}
+    first = speculation.begin(plan(drafting(0, start=9), drafting(1, start=9)))
+    assert first.rows == [decoding(0), drafting(1, start=9)]
+    # Each has one token more at least, and five at most as far as the scheduler knows.
+    limits.known = {0: 12, 1: 12}
+    behind = [drafting(row, slack=4, start=10) for row in (0, 1)]
+    second = speculation.begin(plan(*behind))
+    exact = RowStep(0, 1, 10, 1, True)
+    assert second.rows == [exact, RowStep(1, 1, 10, 1, True, 0, 4, 40)]
+    # Nothing restricts them from here on: the first is known to the host, the other is not.
+    limits.known = {}
+    third = speculation.begin(plan(*(drafting(row, slack=8, start=11) for row in (0, 1))))
+    assert third.rows == [drafting(0, start=11), drafting(1, slack=4, start=11)]
+    speculation.install(1, 1)
+    fresh = speculation.begin(plan(drafting(1, slack=3, start=20)))
+    assert fresh.rows == [drafting(1, slack=3, start=20)]
+
+
+def test_bounds_end_at_the_limit() -> None:
+    speculation, _ = made()
+    near = RowStep(0, 1, 35, 4, True, 3, 0, 40)
+    assert speculation.begin(plan(near)).rows == [near]
+    behind = RowStep(0, 1, 36, 3, True, 2, 9, 40)
+    # It has 37 to 40 tokens, and with 40 it has ended.
+    assert speculation.begin(plan(behind)).rows == [RowStep(0, 1, 36, 3, True, 2, 3, 40)]
