@@ -134,6 +134,7 @@ class Worker:
             deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
             modules=vector_modules,
         )
+        bounds = speculation if isinstance(speculation, Bounds) else None
         self._computer = StepComputer(
             self._forward_pass,
             code,
@@ -143,22 +144,11 @@ class Worker:
             unscored,
             pooling,
             score_tokens,
-            speculation if isinstance(speculation, Bounds) else None,
+            bounds,
         )
         self._speculation: Speculation | None = None
         self._on_device: DeviceSpeculation | None = None
-        proposing = None
-        if isinstance(speculation, Bounds):
-            limits = RowLimits(self._grammars, sampler.state)
-            self._on_device = DeviceSpeculation(
-                speculation, limits, most_sampled(rows.padding_row, 1)
-            )
-            proposing = speculation.proposing
-            speculation = None
-        tokens = host_view(rows.tokens)
-        if speculation is not None and tokens is not None:
-            self._speculation = speculation(tokens, self._grammars, POISON, states=kv_cache.states)
-            self._row_owners.on_leave = self._speculation.leave
+        self._draft(speculation, kv_cache)
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
@@ -173,7 +163,7 @@ class Worker:
                 piece()
 
         # Neither refers to this object, so that a closed worker needs no garbage collector.
-        forward_pass = self._forward_pass
+        forward_pass, proposing = self._forward_pass, None if bounds is None else bounds.proposing
         self.idle = IdleWork(self._device_thread.post, run_idle)
         self.code = CodeHost(
             device,
@@ -190,6 +180,21 @@ class Worker:
             self.idle.add(lambda: None if memory.is_complete else memory.take_next)
         # Weights and KV memory were written on other streams than the one of the steps.
         device.synchronize()
+
+    def _draft(
+        self, speculation: Callable[..., Speculation] | Bounds | None, kv_cache: KVCache
+    ) -> None:
+        """Make what guesses the rows' next tokens, on the host or on the device."""
+        rows = self._rows
+        if isinstance(speculation, Bounds):
+            limits = RowLimits(self._grammars, self._sampler.state)
+            max_sampled = most_sampled(rows.padding_row, 1)
+            self._on_device = DeviceSpeculation(speculation, limits, max_sampled)
+            return
+        tokens = host_view(rows.tokens)
+        if speculation is not None and tokens is not None:
+            self._speculation = speculation(tokens, self._grammars, POISON, states=kv_cache.states)
+            self._row_owners.on_leave = self._speculation.leave
 
     @property
     def draft_counts(self) -> DraftCounts | None:
