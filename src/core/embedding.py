@@ -29,6 +29,8 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
         Name -> what is put before a text that is meant so.
     default_prompt
         The name that counts if a request gives none; ``None``: nothing is put before.
+    pools_prompt
+        Whether the tokens of what is put before a text are pooled with it. They are always seen.
     sizes
         To how many of its first numbers a vector may be cut, since it was trained so (Matryoshka);
         empty: to any number. ``None``: it may not be cut.
@@ -40,6 +42,7 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     prompts: Mapping[str, str] = {}
     default_prompt: str | None = None
+    pools_prompt: bool = True
     sizes: tuple[int, ...] | None = None
 
     @property

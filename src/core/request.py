@@ -84,6 +84,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling
         It asks for numbers, of its prompt's hidden states, and ends in the step of its last token.
         Parameters of sampling have no effect, and ``max_tokens`` is 1. ``None``: it asks for text.
+    num_unpooled
+        How many of its first tokens are left out of what is pooled; fewer than it has, and 0 if
+        ``pooling`` is ``all``. Only the device half reads it.
     grammar_times
         When the grammar was requested and when it was ready, on the same clock.
     """
@@ -108,6 +111,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     task: Task = "generate"
     prediction: bytes | None = None
     pooling: Pooling | None = None
+    num_unpooled: int = 0
     grammar_times: tuple[float, float] | None = None
 
     @property

@@ -53,6 +53,8 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         What it asks for.
     pooling
         Of which hidden states its result is made; ``None``: it gets tokens.
+    num_unpooled
+        How many of its first tokens are left out of what is pooled.
     prediction
         Token ids that its output is expected to have, int32 side by side; empty: nothing is known.
     scope
@@ -70,6 +72,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     step_inputs: Mapping[str, StepValues] = {}
     task: Task = "generate"
     pooling: Pooling | None = None
+    num_unpooled: int = 0
     prediction: bytes = b""
     scope: Scope = ("", "", NO_ADAPTER)
 
@@ -88,6 +91,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             step_inputs=request.step_inputs,
             task=request.task,
             pooling=request.pooling,
+            num_unpooled=request.num_unpooled,
             prediction=request.prediction or b"",
             scope=(
                 request.tenant,

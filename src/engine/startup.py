@@ -553,6 +553,9 @@ def _tasks(config: Config, path: Path, model: ServedModel, tokenizer: Tokenizer)
     )
     if tasks.scoring is not None and "score" in tasks.tasks:
         logger.info("%s", describe_scoring(tasks.scoring, tasks.embedding))
+        if tasks.scoring.joins in ("template", "built_in"):
+            # Not at the first request that needs it: all others would stand still.
+            tokenizer.prepare_quoting()
     return tasks
 
 

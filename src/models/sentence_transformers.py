@@ -106,13 +106,15 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     modules = _modules(source)
     behind, normalizes = _behind(path, modules, size)
     made = behind[-1].outputs if behind else size
+    pooling, pools_prompt = _pooling(path / modules[1].path / "config.json", size)
     return EmbeddingRecipe(
-        pooling=_pooling(path / modules[1].path / "config.json", any(prompts.values()), size),
+        pooling=pooling,
         size=made,
         normalizes=normalizes,
         max_tokens=_longest(path / modules[0].path, context),
         prompts=prompts,
         default_prompt=name,
+        pools_prompt=pools_prompt,
         sizes=_sizes(path / "config.json", made),
     )
 
@@ -212,7 +214,8 @@ def _longest(directory: Path, context: int) -> int:
     return min(longest, context)
 
 
-def _pooling(source: Path, has_prompts: bool, size: int) -> Pooling:
+def _pooling(source: Path, size: int) -> tuple[Pooling, bool]:
+    """Which hidden states make a vector, and whether those of prompts are among them."""
     settings = read_json(source)
     given = settings.get("pooling_mode")
     if given is None:
@@ -225,15 +228,16 @@ def _pooling(source: Path, has_prompts: bool, size: int) -> Pooling:
             f"{source}: pooling must be one of {', '.join(_POOLINGS)}, got {given!r}"
         )
     pooling = _POOLINGS[modes[0]]
-    # The last token is never one of the prompt.
-    if has_prompts and pooling != "last" and settings.get("include_prompt") is False:
+    pools_prompt = settings.get("include_prompt", True)
+    if not isinstance(pools_prompt, bool):
         raise ModelLoadError(
-            f"{source}: include_prompt = false is not supported: the prompt's tokens would count"
+            f"{source}: include_prompt must be true or false, got {pools_prompt!r}"
         )
     for name in ("word_embedding_dimension", "embedding_dimension"):
         if settings.get(name) not in (None, size):
             raise ModelLoadError(f"{source}: {name} must be {size}, got {settings[name]!r}")
-    return pooling
+    # The last token is never one of the prompt.
+    return pooling, pools_prompt or pooling == "last"
 
 
 def _sizes(source: Path, size: int) -> tuple[int, ...] | None:

@@ -8,6 +8,7 @@ enough.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from src.text.token_length import UNBOUNDED
@@ -59,6 +60,27 @@ def encode_beginning(
                 return Beginning(ids, False)
             size *= _GROWTH
     return Beginning(tokenizer.encode(text, add_special_tokens), True)
+
+
+def kept_chars(enough: int) -> int:
+    """Up to so many characters a text is its own beginning, see `begins`."""
+    return _CHARS_PER_TOKEN * (enough + _MARGIN)
+
+
+def begins(encode: Callable[[str], list[int]], text: str, enough: int) -> str:
+    """A beginning of a text that has over ``enough`` tokens; the text itself if it is not longer.
+
+    The first ``enough`` are those of the whole text. A text that is hardly longer stays whole, and
+    is not tokenized at all: up to `kept_chars`.
+    """
+    least = enough + _MARGIN
+    size = kept_chars(enough)
+    while size < len(text):
+        begin = text[: _cut(text, size)]
+        if len(encode(begin)) > least:
+            return begin
+        size *= _GROWTH
+    return text
 
 
 def _cut(text: str, size: int) -> int:

@@ -76,6 +76,7 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = special_tokens or {}
         self._chat_template = chat_template
+        self._made_quoting: QuotingTokenizer | None = None
         self.pool_of_clients: TemplatePool | None = None
         """Where templates of requests are rendered; by default where all others are."""
         self.cleans_up = clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE"
@@ -212,10 +213,20 @@ class Tokenizer:
         found = self._encoded((first, second), add_special_tokens)
         return PairEncoding(found.ids, found.type_ids, found.sequence_ids)
 
-    @functools.cached_property
-    def _quoting(self) -> QuotingTokenizer:
+    def prepare_quoting(self) -> None:
+        """Make what `quoted` and `encode_quoted` need. Takes a second or so, call it at the start.
+
+        `fit_model` comes before it, since it says which tokens are special.
+        """
         special = {i: text for i, text in self.added_tokens.items() if i in self.special_ids}
-        return QuotingTokenizer(self._backend, special)
+        self._made_quoting = QuotingTokenizer(self._backend, special)
+
+    @property
+    def _quoting(self) -> QuotingTokenizer:
+        # Not made here: no other thread could run meanwhile.
+        if self._made_quoting is None:
+            raise RuntimeError("prepare_quoting comes before texts are quoted")
+        return self._made_quoting
 
     def quoted(self, text: str) -> str | None:
         """A text for `encode_quoted`; None: it may stand in a text for `encode` as it is."""
@@ -225,12 +236,17 @@ class Tokenizer:
     def encode_quoted(self, whole: str) -> list[int]:
         """Token ids of a template in which texts stand that are no special tokens.
 
-        The first one takes a second or so. Such a text is what `quoted` makes, or any other without
-        the text of a special token. Errors are those of `encode`.
+        Such a text is what `quoted` makes, or any other without the text of a special token. Errors
+        are those of `encode`, and `prepare_quoting` comes before.
         """
         quoting = self._quoting
         ids: list[int] = self._encoded(quoting.exchanged(whole), False, quoting.second).ids
         return ids
+
+    def encode_own(self, text: str) -> list[int]:
+        """Token ids of a text of others alone, as far as it has them within a template too."""
+        quoted = self.quoted(text)
+        return self.encode(text, False) if quoted is None else self.encode_quoted(quoted)
 
     def _encoded(
         self,

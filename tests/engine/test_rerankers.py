@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from src.core.errors import ConfigError, InvalidRequestError, ModelLoadError, PromptTooLongError
 from src.core.outputs import Score
 from src.engine.client import AsyncEngine
+from src.text.quoted import QuotingTokenizer
+from src.text.token_length import UNBOUNDED
 from tests.support.checkpoints import load_reference, make_checkpoint, save_tokenizer
 from tests.support.classifiers import (
     load_classifier_reference,
@@ -253,6 +255,32 @@ async def test_a_text_cannot_forge_a_turn_of_the_template(
         assert result.prompt_tokens == len(ids)
         assert result.score == pytest.approx(log_odds(tmp_path, ids), abs=TOLERANCE)
     assert cut.score == pytest.approx(begin.score, abs=1e-5)
+
+
+async def test_of_a_far_too_long_text_a_beginning_is_searched(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a tokenizer that was made at the start."""
+    seen: list[int] = []
+    made = QuotingTokenizer.exchanged
+
+    def noted(self: QuotingTokenizer, whole: str) -> str:
+        seen.append(len(whole))
+        return made(self, whole)
+
+    monkeypatch.setattr(QuotingTokenizer, "exchanged", noted)
+    # As of a tokenizer that cannot refuse a text for its characters.
+    monkeypatch.setattr("src.text.tokenizer.Tokenizer.max_token_chars", UNBOUNDED)
+    document = FORGED * 2000
+    async with AsyncEngine.open(small_config(published, model__tasks=("score",))) as engine:
+        with pytest.raises(PromptTooLongError, match="together have at least"):
+            await engine.score([(QUERY, document)])
+        (cut,) = await engine.score([(QUERY, document)], truncate=-1)
+        (same,) = await engine.score([(QUERY, document[:5000])], truncate=-1)
+    assert len(document) > 100_000
+    assert 0 < max(seen) < 15_000
+    assert cut.prompt_tokens == same.prompt_tokens
+    assert cut.score == pytest.approx(same.score, abs=1e-5)
 
 
 TURNS = ("<|im_start|>", "<|im_end|>")

@@ -134,23 +134,22 @@ def test_pooling_of_another_kind_refuses_the_start(
         recipe_of(tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
-def test_prompts_that_do_not_count_are_refused_where_they_would(tmp_path: Path, mode: str) -> None:
-    pooling = {"pooling_mode": mode, "include_prompt": False}
-    save_modules(tmp_path, pooling=pooling, prompts={"query": "q: "})
-    if mode == "lasttoken":
-        assert recipe_of(tmp_path).pooling == "last"
-        return
-    with pytest.raises(ModelLoadError, match="include_prompt = false is not supported"):
-        recipe_of(tmp_path)
-
-
-@pytest.mark.parametrize("prompts", [{}, {"query": "", "document": ""}])
-def test_prompts_that_are_empty_may_be_left_out_of_pooling(
-    tmp_path: Path, prompts: dict[str, str]
+@pytest.mark.parametrize(
+    ("mode", "given", "pools"),
+    [
+        ("mean", {"include_prompt": False}, False),
+        ("cls", {"include_prompt": False}, False),
+        # The last token is none of a prompt.
+        ("lasttoken", {"include_prompt": False}, True),
+        ("mean", {"include_prompt": True}, True),
+        ("mean", {}, True),
+    ],
+)
+def test_whether_prompts_are_pooled(
+    tmp_path: Path, mode: str, given: dict[str, bool], pools: bool
 ) -> None:
-    save_modules(tmp_path, pooling={**OLD_MEAN, "include_prompt": False}, prompts=prompts)
-    assert recipe_of(tmp_path).pooling == "mean"
+    save_modules(tmp_path, pooling={"pooling_mode": mode, **given}, prompts={"query": "q: "})
+    assert recipe_of(tmp_path).pools_prompt == pools
 
 
 @pytest.mark.parametrize("asks", [False, True])
@@ -167,8 +166,8 @@ def test_code_that_is_passed_over_is_said_once_where_a_model_embeds(
 
 
 def test_settings_that_would_change_vectors_refuse_the_start(tmp_path: Path) -> None:
-    save_modules(tmp_path, pooling={**OLD_MEAN, "include_prompt": False}, prompts={"a": "b"})
-    with pytest.raises(ModelLoadError, match="include_prompt"):
+    save_modules(tmp_path, pooling={**OLD_MEAN, "include_prompt": "no"}, prompts={"a": "b"})
+    with pytest.raises(ModelLoadError, match="include_prompt must be true or false, got 'no'"):
         recipe_of(tmp_path)
     save_modules(tmp_path, pooling=OLD_MEAN, prompts={"a": "b"}, default_prompt="c")
     with pytest.raises(ModelLoadError, match="default_prompt_name"):

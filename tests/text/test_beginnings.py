@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from src.text.beginnings import encode_beginning
+from src.text.beginnings import begins, encode_beginning
 from src.text.token_length import UNBOUNDED
 from src.text.tokenizer import Tokenizer
 
@@ -93,3 +93,18 @@ def test_a_word_that_is_cut_apart_does_not_count(word_pieces: _Counting) -> None
     found = encode_beginning(word_pieces, text, MOST)
     assert found.ids[:MOST] == word_pieces.encode(text)[:MOST]
     assert not found.is_whole
+
+
+def test_a_far_longer_text_is_cut_to_a_beginning_with_enough_tokens(
+    word_pieces: _Counting,
+) -> None:
+    text = " ".join(words(50_000))
+    whole = word_pieces.encode(text, False)
+    word_pieces.chars = 0
+    found = begins(lambda given: word_pieces.encode(given, False), text, MOST)
+    assert word_pieces.chars < 5000
+    assert text.startswith(found)
+    ids = word_pieces.encode(found, False)
+    assert len(ids) > MOST
+    assert ids[:MOST] == whole[:MOST]
+    assert begins(lambda _: pytest.fail("it is short"), text[:100], MOST) == text[:100]

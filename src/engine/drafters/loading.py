@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from src.core.config import Config
-from src.core.errors import ConfigError, ModelLoadError
+from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
 from src.core.memory_report import size
 from src.engine.drafters.draft_model import load_draft_model
 from src.engine.drafters.eagle3 import load_eagle3, required_taps
@@ -148,7 +148,8 @@ def _brought(
         try:
             if source.comes_with(path):
                 return _load(source, config, target, tokenizer, outlines=outlines)
-        except (ModelLoadError, ValueError) as error:
+        # Whatever is wrong with it, the model itself can be served: also without memory for it.
+        except (SlipstreamError, ValueError, OSError, RuntimeError, MemoryError) as error:
             logger.warning("the drafter %s that the checkpoint brings is not used: %s", name, error)
     return None
 

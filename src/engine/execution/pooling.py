@@ -171,12 +171,16 @@ class RowPooling:
             end = begin + step.num_tokens
             request = self._of_rows[step.row]
             if request is not None and request.pooling is not None:
-                own, is_all = hidden[begin:end], request.pooling == "all"
-                vector = self._vector(request.pooling, step.row, step.start, own, step.pools)
-                if step.pools or is_all:
-                    rows.append(step.row)
-                    values.append(vector)
-                    pieces.append(Piece(step.start, step.pools) if is_all else None)
+                # What is not pooled is left out as if the sequence began behind it.
+                start = step.start - request.num_unpooled
+                own, is_all = hidden[begin + max(-start, 0) : end], request.pooling == "all"
+                if step.pools or len(own):
+                    start = max(start, 0)
+                    vector = self._vector(request.pooling, step.row, start, own, step.pools)
+                    if step.pools or is_all:
+                        rows.append(step.row)
+                        values.append(vector)
+                        pieces.append(Piece(start, step.pools) if is_all else None)
             begin = end
         if not rows:
             return None

@@ -17,6 +17,12 @@ from src.text import Tokenizer
 Text = str | Sequence[int]
 
 
+class TextIds(list[int]):
+    """The token ids of a text, and how many of the first are left out of what is pooled."""
+
+    num_unpooled: int = 0
+
+
 class Embedder:
     """Tokenizes texts as the checkpoint's recipe says, and finishes their vectors."""
 
@@ -30,6 +36,8 @@ class Embedder:
         self._longest = builder.max_text_chars
         self.beside = builder.beside
         """How `tokens` of long texts are called, see `RequestBuilder.beside`."""
+        # Prompt of the checkpoint, whether special tokens are added -> see `_num_unpooled`.
+        self._unpooled: dict[tuple[str, bool], int] = {}
 
     def check(self, dimensions: int | None, truncate: int | None, prompt_name: str | None) -> None:
         """Refuse options that hold for all texts of a request.
@@ -80,7 +88,7 @@ class Embedder:
         truncate: int | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
-    ) -> list[int]:
+    ) -> TextIds:
         """The token ids of a text, or of token ids that stand for one. Any thread may call it.
 
         Parameters
@@ -97,7 +105,7 @@ class Embedder:
         ------
         InvalidRequestError
             It is empty, or has token ids that the model does not have; token ids have a prompt's
-            name; or nothing of the text is among the tokens that are kept.
+            name; or nothing of the text is among the tokens that are kept, or that are pooled.
         PromptTooLongError
             It is longer than the model takes.
         """
@@ -118,10 +126,11 @@ class Embedder:
                 )
             ids = list(text) if keeps is None else list(text[:keeps])
             self._check_length(len(ids))
-            return self._builder.checked_ids(ids, "input")
+            return TextIds(self._builder.checked_ids(ids, "input"))
         if prompt is None:
             name = self.recipe.default_prompt if prompt_name is None else prompt_name
             prompt = "" if name is None else self.recipe.prompts[name]
+        unpooled = self._num_unpooled(prompt, adds_special_tokens)
         text = prompt + text
         if keeps is not None:
             # Text of which nothing can be among the tokens that are kept is not tokenized.
@@ -132,7 +141,8 @@ class Embedder:
         ids = found.ids
         if keeps is not None and len(ids) > keeps:
             before, behind = self._added(ids) if adds_special_tokens else ([], [])
-            others = len(before) + len(behind) + self._num_of_prompt(prompt, ids[len(before) :])
+            others = len(before) + self._num_of_prompt(prompt, ids[len(before) :])
+            others = max(others, unpooled) + len(behind)
             if keeps <= others:
                 raise InvalidRequestError(
                     f"truncate_prompt_tokens = {keeps} leaves no token of the text: {others} are "
@@ -141,7 +151,15 @@ class Embedder:
                 )
             ids = ids[: keeps - len(behind)] + behind
         self._check_length(len(ids), is_whole=found.is_whole)
-        return ids
+        if unpooled >= len(ids):
+            raise InvalidRequestError(
+                f"input has {len(ids)} tokens with the prompt before it, of which this model "
+                f"leaves the first {unpooled} out of the vector, as those of the prompt",
+                param="input",
+            )
+        made = TextIds(ids)
+        made.num_unpooled = unpooled
+        return made
 
     async def tokens_of_chat(
         self, messages: Sequence[Any], *, truncate: int | None = None, tenant: str = ""
@@ -187,6 +205,22 @@ class Embedder:
         own = self._tokenizer.encode(prompt, add_special_tokens=False)
         pairs = enumerate(zip(own, ids, strict=False))
         return next((number for number, (one, other) in pairs if one != other), len(own))
+
+    def _num_unpooled(self, prompt: str, adds_special_tokens: bool) -> int:
+        """How many of the first tokens are left out of what is pooled, since they are a prompt's.
+
+        As sentence-transformers counts them: the tokens of the prompt alone, with special ones
+        before it, and without a special one at the end. Where the prompt's end and the text's
+        beginning become one token, that is not known to it either.
+        """
+        if self.recipe.pools_prompt or not prompt:
+            return 0
+        count = self._unpooled.get((prompt, adds_special_tokens))
+        if count is None:
+            ids = self._tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
+            count = len(ids) - (bool(ids) and ids[-1] in self._tokenizer.special_ids)
+            self._unpooled[prompt, adds_special_tokens] = count
+        return count
 
     def _check_length(self, count: int, *, is_whole: bool = True) -> None:
         most = self.recipe.max_tokens

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
+import msgspec
+
 from src.core.adapter import Adapter
 from src.core.errors import (
     DeadlineExceededError,
@@ -25,7 +27,7 @@ from src.core.records import RequestRecord
 from src.core.request import Pooling
 from src.core.sampling_params import SamplingParams
 from src.core.task import Task
-from src.engine.requests.embedder import Embedder, Text
+from src.engine.requests.embedder import Embedder, Text, TextIds
 from src.engine.requests.prompts import RequestOptions
 from src.engine.requests.prompts import check_options as check_option_types
 from src.engine.requests.submission import Submission
@@ -147,6 +149,8 @@ class EmbeddingRun:
         self._num_texts = 0
         # Token ids of the texts that are not queued yet, int32: a list takes eight times as much.
         self._left: deque[array[int]] = deque()
+        # Text -> how many of its first tokens are left out of what is pooled.
+        self._unpooled = array("i")
         self._reservation: Reservation | None = None
         # Those that are queued and have no vectors yet, in the order of the texts.
         self._open: deque[Submission] = deque()
@@ -238,6 +242,7 @@ class EmbeddingRun:
             if self._is_rendered(batch[0]):
                 try:
                     made = [await self._rendered(embedder, batch[0], tenant)]
+                    self._unpooled.append(0)
                 except RequestError as error:
                     raise self._named(error, start) from None
             else:
@@ -284,7 +289,9 @@ class EmbeddingRun:
         made: list[array[int]] = []
         for text in batch:
             try:
-                made.append(array("i", self._tokens(embedder, text)))
+                ids = self._tokens(embedder, text)
+                made.append(array("i", ids))
+                self._unpooled.append(ids.num_unpooled if isinstance(ids, TextIds) else 0)
             except RequestError as error:
                 # Its frames would hold the text.
                 return made, error.with_traceback(None)
@@ -358,9 +365,10 @@ class EmbeddingRun:
         assert self._embedder is not None
         assert self._parts is not None
         assert self._loop is not None
+        index, pooling = self._num_texts - len(self._left), self._pooling()
         request = self._parts.builder.pooled(
             ids,
-            self._pooling(),
+            pooling,
             arrival=self._arrival,
             priority=self._options.get("priority", 0),
             timeout=self._options.get("timeout"),
@@ -368,8 +376,10 @@ class EmbeddingRun:
             tenant=self._options.get("tenant", ""),
             task=self._asks(),
             adapter=self.adapter,
-            token_types=self._types(self._num_texts - len(self._left)),
+            token_types=self._types(index),
         )
+        if pooling != "all" and self._unpooled[index]:
+            request = msgspec.structs.replace(request, num_unpooled=self._unpooled[index])
         submission = Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
         if self.first is None:
             self.first = submission.choices[0].record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import NamedTuple
 
 from src.core.errors import InvalidRequestError, PromptTooLongError
@@ -142,9 +143,16 @@ class PairBuilder:
             query, document = (self._begin(text, keeps) for text in (query, document))
         if max_tokens_per_doc is not None:
             document = self._begin(document, max_tokens_per_doc)
-        made = await self._templated(query, document, keeps, max_tokens_per_doc, tenant)
+        # What is far longer than what may be kept is cut before it is searched and rendered.
+        bounds = [most if keeps is None else keeps] * 2
+        if max_tokens_per_doc is not None:
+            bounds[1] = min(bounds[1], max_tokens_per_doc)
+        asked = await self._builder.begins(query, bounds[0], tenant)
+        begun = await self._builder.begins(document, bounds[1], tenant)
+        is_whole = (asked, begun) == (query, document)
+        made = await self._templated(asked, begun, keeps, max_tokens_per_doc, tenant)
         if len(made.ids) > most:
-            raise self._too_long(len(made.ids))
+            raise self._too_long(len(made.ids), is_whole=is_whole)
         return made
 
     def _too_long(self, count: int, *, is_whole: bool = True) -> PromptTooLongError:
@@ -286,7 +294,29 @@ class PairBuilder:
 
     def _spelled(self, ids: list[int]) -> str:
         """The text of the first tokens of a text, without a character that they only begin."""
-        return self._tokenizer.decode(ids).rstrip("\ufffd")
+        spelled = self._tokenizer.decode(ids)
+        if not spelled.endswith(_REPLACEMENT):
+            return spelled
+        # Those of the text itself have their bytes in whole.
+        special = self._tokenizer.special_ids
+        spellings = [b"" if i in special else self._tokenizer.token_bytes(i) for i in ids]
+        spelling = b"".join(spellings)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(spelling)
+        missing = len(decoder.getstate()[0])
+        spelling = spelling[: len(spelling) - missing]
+        # A decoder of single bytes would spell none of the characters before either.
+        count = len(ids)
+        while count and 0 < len(spellings[count - 1]) <= missing:
+            count -= 1
+            missing -= len(spellings[count])
+        spelled = self._tokenizer.decode(ids[:count])
+        own = _REPLACEMENT.encode()
+        text = spelling
+        while text.endswith(own):
+            text = text.removesuffix(own)
+        kept = (len(spelling) - len(text)) // len(own)
+        return spelled.rstrip(_REPLACEMENT) + _REPLACEMENT * kept
 
     def _begin(self, text: str, tokens: int) -> str:
         """As much of a text as so many tokens, and one more, can spell."""
@@ -322,6 +352,8 @@ def check_doc_tokens(given: int | None, most: int) -> None:
 
 # A text of which every tokenizer makes at least one token.
 _SHORT = "a"
+# What stands for a character of which some bytes are missing, and may stand in a text as well.
+_REPLACEMENT = "\ufffd"
 _PLAIN = ChatOptions(add_special_tokens=False)
 # Tokens of a text of which only the beginning was tokenized.
 _FAR_LONGER = 2**40

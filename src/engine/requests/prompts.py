@@ -30,7 +30,7 @@ from src.engine.requests.text_work import TextWork
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
-from src.text.beginnings import encode_beginning
+from src.text.beginnings import begins, encode_beginning, kept_chars
 from src.text.tokenizer import PairEncoding
 
 if TYPE_CHECKING:
@@ -230,6 +230,18 @@ class RequestBuilder:
         if not ids:
             raise InvalidRequestError("prompt must have at least one token", param="prompt")
         return ids
+
+    async def begins(self, text: str, enough: int, tenant: str = "") -> str:
+        """A beginning of a text of others that has over ``enough`` tokens, or all of the text.
+
+        So a text that is far longer is neither quoted nor tokenized as a whole.
+        """
+        self._check_chars(text)
+        if len(text) <= kept_chars(enough):
+            return text
+        return await self._work.run(
+            tenant, len(text), begins, self._tokenizer.encode_own, text, enough
+        )
 
     async def quoted(self, text: str, tenant: str = "") -> str | None:
         """A text of others for `tokenize_quoted`; None: it may stand in any text as it is."""

@@ -20,7 +20,6 @@ MAX_PREFIX_WAITS_PER_STEP: Final = 32
 SNAPSHOT_TOKENS: Final = 512
 """Tokens between two copies of a row's recurrent states."""
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
-_DEFAULT_MIXED_POOLED: Final = {"cpu": 16}
 _PLANS_LATE: Final = ("cpu",)
 URGENT: Final = "\0"
 """Lane of the urgent requests of all tenants that may put theirs before those of others."""
@@ -38,7 +37,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_mixed_prefill_tokens
         The most prefill tokens in a step with decoding rows. ``None``: the rest of the budget.
     max_mixed_pooled_tokens
-        The most of those that are of pooled requests. ``None``: all of them.
+        The most of those that are of pooled requests, or a quarter as many as rows decode, if that
+        is more. ``None``: all of them.
     prefill_tokens_per_decode
         Raises that limit to this many prefill tokens per decoding row, if that is more.
     block_size, num_blocks
@@ -192,13 +192,12 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         """
         section = config.scheduler
         mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
-        pooled = section.max_mixed_pooled_tokens or _DEFAULT_MIXED_POOLED.get(device_type)
         plan_late = section.plan_late
         return cls(
             max_num_seqs=max_num_seqs or section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
             max_mixed_prefill_tokens=mixed,
-            max_mixed_pooled_tokens=pooled,
+            max_mixed_pooled_tokens=section.max_mixed_pooled_tokens,
             block_size=block_size,
             num_blocks=num_blocks,
             windows=windows,

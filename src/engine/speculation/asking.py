@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # A guess that is likelier is taken without asking others.
 _LIKELY_ENOUGH: Final = 0.7
+# How long a step looks for guesses of rows that rest.
+_LOOKING_SECONDS: Final = 1e-3
 
 
 class Restrictions(Protocol):
@@ -109,12 +111,16 @@ class Asking:
 
     def install(self, row: int, request: DeviceRequest | None) -> None:
         """The row has been given to this request; ``None``: to one that could not be installed."""
-        self.resting.vacate(row)
-        for drafter in tuple(self._batch_drafters):
-            self.attempt(drafter, drafter.vacate, row)
+        self.vacate(row)
         if request is not None:
             for follower in tuple(self._followers):
                 self.attempt(follower, follower.install, row, request)
+
+    def vacate(self, row: int) -> None:
+        """Nobody is in the row any more: what is kept of it goes."""
+        self.resting.vacate(row)
+        for drafter in tuple(self._batch_drafters):
+            self.attempt(drafter, drafter.vacate, row)
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
         """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
@@ -137,14 +143,21 @@ class Asking:
             return 0
         return most
 
-    def look(self, plan: StepPlan) -> None:
-        """Look whether there are guesses of rows that rest, and wake those that have some."""
+    def look(self, plan: StepPlan) -> bool:
+        """Look whether there are guesses of rows that rest, and wake those that have some.
+
+        Returns whether it has looked, which takes time. Rows whose pauses end together are looked
+        at in several steps, if that would take longer than a millisecond.
+        """
         due = self.resting.due(plan)
         if not due:
-            return
+            return False
         certain = plan.num_tokens - plan.num_drafts
         begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
         for step in due:
+            if time.monotonic() - begun > _LOOKING_SECONDS:
+                self._widths.asks_again()
+                break
             row = step.row
             if none_pays or self._restrictions.never_drafts(row):
                 self._widths.nothing_pays(row)
@@ -154,6 +167,7 @@ class Asking:
             else:
                 self.resting.wake(row)
         self._widths.asked(certain, time.monotonic() - begun)
+        return True
 
     def _may_find(self, step: RowStep, certain: int) -> bool:
         """Whether there may be a guess that pays of a row, in steps of so many ``certain`` tokens.

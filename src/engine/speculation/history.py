@@ -23,6 +23,8 @@ _OF_OUTPUT: Final = 8192
 # Tokens whose ends are entered into the tables behind a step: more than a step says, and far less
 # work than a step is.
 _ENTERED: Final = 512
+# Texts that wait for that.
+_MOST_LEFT: Final = 256
 # Scopes that are told apart; texts of the one that came first are out of reach then.
 _MOST_SCOPES: Final = 4096
 # Between texts, and where there is none.
@@ -75,6 +77,8 @@ class SharedHistory:
         self._count = 0
         # [begin, first, end, scope] of texts that are in the tables up to ``first`` only.
         self._left: deque[list[int]] = deque()
+        # How many of their tokens are not.
+        self._num_left = 0
         # Row -> number of its request's scope.
         self._rows: dict[int, int] = {}
 
@@ -104,9 +108,11 @@ class SharedHistory:
         self._scopes[begin : end + 1] = number
         self._next = end + 1
         self._left.append([begin, begin, end, number])
-        # What has been overwritten meanwhile need not be entered.
-        while sum(entry[2] - entry[1] for entry in self._left) > self._size:
-            self._left.popleft()
+        # Where texts end faster than they are entered, the oldest are left out.
+        self._num_left += end - begin
+        while self._num_left > self._size or len(self._left) > _MOST_LEFT:
+            _, first, last, _ = self._left.popleft()
+            self._num_left -= last - first
 
     def catch_up(self) -> None:
         """Enter ends of texts into the tables, of some hundred tokens."""
@@ -116,6 +122,7 @@ class SharedHistory:
             last = min(end, first + room)
             self._enter(begin, first, last, end, number)
             room -= last - first
+            self._num_left -= last - first
             if last == end:
                 self._left.popleft()
             else:

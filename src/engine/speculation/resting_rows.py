@@ -64,11 +64,15 @@ class RestingRows:
         """Steps of a plan whose rows are looked at now: they rest, and their pause has ended."""
         if not (self._resting and self._widths.asks_any()):
             return []
-        return [
+        due = [
             step
             for step in plan.rows
             if step.samples and step.row in self._resting and self._widths.asks(step.row)
         ]
+        if len(due) < sum(map(self._widths.asks, self._resting)):
+            # Rows that are in no step now are looked at in their next one.
+            self._widths.asks_again()
+        return due
 
     def wake(self, row: int) -> None:
         """The row may have drafts again, as the result of this step will say, if it rested."""

@@ -116,6 +116,7 @@ class Speculation:
             # Nobody goes on in a row that it had before a preemption.
             for other in [each for each, key in self._keys.items() if key == request.key]:
                 self._states.vacate(other)
+                self._asking.vacate(other)
                 del self._keys[other]
             self._keys[row] = request.key
         self._asking.install(row, request)
@@ -125,7 +126,7 @@ class Speculation:
         # Nobody catches up with it, so it takes no room from those that do.
         self._states.vacate(row)
         self._widths.vacate(row)
-        self._asking.resting.vacate(row)
+        self._asking.vacate(row)
         if not self._asking.has_followers:
             return
         tokens = self._tokens[row]
@@ -135,7 +136,9 @@ class Speculation:
 
     def fail(self, plan: StepPlan) -> None:
         """The step of this plan has failed, and its rows are made harmless."""
-        self._failed.update(step.row for step in plan.rows)
+        for step in plan.rows:
+            self._failed.add(step.row)
+            self._asking.resting.vacate(step.row)
         self._failed.update(install.row for install in plan.installs)
 
     def catch_up(self) -> None:
@@ -148,8 +151,7 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
-        self._has_asked = False
-        self._asking.look(plan)
+        self._has_asked = self._asking.look(plan)
         if not (_has_bounds(plan) or self._states.are_behind(plan)):
             self._asking.compute(plan.rows, {})
             return None
@@ -182,7 +184,7 @@ class Speculation:
             exact = RowStep(step.row, step.generation, known - 1, 1, True)
             rows.append(self._states.from_states(exact))
             drafts.append(None)
-        self._has_asked = bool(asked)
+        self._has_asked = self._has_asked or bool(asked)
         guesses = self._asking.guesses(rows, asked)
         if guesses:
             sampling = sum(step.samples for step in rows)

@@ -95,6 +95,10 @@ class Widths:
         self._soonest = min(ends, default=self._step + _LONGEST_PAUSE)
         return True
 
+    def asks_again(self) -> None:
+        """Rows whose pause has ended were passed over in this step."""
+        self._soonest = self._step + 1
+
     def is_measured(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens may have drafts: their price needs one without."""
         return self._always or self._costs.is_measured(num_tokens)
@@ -117,10 +121,11 @@ class Widths:
 
     def may_pay(self, guess: Guess, num_tokens: int) -> bool:
         """Whether a guess may pay in a step of so many tokens, as far as is known."""
-        if self._always or self._is_probe:
-            return True
+        likelihood = self.likelihood(guess)
         price = num_tokens * self._costs.least_price(num_tokens)
-        return self.likelihood(guess) > price * _MARGIN
+        if likelihood > price * _MARGIN:
+            return True
+        return self._always or (self._is_probe and likelihood >= _LIKELY)
 
     def choose(
         self,
@@ -248,7 +253,8 @@ class Widths:
 
     def is_fresh(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens without drafts need not be measured this time."""
-        return self._step % _MEASURED != 0 and self._costs.is_measured(num_tokens)
+        # Not in steps in which pauses end: those are multiples of powers of two.
+        return self._step % _MEASURED != _MEASURED - 3 and self._costs.is_measured(num_tokens)
 
     def took(self, num_tokens: int, drafts: int, seconds: float) -> None:
         """A step of rows that sample took so long: so many tokens, some of which are drafts."""

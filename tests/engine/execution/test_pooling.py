@@ -7,8 +7,18 @@ import random
 import pytest
 import torch
 
-from src.core.plan import RowResult, StepResult
-from src.engine.execution.pooling import GROUP, Piece, Vectors, add_in_order, in_one_copy
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult
+from src.core.request import Pooling
+from src.core.sampling_params import SamplingParams
+from src.core.step_message import DeviceRequest
+from src.engine.execution.pooling import (
+    GROUP,
+    Piece,
+    RowPooling,
+    Vectors,
+    add_in_order,
+    in_one_copy,
+)
 
 
 @pytest.mark.parametrize("length", [1, GROUP - 1, GROUP, GROUP + 1, 5 * GROUP, 333])
@@ -30,6 +40,47 @@ def test_a_sum_in_order_has_the_same_bits_in_any_pieces(length: int) -> None:
             start += count
         assert torch.equal(total + group, want), longest
     torch.testing.assert_close(want.double(), values.double().sum(0), rtol=1e-4, atol=0.1)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("kind", ["first", "mean", "last"])
+def test_the_first_tokens_are_left_out_in_any_pieces(kind: Pooling, is_deterministic: bool) -> None:
+    """Two rows beside each other, whose tokens come in other pieces for each request."""
+    torch.manual_seed(0)
+    source = random.Random(1)
+    owners: list[DeviceRequest | None] = [None, None]
+    pooling = RowPooling(owners, 24, torch.device("cpu"), deterministic=is_deterministic)
+    states = [torch.randn(97, 24), torch.randn(80, 24)]
+    made: list[bytes] = []
+    for unpooled in (0, 1, GROUP, 40, 79, 40):
+        for row in range(2):
+            owners[row] = DeviceRequest(
+                key=row,
+                prompt_len=len(states[row]),
+                params=SamplingParams(),
+                task="embed",
+                pooling=kind,
+                num_unpooled=unpooled,
+            )
+        starts, got = [0, 0], {}
+        while len(got) < 2:
+            steps: list[RowStep] = []
+            for row, start in enumerate(starts):
+                left = len(states[row]) - start
+                if count := min(left, source.choice((1, 3, 20, 50))):
+                    ends = count == left
+                    steps.append(RowStep(row, 0, start, count, False, pools=ends))
+                    starts[row] += count
+            hidden = torch.cat([states[s.row][s.start : s.start + s.num_tokens] for s in steps])
+            if (vectors := pooling.pool(StepPlan(0, [], [], steps), hidden)) is not None:
+                got |= dict(zip(vectors.rows, vectors.values, strict=True))
+        for row, vector in sorted(got.items()):
+            rest = states[row][unpooled:]
+            want = {"first": rest[0], "mean": rest.mean(0), "last": rest[-1]}[kind]
+            torch.testing.assert_close(vector, want)
+            if unpooled == 40:
+                made.append(vector.numpy().tobytes())
+    assert not is_deterministic or made[:2] == made[2:]
 
 
 def test_tensors_of_several_shapes_are_copied_in_one_call() -> None:

@@ -543,13 +543,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     draw, compute = CompiledStep.draw, CompiledStep.compute
 
-    def drawing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
+    def drawing(self: CompiledStep, *arguments: Any, **options: Any) -> Any:
         made.append("draw")
-        return draw(self, *arguments, wants_hidden=wants_hidden)
+        return draw(self, *arguments, **options)
 
-    def computing(self: CompiledStep, *arguments: Any, wants_hidden: bool) -> Any:
-        made.append("hidden" if wants_hidden else "logits")
-        return compute(self, *arguments, wants_hidden=wants_hidden)
+    def computing(self: CompiledStep, *arguments: Any, **options: Any) -> Any:
+        made.append("hidden" if options["wants_hidden"] else "logits")
+        return compute(self, *arguments, **options)
 
     monkeypatch.setattr(CompiledStep, "draw", drawing)
     monkeypatch.setattr(CompiledStep, "compute", computing)

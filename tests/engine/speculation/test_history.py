@@ -184,9 +184,11 @@ def test_what_waits_to_be_entered_is_bounded() -> None:
         text = [1, 2, 3, *range(number * 100, number * 100 + 100)]
         history.leave(0, asked, np.array(text, np.int32))
     assert len(history._left) <= 10
+    assert history._num_left == sum(entry[2] - entry[1] for entry in history._left)
     for _ in range(3):
         history.catch_up()
     assert not history._left
+    assert history._num_left == 0
     assert propose(history, list(range(4900, 4920)), 2) == Guess([4920, 4921], 16, "history")
     assert propose(history, list(range(100, 120)), 2) is None
 

@@ -394,7 +394,8 @@ def test_a_row_without_guesses_rests_until_one_is_found_beside_exact_steps() -> 
     # It is said once, and from then on the row is asked where drafts are planned.
     assert not made.has_woken
     assert made.rests(0) == 0
-    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e-3)
+    assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
+    made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e3)
     verification = made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12)))
     assert verification is not None
     assert verification.plan.num_drafts > 0
@@ -434,3 +435,61 @@ def test_a_row_that_rests_is_forgotten_with_its_request() -> None:
     for _ in range(80):
         assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
     assert drafter.asked == 1
+
+
+def test_steps_that_look_are_no_base_and_others_are_measured() -> None:
+    widths = Widths()
+    drafter, taken = Turning(), []
+    took = widths.took
+    made = Speculation((drafter,), buffer(4), FREE, POISON, widths)
+    step = plan(RowStep(0, 1, 3, 1, True))
+    made.observe(step, 1e3)
+    assert made.begin(plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))) is not None
+
+    def noted(tokens: int, drafts: int, seconds: float) -> None:
+        taken.append(seconds)
+        took(tokens, drafts, seconds)
+
+    widths.took = noted  # type: ignore[method-assign]
+    for _ in range(400):
+        asked = drafter.asked
+        assert made.begin(step) is None
+        made.observe(step, 1e6 if drafter.asked > asked else 1e3, verified=False)
+    assert len(taken) >= 40
+    assert max(taken) == 1e3
+
+
+def test_a_row_that_missed_its_step_is_looked_at_in_its_next_one() -> None:
+    drafter = Turning()
+    made, _ = resting_row(drafter)
+    for _ in range(5):
+        assert made.begin(plan()) is None
+    assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
+    assert drafter.asked == 2
+
+
+def test_rows_are_looked_at_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many pauses end together, the rest is looked at in the steps behind."""
+    now = [0.0]
+    monkeypatch.setattr("src.engine.speculation.asking.time.monotonic", lambda: now[0])
+
+    class Slow(Turning):
+        def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+            now[0] += 6e-4
+            return super().propose(row, tokens, most)
+
+    drafter, count = Slow(), 6
+    tokens = np.concatenate([buffer(4)] * count)
+    made = Speculation((drafter,), tokens, FREE, POISON)
+    made.observe(plan(*(RowStep(row, 1, 3, 1, True) for row in range(count))), 1e3)
+    drafted = [RowStep(row, 1, 3, 2, True, 1, 0, 12) for row in range(count)]
+    assert made.begin(plan(*drafted)) is not None
+    assert drafter.asked == count
+    exact = plan(*(RowStep(row, 1, 3, 1, True) for row in range(count)))
+    counts = []
+    for _ in range(6):
+        asked = drafter.asked
+        assert made.begin(exact) is None
+        counts.append(drafter.asked - asked)
+    assert max(counts) == 2
+    assert sum(counts) >= count

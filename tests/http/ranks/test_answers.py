@@ -140,7 +140,13 @@ def test_predictions_of_many_labels_come_in_pieces() -> None:
     # Many are equal: those keep the order of the labels.
     numbers = rng.integers(0, 50, 5000).astype(np.float32)
     labels = tuple(f'kind "{number}"' for number in range(5000))
-    found = Classification(request_id="", labels=labels, numbers=numbers.tobytes(), prompt_tokens=1)
+    found = Classification(
+        request_id="",
+        labels=labels,
+        numbers=numbers.tobytes(),
+        raw=numbers.tobytes(),
+        prompt_tokens=1,
+    )
     pieces = list(_predictions(found))
     made = msgspec.json.decode(b"".join(pieces))
     order = sorted(range(5000), key=lambda label: (-numbers[label], label))

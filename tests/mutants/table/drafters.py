@@ -236,7 +236,7 @@ MUTATIONS = (
         (
             "a damaged layer that nobody asked for ends the start",
             "_brought",
-            "(ModelLoadError, ValueError)",
+            "(SlipstreamError, ValueError, OSError, RuntimeError, MemoryError)",
             "()",
         ),
     ),

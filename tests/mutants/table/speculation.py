@@ -160,8 +160,8 @@ MUTATIONS = (
         (
             "rows of before a preemption wait for ever to catch up",
             "Speculation.install",
-            "self._states.vacate(A); del self._keys[A]",
-            "del self._keys[A]",
+            "self._states.vacate(A); self._asking.vacate(A); del self._keys[A]",
+            "self._asking.vacate(A); del self._keys[A]",
         ),
         (
             "what a failed step has left is a text",
@@ -179,6 +179,12 @@ MUTATIONS = (
     *rewrites_of(
         "src/engine/speculation/resting_rows.py",
         ("tests/engine/speculation/test_verification.py",),
+        (
+            "a row that missed its step is looked at when its next pause ends",
+            "RestingRows.due",
+            "self._widths.asks_again()",
+            "pass",
+        ),
         (
             "a woken row is said to rest",
             "RestingRows.wake",

@@ -21,8 +21,26 @@ MUTATIONS = (
     *rewrites_of(
         "src/text/quoted.py",
         _QUOTED,
-        ("texts are not quoted", "QuotingTokenizer.quoted", "A.sub(B, C)", "C"),
-        ("nothing is exchanged", "QuotingTokenizer.exchanged", "A.sub(B, C)", "C"),
+        ("texts are not quoted", "QuotingTokenizer.quoted", "A.replaced(B, C)", "B"),
+        ("nothing is exchanged", "QuotingTokenizer.exchanged", "A.replaced(B, C)", "B"),
+        (
+            "what stands over the end of a slice is not found",
+            "TextSearch.found",
+            "A + self._longest - 1",
+            "A",
+        ),
+        (
+            "a search of a long text keeps the others waiting",
+            "TextSearch.found",
+            "time.sleep(0)",
+            "None",
+        ),
+        (
+            "the shorter of two texts that begin alike is found",
+            "_factored",
+            "A += '?'",
+            "A += '??'",
+        ),
         (
             "a token of the vocabulary keeps its name",
             "QuotingTokenizer._made",
@@ -201,6 +219,17 @@ MUTATIONS = (
             "encode_beginning",
             "len(A) > B",
             "len(A) > enough",
+        ),
+        ("a far too long text is its own beginning", "begins", "A < len(text)", "False"),
+    ),
+    *rewrites_of(
+        "src/engine/requests/pairs.py",
+        ("tests/engine/requests/test_pairs.py",),
+        (
+            "a cut takes a text's own replacement characters",
+            "PairBuilder._spelled",
+            "A.rstrip(B) + C",
+            "A.rstrip(B)",
         ),
     ),
     *rewrites_of(
@@ -423,6 +452,64 @@ MUTATIONS = (
             "RowPooling.pool",
             "if A is not None and A.pooling is not None: B\nC = D",
             "if A is not None and A.pooling is not None: B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/test_vectors_of_others.py",),
+        (
+            "vectors of a step go to its rows in another order",
+            "Vectors.added_to",
+            "dict(zip(A, B, strict=True))",
+            "dict(zip(reversed(A), B, strict=True))",
+        ),
+        (
+            "rows that are added in order share a sum",
+            "RowPooling._vector",
+            "A = self._rows_kept()[row]",
+            "A = self._rows_kept()[0]",
+        ),
+        (
+            "pieces of all rows are kept under the next one's name",
+            "Vectors._numbers",
+            "self.known[A] = B",
+            "self.known[A + 1] = B",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/pooling.py",
+        ("tests/engine/execution/test_pooling.py",),
+        (
+            "prompts are pooled, whatever the files say",
+            "RowPooling.pool",
+            "A.start - B.num_unpooled",
+            "A.start",
+        ),
+        (
+            "what is behind a prompt begins with each chunk",
+            "RowPooling.pool",
+            "B = max(B, 0)",
+            "B = 0",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedder.py",
+        ("tests/engine/test_unpooled_prompts.py",),
+        (
+            "a prompt's length has the special token at its end",
+            "Embedder._num_unpooled",
+            "len(A) - B",
+            "len(A)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        ("tests/engine/test_unpooled_prompts.py",),
+        (
+            "prompts have no vectors of their tokens",
+            "EmbeddingRun._submission",
+            "A != 'all'",
+            "True",
         ),
     ),
     *rewrites_of(
