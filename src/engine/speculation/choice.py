@@ -11,10 +11,13 @@ from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
 from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
 from src.engine.speculation.history import TOKEN_BYTES, size_of
+from src.engine.speculation.on_device import Bounds
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
 
+# Devices that draft themselves. CUDA is to be one of them: see docs/speculation-cuda.md.
+_DRAFTING_DEVICES: frozenset[str] = frozenset()
 # The most rows of a step with drafts in a model with recurrent states. With more rows a draft costs
 # as much as a token, so few have some.
 _STATE_BACKUPS: Final = 8
@@ -31,6 +34,17 @@ def history_bytes(section: SpeculationSection, device_type: str) -> int:
     if not keeps or device_type != "cpu":
         return 0
     return size_of(section.shared_history_bytes) * TOKEN_BYTES
+
+
+def device_bounds(section: SpeculationSection, device_type: str) -> Bounds | None:
+    """What a device that drafts itself looks up; ``None`` if this one does not, or not so."""
+    if device_type not in _DRAFTING_DEVICES:
+        return None
+    if section.method == "suffix":
+        return Bounds(least=3, longest=24)
+    if section.method == "ngram":
+        return Bounds(section.prompt_lookup_min, section.prompt_lookup_max, "ngram")
+    return None
 
 
 class Choice(NamedTuple):
@@ -77,6 +91,8 @@ def choose_sources(
     if section.method == "off":
         return Choice((), "speculation.method = off")
     reason = ""
+    if not has_states and (bounds := device_bounds(section, device_type)) is not None:
+        return Choice((bounds.source,))
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
     elif has_states and has_windows:
@@ -102,8 +118,8 @@ def choose_speculation(
     has_windows: bool = False,
     num_backups: int | None = None,
     drafter: Drafter | None = None,
-) -> Callable[..., Speculation] | None:
-    """What makes an engine's `Speculation`; ``None`` if there is none.
+) -> Callable[..., Speculation] | Bounds | None:
+    """What makes an engine's `Speculation`, or what its device looks up; ``None`` for neither.
 
     ``drafter`` is the one of the method's sources that has weights. Other arguments and errors are
     those of `choose_sources`.
@@ -121,6 +137,8 @@ def choose_speculation(
             logger.info("speculation is off: %s", choice.reason)
         return None
     logger.info("speculation: %s, up to %d tokens", choice, section.num_speculative_tokens)
+    if (bounds := device_bounds(section, device_type)) is not None:
+        return bounds
     drafters: list[Drafter] = []
     for source in choice.sources:
         if source in DRAFTERS:

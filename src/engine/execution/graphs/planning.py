@@ -10,6 +10,7 @@ import torch
 from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.collector import frozen_collector, thaw_collector
 from src.core.config import MIB, Config
+from src.core.draft_counts import most_sampled
 from src.engine.devices import Device
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.memory import trial_bytes
@@ -18,6 +19,7 @@ from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_
 from src.engine.execution.mixers import MIXERS
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
+from src.engine.speculation.choice import device_bounds
 from src.models import ServedModel
 from src.ops.declaration import Backend
 
@@ -39,10 +41,15 @@ def ladder_of(config: Config, model: ServedModel, max_rows: int) -> PaddingLadde
     The texts of an encoder are computed as a whole, so none of its steps is a decode step.
     """
     decodes = all(layer.lasts != "step" for layer in model.kv_cache_spec())
+    section = config.speculation
+    bounds = device_bounds(section, model.spec.device.type)
+    drafts = 0 if bounds is None else section.num_speculative_tokens
     return PaddingLadder(
         max_rows if decodes else 0,
         config.compile.cuda_graph_max_tokens,
         adapts=model.adapters is not None,
+        max_drafts=drafts,
+        max_sampled=most_sampled(max_rows, drafts),
     )
 
 
@@ -111,6 +118,7 @@ def _trial(
     if not all(owner.honours.captured for owner in forward.owners.values()):
         logger.info("steps are not captured: an attention backend cannot be")
         return None
+    bounds = device_bounds(config.speculation, spec.device.type)
     pool = GraphPool(
         backend,
         ladder,
@@ -118,5 +126,6 @@ def _trial(
         Code.eager(model),
         rows,
         sampler,
+        None if bounds is None else bounds.proposing,
     )
     return trial_bytes(backend, ladder.shapes, pool.capture)
