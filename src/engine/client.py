@@ -661,8 +661,8 @@ class AsyncEngine:
         assert parts.embedder is not None
         recipe = parts.embedder.recipe
         prompts = (recipe.query_prompt, recipe.document_prompt)
-        run = CosineRun(pairs, prompts, max_tokens_per_doc, truncate, add_special_tokens, options)
-        embeddings = await self._run(run, lambda parts: parts.embedder, run.texts, admission)
+        run = CosineRun(prompts, max_tokens_per_doc, truncate, add_special_tokens, options)
+        embeddings = await self._run(run, lambda parts: parts.embedder, pairs, admission)
         return await run.scores(embeddings)
 
     async def encode(
