@@ -487,9 +487,10 @@ class EmbeddingRun:
 
 def named_error(error: RequestError, field: str, index: int | None) -> RequestError:
     """An error that says which text of a field is at fault; ``None``: there is only one."""
+    error.rename("prompt", field)
+    if error.param is None:
+        error.param = field
     if index is not None:
         error.message = f"{field}[{index}]: {error.message}"
         error.args = (error.message,)
-    if error.param in (None, "prompt"):
-        error.param = field
     return error

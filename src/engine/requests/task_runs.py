@@ -139,7 +139,7 @@ class TokenVectorRun(EmbeddingRun):
     def _made(self, numbers: bytes, last: Delta) -> Any:
         assert self._embedder is not None
         recipe = self._embedder.recipe
-        if recipe.normalizes:
+        if recipe.normalizes if self._normalizes is None else self._normalizes:
             numbers = _in_blocks(numbers, recipe.size, _normalized)
         return _encoding(self.request_id, numbers, recipe.size, last)
 
@@ -337,8 +337,10 @@ class CosineRun(EmbeddingRun):
                 prompt=self._prompts[is_document],
             )
         except RequestError as error:
-            if error.param in ("input", "prompt"):
-                error.param = "document" if is_document else "query"
+            side = "document" if is_document else "query"
+            error.rename("prompt", side)
+            if error.param == "input":
+                error.param = side
             if is_limit and error.param == _CUT:
                 error.param = "max_tokens_per_doc"
                 error.message = error.message.replace(_CUT, error.param)

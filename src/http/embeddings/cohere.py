@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from src.core.errors import InvalidRequestError, RequestError
+from src.core.errors import InvalidRequestError
 from src.core.outputs import Embedding
 from src.engine.client import AsyncEngine
-from src.http.embeddings.inputs import given_texts, pooled_options, renamed
+from src.http.embeddings.inputs import given_texts, pooled_options, renaming
 from src.http.embeddings.vectors import (
     held_numbers,
     json_base64,
@@ -82,12 +82,10 @@ async def embed_for_cohere(call: Call) -> None:
     count = num_texts * size
     with (
         contextlib.closing(made),
+        renaming(_NAMES),
         held_numbers(call, num_texts, count, others=len(said), field="texts"),
     ):
-        try:
-            embeddings = await made
-        except RequestError as error:
-            raise renamed(error, _NAMES) from None
+        embeddings = await made
         await call.answer_in_pieces(_pieces(call.id, said, embeddings, forms))
 
 

@@ -213,6 +213,16 @@ BAD_RANKS: list[tuple[dict[str, Any], str, str]] = [
     ({**DOCUMENT, "max_tokens_per_doc": 131}, "max_tokens_per_doc", "130"),
     ({**DOCUMENT, "raw_scores": True}, "raw_scores", "may not be given with documents"),
     ({**TEXT, "top_n": 1}, "top_n", "may not be given with texts"),
+    (
+        {**TEXT, "truncate": True, "truncate_prompt_tokens": 9},
+        "truncate_prompt_tokens",
+        "may not be given with truncate",
+    ),
+    (
+        {**TEXT, "raw_scores": True, "use_activation": True},
+        "use_activation",
+        "may not be given with raw_scores",
+    ),
     ({**DOCUMENT, "rank_fields": ["title"]}, "rank_fields", "not supported"),
     ({**DOCUMENT, "max_chunks_per_doc": 3}, "max_chunks_per_doc", "not supported"),
 ]

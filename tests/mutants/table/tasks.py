@@ -191,7 +191,12 @@ MUTATIONS = (
         "src/engine/requests/task_runs.py",
         (f"{_READING}::test_what_is_compared_is_the_token_ids_and_their_types",),
         ("what equals token ids is the same text", "_key", "set(map(type, A)) == {int}", "True"),
-        ("no text is the one of the pair before", "CosineRun.__init__", "_NO_TEXTS", "(None, None)"),
+        (
+            "no text is the one of the pair before",
+            "CosineRun.__init__",
+            "_NO_TEXTS",
+            "(None, None)",
+        ),
     ),
     *rewrites_of(
         "src/engine/requests/task_runs.py",
