@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,21 +56,30 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_work, "_CHARS_PER_SECOND", 0.0)
 
 
-@pytest.fixture
-async def embedder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncEngine]:
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = make_encoder(tmp_path_factory.mktemp("reading") / "bert", "bert")
     save_encoder_tokenizer(directory)
     prompts = {"long": "a quick brown fox " * 5}
     save_modules(directory, pooling={"pooling_mode": "mean"}, prompts=prompts)
-    async with AsyncEngine.open(small_config(directory)) as engine:
+    return directory
+
+
+@pytest.fixture
+async def embedder(encoder: Path) -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine.open(small_config(encoder)) as engine:
         yield engine
         assert_idle(engine)
 
 
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_classifier(tmp_path_factory.mktemp("reading") / "ranker", "bert", labels=1)
+
+
 @pytest.fixture
-async def ranker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncEngine]:
-    directory = make_classifier(tmp_path_factory.mktemp("reading") / "ranker", "bert", labels=1)
-    async with AsyncEngine.open(small_config(directory)) as engine:
+async def ranker(cross_encoder: Path) -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine.open(small_config(cross_encoder)) as engine:
         yield engine
         assert_idle(engine)
 
