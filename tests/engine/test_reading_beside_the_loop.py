@@ -96,6 +96,19 @@ async def test_many_tiny_texts_are_read_beside_the_loop(
 
 
 @pytest.mark.usefixtures("timeless")
+async def test_long_lists_of_token_ids_are_read_beside_the_loop(
+    embedder: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Threads()
+    read.watch(monkeypatch, EmbeddingRun, "_tokens")
+    # As long as tokenizing 4 times 32 characters, and 16 times.
+    await embedder.embed([[5] * 128] * 4)
+    assert (read.here, read.beside) == (4, 0)
+    await embedder.embed([[5] * 129] * 17)
+    assert (read.here, read.beside) == (4, 17)
+
+
+@pytest.mark.usefixtures("timeless")
 async def test_many_calls_for_tiny_texts_are_read_beside_the_loop(
     embedder: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,8 +169,8 @@ async def test_texts_of_many_pairs_are_compared_beside_the_loop(
     # The query is compared once, and each different text is read once.
     assert compared.here + compared.beside == MANY_PAIRS + 1
     assert read.here + read.beside <= 41
-    # A pair counts as two characters, and 16 token ids as one.
-    size = 2 if kind == "texts" else 2 + 120 // 16
+    # A pair counts as six characters, and four token ids as one.
+    size = 6 if kind == "texts" else 6 + 120 // 4
     assert compared.here <= 1 + 4096 // size
 
 

@@ -47,7 +47,7 @@ _WINDOW: Final = 64
 # thread. A longer text is alone.
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 16_384
-IDS_PER_CHAR: Final = 16
+IDS_PER_CHAR: Final = 4
 """Token ids that are read in the time that tokenizing one character takes."""
 # Numbers of a result beyond which a thread finishes it.
 _INLINE_NUMBERS: Final = 65_536

@@ -32,7 +32,7 @@ _COSINES_AT_ONCE: Final = 32
 # Pairs whose texts are numbered together: some hundred microseconds.
 _PAIRS_AT_ONCE: Final = 64
 # A pair takes as long as tokenizing so many characters.
-_CHARS_OF_PAIR: Final = 2
+_CHARS_OF_PAIR: Final = 6
 # Characters that are hashed in the time of tokenizing one.
 _HASHED_PER_CHAR: Final = 1024
 # Is no text of any pair.
