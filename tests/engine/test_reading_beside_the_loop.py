@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 # A text counts as 32 characters at least, and the loop reads so many of 4,096 before time goes by.
 MOST = 4096 // 32
-MANY = 5 * 64
+MANY = 3 * 64
 MANY_PAIRS = 2400
 
 

@@ -44,7 +44,11 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 _PLAIN: Final = ("search_document",)
 _BITS: Final = 8
 # Of an error's field: our name, and Cohere's
-_NAMES: Final = {"input": "texts", "dimensions": "output_dimension"}
+_NAMES: Final = {
+    "input": "texts",
+    "dimensions": "output_dimension",
+    "truncate_prompt_tokens": "max_tokens",
+}
 
 
 async def embed_for_cohere(call: Call) -> None:

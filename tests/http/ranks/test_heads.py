@@ -249,6 +249,8 @@ async def test_bad_pairs_of_a_cross_encoder_are_400_and_name_their_field(
             "no",
         ),
         ("/classify", {"messages": CHAT}, "messages", "messages has"),
+        ("/classify", {"input": "a", "prompt_name": "query"}, "prompt_name", "not supported"),
+        ("/pooling", {"input": "a", "prompt_name": "query"}, "prompt_name", "not supported"),
         ("/pooling", {"messages": CHAT}, "messages", "messages has"),
         ("/classify", {"input": "a", "normalize": True}, "normalize", "not supported"),
         ("/classify", {"input": "a", "activation": False}, "activation", "not supported"),
