@@ -199,7 +199,7 @@ class Speculation:
                     drafts[place] = guess
                     self._asking.resting.wake(rows[place].row)
                 else:
-                    self._asking.found_nothing(rows[place].row)
+                    self._asking.nothing_pays(rows[place].row)
         self._states.back_up([step.row for step in rows if step.drafts])
         verification = Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
         if asks:
