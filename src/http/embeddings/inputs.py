@@ -106,8 +106,8 @@ def _check_text_fields(request: Any, texts: Sequence[Text]) -> None:
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The same error, with its field as this protocol names it: ours to its own."""
-    if error.param in names:
-        error.rename(error.param, names[error.param])
+    if (own := error.param) is not None and own in names:
+        error.rename(own, names[own])
     return error
 
 
