@@ -37,7 +37,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_mixed_prefill_tokens
         The most prefill tokens in a step with decoding rows. ``None``: the rest of the budget.
     max_mixed_pooled_tokens
-        The most of those that are of pooled requests. ``None``: all of them.
+        The most of those that are of pooled requests, or a quarter as many as rows decode, if that
+        is more. ``None``: all of them.
     prefill_tokens_per_decode
         Raises that limit to this many prefill tokens per decoding row, if that is more.
     block_size, num_blocks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from src.core.plan import BlockAppend, RowInstall, RowStep, StateCopy, StepPlan
@@ -46,6 +48,13 @@ class SchedulerStats(msgspec.Struct):
     discarded_tokens: int = 0
 
 
+class Grant(NamedTuple):
+    """Prompt tokens that somebody may have of a step, and how many of them for pooled requests."""
+
+    tokens: int
+    pooled: int
+
+
 class PlanBuilder:
     """A plan being written.
 
@@ -59,6 +68,9 @@ class PlanBuilder:
         The most prompt tokens that this step may take.
     pooled_budget
         Tokens of pooled requests that may still be planned, within ``budget``.
+    halves_pooled
+        Whether a pooled request that does not end in this step gets at most half of its room, so
+        that others have a part too.
     states
         The requests of ``rows``, in their order.
     short
@@ -70,6 +82,7 @@ class PlanBuilder:
     __slots__ = (
         "appends",
         "budget",
+        "halves_pooled",
         "installs",
         "loads",
         "num_tokens",
@@ -90,6 +103,7 @@ class PlanBuilder:
         self.num_tokens = 0
         self.prefill_limit = budget
         self.pooled_budget = budget
+        self.halves_pooled = False
         self.installs: list[RowInstall] = []
         self.appends: list[BlockAppend] = []
         self.rows: list[RowStep] = []
@@ -124,27 +138,44 @@ class PlanBuilder:
         if self.snapshots is not None:
             self.loads += self.snapshots.begin(state, match)
 
-    def chunk(self, state: RequestState) -> int:
-        """Tokens of a request's next chunk: what is missing, its room, or up to a snapshot."""
-        num_tokens = min(state.target - state.launched, self.room(state))
+    def chunk(self, state: RequestState, *, takes_rest: bool = False) -> int:
+        """Tokens of a request's next chunk: what is missing, its room, or up to a snapshot.
+
+        With ``takes_rest`` nothing of its room is kept for others.
+        """
+        missing, room = state.target - state.launched, self.room(state)
+        if (
+            self.halves_pooled
+            and not takes_rest
+            and state.request.pooling is not None
+            and missing > room
+        ):
+            room = -(-room // 2)
+        num_tokens = min(missing, room)
         return num_tokens if self.snapshots is None else self.snapshots.cut(state, num_tokens)
 
-    def set_apart(self, budget: int) -> int:
-        """Leave only ``budget`` of the remaining tokens; returns the others for `rejoin`."""
-        others = self.budget - budget
-        self.budget = budget
+    def set_apart(self, grant: Grant) -> Grant:
+        """Leave only ``grant`` of the remaining tokens; returns the others for `rejoin`."""
+        others = Grant(self.budget - grant.tokens, self.pooled_budget - grant.pooled)
+        self.budget, self.pooled_budget = grant
         return others
 
-    def rejoin(self, others: int) -> int:
+    def rejoin(self, others: Grant) -> Grant:
         """Give back the tokens set apart; returns how many of those left then are left now."""
-        left = self.budget
-        self.budget += others
+        left = Grant(self.budget, self.pooled_budget)
+        self.budget += others.tokens
+        self.pooled_budget += others.pooled
         return left
 
-    def top_up(self) -> None:
+    def top_up(self, pooled_of: str | None = None) -> None:
         """Make chunks of prompts that end early longer, as far as their blocks and the budget go.
 
         A chunk whose states are copied at its end stays as it is.
+
+        Parameters
+        ----------
+        pooled_of
+            A lane, if only its pooled requests are to get more.
         """
         saved = {save.row for save in self.saves}
         for index, (state, row) in enumerate(zip(self.states, self.rows, strict=True)):
@@ -156,11 +187,12 @@ class PlanBuilder:
                 or row.pools
                 or row.row in saved
                 or state.phase is not Phase.RUNNING
+                or (pooled_of is not None and not _is_pooled_of(pooled_of, state))
                 or room < 1
                 or self.room(state) < 1
             ):
                 continue
-            num_tokens = min(self.chunk(state), room)
+            num_tokens = min(self.chunk(state, takes_rest=True), room)
             more = state.launch(self.step_id, num_tokens)
             self.rows[index] = RowStep(
                 row.row,
@@ -179,8 +211,17 @@ class PlanBuilder:
         self.budget = min(self.budget, budget)
         self.prefill_limit = min(self.prefill_limit, budget)
 
+    def leave_pooled(self, budget: int) -> None:
+        """Lower the remaining budget of pooled requests, and let none that is long take all."""
+        self.pooled_budget = min(self.pooled_budget, budget)
+        self.halves_pooled = True
+
     def plan(self) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             self.step_id, self.installs, self.appends, self.rows, self.loads, self.saves
         )
+
+
+def _is_pooled_of(lane: str, state: RequestState) -> bool:
+    return state.lane == lane and state.request.pooling is not None

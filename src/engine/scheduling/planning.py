@@ -46,6 +46,8 @@ class StepPlanner:
         if not builder.short:
             for lane in self.waiting.lanes.values():
                 self.admit(lane, builder)
+        if builder.halves_pooled:
+            builder.top_up()
 
     def plan_chunks(self, prefills: list[RequestState], builder: PlanBuilder) -> None:
         """Plan chunks of running requests in this order, as long as the budget allows."""

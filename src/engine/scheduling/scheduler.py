@@ -325,7 +325,7 @@ class Scheduler:
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
         if decoding and self.limits.max_mixed_pooled_tokens is not None:
-            builder.pooled_budget = self.limits.max_mixed_pooled_tokens
+            builder.leave_pooled(max(self.limits.max_mixed_pooled_tokens, decoding // 4))
         for lane in self._waiting.lanes.values():
             lane.bring_back(builder.pooled_budget)
         if is_shared:

@@ -7,6 +7,8 @@ others'.
 - **Prompt tokens** are shared out by deficit round robin (Shreedhar and Varghese, "Efficient Fair
   Queueing Using Deficit Round-Robin", 1996). A chunk ends at any token, so a lane's quantum is its
   share of the step, and only steps with fewer tokens than weights leave a credit for the next one.
+- **Tokens of pooled requests**, where a step bounds them, are shared out as well. If there are
+  fewer than lanes, those go first that have waited longest for some.
 - **Rows and memory**: who is below its share gets them from who is above, if need be by preemption.
   Who is preempted is still at its share afterwards, or just below by less than one row, so it
   cannot take the row back: nobody goes in circles.
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from src.engine.scheduling.admission import URGENT, SchedulerLimits
-from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
+from src.engine.scheduling.plan_builder import Grant, PlanBuilder, SchedulerStats
 from src.engine.scheduling.planning import StepPlanner
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator, first_of_tenants
@@ -65,6 +67,8 @@ class SharingPlanner:
         self._weights = 1
         self._claims: dict[str, None] = {}
         self._blocking: Lane | None = None
+        # Lanes with pooled requests, in the order of their next turns.
+        self._pooled_turns: dict[str, None] = {}
 
     # Room for those below their share.
 
@@ -219,7 +223,7 @@ class SharingPlanner:
                 self._planner.plan_chunks(of_lane[lane.name], builder)
                 grants[lane.name] = builder.rejoin(others)
         if not builder.short:
-            partial = {name for name in of_lane if not grants[name]}
+            partial = {name for name in of_lane if not grants[name].tokens}
             live = sum([not state.is_exhausted for state in self._allocator.running])
             self._admit(builder, lanes, grants, partial, max(0, self._most_rows - live))
         self._use_rest(builder, prefills)
@@ -243,19 +247,57 @@ class SharingPlanner:
 
     def _grants(
         self, builder: PlanBuilder, lanes: list[Lane], of_lane: dict[str, list[RequestState]]
-    ) -> dict[str, int]:
+    ) -> dict[str, Grant]:
         """Prompt tokens that each lane may have in this step, those of waiting requests included.
 
         Whoever asks for less than its share leaves the rest to the others.
         """
         has_room = self._allocator.rows.num_free > 0 and self._allocator.pool.num_free > 0
-        wanted = {}
+        wanted, pooled = {}, {}
         for lane in lanes:
             running = of_lane.get(lane.name, ())
             wanted[lane.name] = sum([state.target - state.launched for state in running])
+            pooled[lane.name] = sum(
+                [state.target - state.launched for state in running if state.request.pooling]
+            )
             if has_room and self._may_admit(lane, {}):
                 wanted[lane.name] += lane.num_tokens
-        left, grants = builder.budget, dict.fromkeys(wanted, 0)
+                pooled[lane.name] += lane.num_pooled_tokens
+        tokens = self._share_out(builder.budget, lanes, wanted)
+        if builder.pooled_budget < builder.budget:
+            pooled = self._share_out_pooled(builder.pooled_budget, pooled, tokens)
+        else:
+            pooled = tokens
+        return {name: Grant(tokens[name], pooled[name]) for name in tokens}
+
+    def _share_out_pooled(
+        self, left: int, wanted: dict[str, int], most: dict[str, int]
+    ) -> dict[str, int]:
+        """Share out a step's tokens of pooled requests, within ``most`` of each lane."""
+        grants, lanes = dict.fromkeys(wanted, 0), self._waiting.lanes
+        # Who begins to ask, or asks again, has its turn behind the others.
+        turns = [name for name in self._pooled_turns if wanted.get(name)]
+        turns += [name for name in wanted if wanted[name] and name not in self._pooled_turns]
+        self._pooled_turns = dict.fromkeys(turns)
+        wanted = {name: min(wanted[name], most[name]) for name in turns}
+        turns = [name for name in turns if wanted[name]]
+        if wanted.get(URGENT):
+            turns.remove(URGENT)
+            grants[URGENT] = min(wanted[URGENT], left)
+            left -= grants[URGENT]
+        weights = sum(lanes[name].weight for name in turns)
+        if left >= weights:
+            turns.sort(key=lambda name: wanted[name] / lanes[name].weight)
+        for name in turns:
+            weight = lanes[name].weight
+            grants[name] = min(wanted[name], left, max(1, left * weight // weights))
+            left -= grants[name]
+            weights -= weight
+        return grants
+
+    def _share_out(self, left: int, lanes: list[Lane], wanted: dict[str, int]) -> dict[str, int]:
+        """Share out a step's prompt tokens; see `_grants`."""
+        grants = dict.fromkeys(wanted, 0)
         if lanes[0].name == URGENT:
             grants[URGENT] = min(wanted[URGENT], left)
             left -= grants[URGENT]
@@ -282,7 +324,7 @@ class SharingPlanner:
         self,
         builder: PlanBuilder,
         lanes: list[Lane],
-        grants: dict[str, int],
+        grants: dict[str, Grant],
         partial: set[str],
         num_rows: int,
     ) -> None:
@@ -293,17 +335,21 @@ class SharingPlanner:
         """
         admitted: dict[str, int] = {}
         misfits: list[Lane] = []
-        reserved = sum(grants[lane.name] for lane in lanes if lane.name not in partial)
+        kept = [grants[lane.name] for lane in lanes if lane.name not in partial]
+        reserved, pooled = sum(grant.tokens for grant in kept), sum(grant.pooled for grant in kept)
         for lane in sorted(lanes, key=lambda lane: lane.name not in self._claims):
             if lane.name in partial:
                 continue
-            reserved -= grants[lane.name]
-            if not self._may_admit(lane, admitted):
-                continue
-            before = self._stats.admissions
+            reserved -= grants[lane.name].tokens
+            pooled -= grants[lane.name].pooled
             # What lanes before this one have left over is there for those after them.
-            others = builder.set_apart(builder.budget - reserved)
-            first = self._planner.admit(lane, builder, num_rows - sum(admitted.values()))
+            room = Grant(builder.budget - reserved, builder.pooled_budget - pooled)
+            others = builder.set_apart(room)
+            first, before = None, self._stats.admissions
+            if self._may_admit(lane, admitted):
+                first = self._planner.admit(lane, builder, num_rows - sum(admitted.values()))
+            if builder.halves_pooled:
+                builder.top_up(lane.name)
             builder.rejoin(others)
             if self._stats.admissions > before:
                 admitted[lane.name] = self._stats.admissions - before
@@ -336,6 +382,9 @@ class SharingPlanner:
         for state, step in zip(builder.states, builder.rows, strict=True):
             if step.num_tokens > 1 or step.start < state.prompt_len:
                 served[state.lane] = served.get(state.lane, 0) + step.num_tokens
+            if state.request.pooling and state.lane in self._pooled_turns:
+                del self._pooled_turns[state.lane]
+                self._pooled_turns[state.lane] = None
         for lane in lanes:
             if lane.name in served:
                 lane.credit = max(0, lane.credit - served[lane.name])

@@ -38,6 +38,8 @@ class Lane:
         Unfinished requests, wherever they are. A lane without any is forgotten.
     num_waiting, num_tokens
         Waiting requests, those aside included, and their tokens.
+    num_pooled_tokens
+        How many of these tokens are of pooled requests.
     credit
         Prompt tokens that it may still have computed before the next lane's turn; kept over steps
         that are too small for a turn.
@@ -52,6 +54,7 @@ class Lane:
         "_num_dead",
         "credit",
         "name",
+        "num_pooled_tokens",
         "num_tokens",
         "num_unfinished",
         "num_waiting",
@@ -65,6 +68,7 @@ class Lane:
         self.num_unfinished = 0
         self.num_waiting = 0
         self.num_tokens = 0
+        self.num_pooled_tokens = 0
         self.credit = 0
         self.passed = 0
         # Sorted by rank. All of them rank before everything in the heap, and none is dead.
@@ -73,6 +77,14 @@ class Lane:
         self._aside: list[RequestState] = []
         self._heap: list[tuple[Rank, RequestState]] = []
         self._num_dead = 0
+
+    def count(self, state: RequestState, sign: int) -> None:
+        """Count a waiting request: 1 if it begins to wait, -1 if it ends."""
+        num_tokens = sign * state.num_waiting_tokens
+        self.num_waiting += sign
+        self.num_tokens += num_tokens
+        if state.request.pooling is not None:
+            self.num_pooled_tokens += num_tokens
 
     def insert(self, state: RequestState) -> None:
         """Insert a request by its rank."""
@@ -330,8 +342,7 @@ class WaitingQueue:
         lane, num_tokens = self._lane_of(state), state.num_waiting_tokens
         self.num_tokens += num_tokens
         self._count += 1
-        lane.num_tokens += num_tokens
-        lane.num_waiting += 1
+        lane.count(state, 1)
         lane.insert(state)
 
     def _remove(self, state: RequestState) -> Lane:
@@ -339,8 +350,7 @@ class WaitingQueue:
         lane, num_tokens = self.lanes[state.lane], state.num_waiting_tokens
         self.num_tokens -= num_tokens
         self._count -= 1
-        lane.num_tokens -= num_tokens
-        lane.num_waiting -= 1
+        lane.count(state, -1)
         return lane
 
     def end_turn(self, lane: Lane) -> None:

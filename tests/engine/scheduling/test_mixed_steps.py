@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from src.core.config import Config
 from src.core.errors import ConfigError
@@ -25,8 +27,8 @@ def tokens(plan: StepPlan) -> dict[int, int]:
 
 
 def with_rows_that_decode(count: int, **changes: int) -> Simulation:
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 100}
-    simulation = Simulation(make_limits(**(settings | changes)))
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 100}
+    simulation = Simulation(make_limits(**(values | changes)))
     for key in range(count):
         simulation.add(make_request(key, 2, 30, ends=False))
     if count:
@@ -144,10 +146,8 @@ def test_beside_decoding_rows_vectors_get_little_of_what_prompts_get() -> None:
     simulation.add(pooled(2, 3))
     simulation.add(make_request(3, 20, 5, ends=False))
     # The text came last, and waits for none of them.
-    assert tokens(turn(simulation)) == {0: 1, 1: 4, 2: 20}
-    assert tokens(turn(simulation)) == {0: 1, 1: 4, 2: 1}
-    assert tokens(turn(simulation)) == {0: 1, 1: 2, 2: 1, 3: 2}
-    assert tokens(turn(simulation)) == {0: 1, 2: 1, 3: 1}
+    assert tokens(turn(simulation)) == {0: 1, 1: 3, 2: 1, 3: 20}
+    assert tokens(turn(simulation)) == {0: 1, 1: 2, 2: 2, 3: 1}
     simulation.drain()
 
 
@@ -187,4 +187,110 @@ def test_of_each_tenant_some_vectors_are_looked_at() -> None:
     for _ in range(4):
         turn(simulation)
     assert 21 not in simulation.scheduler._requests
+    simulation.drain()
+
+
+def of_tenant(request: Request, tenant: str) -> Request:
+    return msgspec.structs.replace(request, tenant=tenant)
+
+
+def steps_until_end(simulation: Simulation, key: int) -> int:
+    """Steps until a request has ended; each takes what it may of pooled requests."""
+    for count in range(1, 60):
+        turn(simulation)
+        if key not in simulation.scheduler._requests:
+            return count
+    raise AssertionError("it has not ended")
+
+
+@pytest.mark.parametrize("tenants", [("", ""), ("a", "a"), ("a", "b")])
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_short_text_does_not_wait_for_a_long_one(tenants: tuple[str, str], runs: bool) -> None:
+    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=4, num_blocks=200)
+    simulation.add(of_tenant(pooled(1, 60), tenants[0]))
+    if runs:
+        assert tokens(turn(simulation)) == {0: 1, 1: 4}
+    simulation.add(of_tenant(pooled(2, 2), tenants[1]))
+    assert tokens(turn(simulation)) == {0: 1, 1: 2, 2: 2}
+    assert 2 not in simulation.scheduler._requests
+    # Nothing is kept for nobody.
+    assert tokens(turn(simulation)) == {0: 1, 1: 4}
+    simulation.drain()
+
+
+def test_tenants_share_what_vectors_may_have_of_a_step() -> None:
+    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=9, num_blocks=300)
+    for key, tenant in enumerate(("a", "a", "a", "b", "c"), start=1):
+        simulation.add(of_tenant(pooled(key, 50), tenant))
+    got = dict.fromkeys("abc", 0)
+    for _ in range(4):
+        turn(simulation)
+    for state in simulation.scheduler._requests.values():
+        if state.request.pooling:
+            got[state.request.tenant] += state.launched
+    assert got == {"a": 12, "b": 12, "c": 12}
+    simulation.drain()
+
+
+def test_a_text_that_comes_late_is_before_the_rest_of_all_long_ones() -> None:
+    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=16, num_blocks=400)
+    for key in (1, 2, 3):
+        simulation.add(pooled(key, 60))
+    turn(simulation)
+    simulation.add(pooled(4, 2))
+    assert steps_until_end(simulation, 4) <= 2
+    simulation.drain()
+
+
+@settings(max_examples=40, derandomize=True, database=None, deadline=None)
+@given(
+    num_lanes=st.integers(2, 6),
+    bound=st.integers(1, 9),
+    depth=st.integers(1, 2),
+    lengths=st.lists(st.integers(12, 60), min_size=6, max_size=12),
+    prompts=st.booleans(),
+)
+def test_every_tenant_s_vectors_get_on_within_as_many_steps_as_there_are_tenants(
+    num_lanes: int,
+    bound: int,
+    depth: int,
+    lengths: list[int],
+    prompts: bool,
+) -> None:
+    simulation = with_rows_that_decode(
+        1,
+        max_mixed_pooled_tokens=bound,
+        max_num_batched_tokens=100,
+        max_num_seqs=40,
+        num_blocks=2000,
+    )
+    simulation.depth = depth
+    for key, length in enumerate(lengths, start=1):
+        simulation.add(of_tenant(pooled(key, length), f"t{key % num_lanes}"))
+    since = dict.fromkeys([f"t{number}" for number in range(num_lanes)], 0)
+    for number in range(25):
+        for lane in since if prompts else ():
+            # A prompt to generate from is not a turn of its tenant's vectors.
+            simulation.add(of_tenant(make_request(1000 + 10 * number + int(lane[1]), 2, 1), lane))
+        assert simulation.launch() is not None
+        assert 0 in simulation.scheduler._requests
+        _, states = simulation.scheduler._in_flight[-1]
+        served = {state.lane for state in states if state.request.pooling}
+        if number >= depth - 1:
+            simulation.commit()
+        unfinished = simulation.scheduler._requests.values()
+        # What is launched to its end asks for nothing more.
+        asking = {s.lane for s in unfinished if s.request.pooling and s.launched < s.prompt_len}
+        for lane in since:
+            since[lane] = 0 if lane in served or lane not in asking else since[lane] + 1
+            assert since[lane] < num_lanes, f"{lane} got nothing for {since[lane]} steps"
+    simulation.drain()
+
+
+def test_vectors_get_more_beside_many_rows_that_decode() -> None:
+    simulation = with_rows_that_decode(
+        24, max_mixed_pooled_tokens=4, max_num_seqs=40, num_blocks=900
+    )
+    simulation.add(pooled(30, 60))
+    assert tokens(turn(simulation))[24] == 6
     simulation.drain()

@@ -39,6 +39,39 @@ MUTATIONS = (
             "            self.pooled_budget -= num_tokens\n",
             "            pass\n",
         ),
+        (
+            "a long text takes all that vectors may have of a step",
+            "            room = -(-room // 2)\n",
+            "            pass\n",
+        ),
+        (
+            "what one tenant's vectors leave of its part is another's",
+            "                or (pooled_of is not None and not _is_pooled_of(pooled_of, state))\n",
+            "",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/shares.py",
+        (f"{_FOLDER}/test_mixed_steps.py",),
+        (
+            "tenants do not share what vectors may have of a step",
+            "            pooled = self._share_out_pooled(builder.pooled_budget, pooled, tokens)\n",
+            "            pooled = tokens\n",
+        ),
+        (
+            "a tenant's vectors stay first in turn",
+            "                self._pooled_turns[state.lane] = None\n",
+            "                self._pooled_turns = {state.lane: None, **self._pooled_turns}\n",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/scheduler.py",
+        (f"{_FOLDER}/test_mixed_steps.py",),
+        (
+            "what vectors may have of a step does not grow with the rows that decode",
+            "max(self.limits.max_mixed_pooled_tokens, decoding // 4)",
+            "self.limits.max_mixed_pooled_tokens",
+        ),
     ),
     *mutations_of(
         "src/ops/runtime/step.cpp",
