@@ -309,6 +309,8 @@ class Worker:
             self._places.leave_loop()
         plan = message.plan
         span = self._device.begin(in_flight.times)
+        if self._speculation is not None:
+            self._speculation.finish(plan)
         self._row_owners.meet(message)
         refused = self._row_owners.apply(plan)
         if self._memory is not None:
