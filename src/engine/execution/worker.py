@@ -335,6 +335,8 @@ class Worker:
         if self._on_device is not None:
             self._execute_drafting(in_flight, message, span, self._on_device)
             return
+        if self._speculation is not None:
+            self._speculation.finish(plan)
         self._row_owners.meet(message)
         refused = self._row_owners.apply(plan)
         if self._memory is not None:

@@ -190,9 +190,10 @@ class Scheduler:
         """
         for request in requests:
             check_request(request, self.limits)
-        num_tokens = sum(
-            len(request.prompt_token_ids) + request.num_predicted for request in requests
-        )
+        # Requests may share a prediction.
+        predicted = {id(request.prediction): request.num_predicted for request in requests}
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        num_tokens += sum(predicted.values())
         self._waiting.check_room(num_tokens, len(requests), self.limits.lane_of(requests[0]))
 
     def check_queue(self, num_requests: int, num_tokens: int, tenant: str = "") -> None:

@@ -208,6 +208,10 @@ class Widths:
             return min(_PROBES, len(candidates))
         return best
 
+    def forget(self, source: str) -> None:
+        """What is known of somebody's guesses is of other texts, and is measured again."""
+        self._chances.forget(source)
+
     def found_nothing(self, row: int, *, restricted: bool = False) -> None:
         """No drafter had an idea for the row, or none that pays; or none that is possible."""
         if self._only_tries:

@@ -420,13 +420,19 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/engine/scheduling/request_state.py",
+        "src/engine/scheduling/waiting.py",
         ("tests/engine/scheduling/test_scheduler.py",),
         (
             "predictions wait for nothing",
-            "RequestState.num_waiting_tokens",
-            "len(self.token_ids) + self.request.num_predicted",
-            "len(self.token_ids)",
+            "Lane.count",
+            "num_tokens += self._count_prediction(state.request, sign)",
+            "pass",
+        ),
+        (
+            "a shared prediction counts with each request",
+            "Lane._count_prediction",
+            "0 if before and after else A",
+            "A",
         ),
     ),
     *rewrites_of(
