@@ -18,6 +18,7 @@
 #include "projections/amx_linear.h"
 #include "projections/dot_linear.h"
 #include "projections/integer_linear.h"
+#include "projections/outer_products.h"
 #include "projections/pair_strips.h"
 #include "projections/pair_tiles.h"
 #include "runtime/parallel.h"
@@ -226,6 +227,14 @@ Status run(const LinearArgs& a) {
   if constexpr (std::is_same_v<T, bf16>) {
     run_pairs<Weights>(a);
     return kOk;
+  }
+#endif
+#if defined(SLIPSTREAM_OUTER_PRODUCTS)
+  if constexpr (std::is_same_v<Weights, Dense<T>>) {
+    if (uses_outer_products(a)) {
+      run_outer_products<T>(a);
+      return kOk;
+    }
   }
 #endif
   const float* x = widened_inputs<T>(a);
