@@ -1,6 +1,6 @@
 """Of drafts that a GPU makes and verifies itself, as far as a CPU can tell."""
 
-from tests.mutants.mutation import mutations_of
+from tests.mutants.mutation import rewrites_of
 
 _ON_DEVICE = ("tests/engine/speculation/test_on_device.py",)
 _ADVERSARY = "tests/engine/speculation/test_adversary_on_device.py"
@@ -9,113 +9,132 @@ _AT_THE_START = (
 )
 
 MUTATIONS = (
-    *mutations_of(
+    *rewrites_of(
         "src/engine/speculation/choice.py",
-        ("tests/engine/speculation/test_exactness.py::test_what_a_gpu_cannot_draft_for_is_refused"
-         "_with_the_reason",),
+        (
+            "tests/engine/speculation/test_exactness.py"
+            "::test_what_a_gpu_cannot_draft_for_is_refused_with_the_reason",
+        ),
         (
             "a GPU drafts for models whose states it cannot set back",
-            "or has_states or has_own_inputs:",
-            "or has_own_inputs:",
+            "device_bounds",
+            "A not in _DRAFTING_DEVICES or has_states or has_own_inputs",
+            "A not in _DRAFTING_DEVICES or has_own_inputs",
         ),
         (
             "a GPU drafts for models whose inputs it does not have",
-            "or has_states or has_own_inputs:",
-            "or has_states:",
+            "device_bounds",
+            "A not in _DRAFTING_DEVICES or has_states or has_own_inputs",
+            "A not in _DRAFTING_DEVICES or has_states",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/speculation/device_check.py",
         (f"{_ADVERSARY}::test_kernels_of_drafts_are_compared_with_what_they_are_to_do",),
         (
             "a kernel that finds wrong drafts serves",
-            "return torch.equal(found.cpu(), LOOK_UP.reference(*given, *numbers, 8192))",
-            "return found is not None",
+            "why_not",
+            "if not _finds_drafts(A, B, C): return D",
+            "",
         ),
         (
             "a kernel that accepts wrong drafts serves",
-            "return all(map(torch.equal, *outcomes))",
-            "return len(outcomes) == 2",
+            "why_not",
+            "if not _accepts_drafts(A, B): return C",
+            "",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/startup.py",
         _AT_THE_START,
         (
             "kernels of drafts are not tried at the start",
-            "reason = None if bounds is None else why_not(bounds, device)",
-            "reason = None",
+            "_build_runner",
+            "None if A is None else why_not(A, B)",
+            "None",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/graphs/planning.py",
         _AT_THE_START,
         (
             "where steps with drafts cannot be captured none are",
-            "if has_drafts and failure is not None:",
-            "if has_drafts and failure is None:",
+            "plan_graphs",
+            "A and B is not None",
+            "A and B is None",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/speculation/on_device.py",
         _ON_DEVICE,
         (
             "steps with drafts go on failing",
-            "        if self._has_ended:\n            return widths\n",
+            "DeviceSpeculation._chosen",
+            "if self._has_ended: return A",
             "",
         ),
         (
             "drafting ends after some failures, whatever is between them",
-            "            if not self._has_ended:\n                self._failures = 0\n",
-            "            pass\n",
+            "DeviceSpeculation.launching",
+            "self._failures = 0",
+            "pass",
         ),
         (
             "steps are wider than any that is captured",
-            "[drafts for drafts in self._possible if drafts <= most]",
+            "DeviceSpeculation._chosen",
+            "[A for A in self._possible if A <= B]",
             "self._possible",
         ),
         (
             "bounds are those of the drafts that were planned",
-            "if (ends := self._ends.get(step.row)) is not None:",
-            "if (ends := self._ends.get(-1)) is not None:",
+            "DeviceSpeculation._known",
+            "self._ends.get(A)",
+            "self._ends.get(-1)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/speculation/widths.py",
         _ON_DEVICE,
         (
             "a step is thought to take as long as its longest row alone",
-            "            drafts = num_rows * width\n",
-            "            drafts = width\n",
+            "Widths.choose_width",
+            "A * self._costs.price(B, A)",
+            "A / num_rows * self._costs.price(B, A)",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/drafted_steps.py",
-        ("tests/engine/execution/test_drafted_steps.py::test_warming_up_compiles_every_width_and"
-         "_changes_nothing",),
+        (
+            "tests/engine/execution/test_drafted_steps.py"
+            "::test_warming_up_compiles_every_width_and_changes_nothing",
+        ),
         (
             "warming up ends a row",
-            "idle, kept = torch.full_like(one, IDLE), torch.empty_like(one)",
-            "idle, kept = torch.zeros_like(one), torch.empty_like(one)",
+            "DraftedSteps.warm_up",
+            "torch.full_like(A, IDLE)",
+            "torch.zeros_like(A)",
         ),
         (
             "kernels for few drafts are compiled while a request waits",
-            "sorted({0, *powers, most})",
-            "sorted({most})",
+            "DraftedSteps.warm_up",
+            "sorted(A)",
+            "[most]",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/drafted_inputs.py",
         ("tests/engine/execution/test_drafted_inputs.py",),
         (
             "a row begins where an owner before it ended",
-            "torch.minimum(torch.maximum(state.lengths[rows_b], least_b), least_b + slack_b)",
-            "torch.maximum(state.lengths[rows_b], least_b)",
+            "draft",
+            "torch.minimum(torch.maximum(A, B), B + C)",
+            "torch.maximum(A, B)",
         ),
         (
             "drafts reach beyond the end of a row",
-            "torch.minimum(drafts_b, limits_b - known_b - 1).clamp(min=0)",
-            "drafts_b.clamp(min=0)",
+            "draft",
+            "torch.minimum(A, B - C - 1)",
+            "A",
         ),
     ),
-)  # fmt: skip
+)
