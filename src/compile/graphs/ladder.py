@@ -99,7 +99,7 @@ class PaddingLadder:
         # Width -> numbers of rows, a short ladder: each of them is a graph.
         self._verified = {
             width: tuple(rows for rows in _doublings(max_rows) if rows * width <= max_sampled)
-            for width in _widths(max_drafts)
+            for width in verify_widths(max_drafts)
         }
 
     @property
@@ -165,7 +165,7 @@ class PaddingLadder:
         return GraphShape("verify", rows * wider, adapts, wider)
 
 
-def _widths(max_drafts: int) -> tuple[int, ...]:
+def verify_widths(max_drafts: int) -> tuple[int, ...]:
     """Tokens of rows with drafts, ascending: a known one, and drafts."""
     if max_drafts < 1:
         return ()

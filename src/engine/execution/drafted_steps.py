@@ -28,6 +28,8 @@ from src.engine.execution.graphs.verify import VerifyGraph, VerifyOutput
 from src.engine.execution.row_state import RowState
 from src.engine.grammar.masks import RowMasks
 from src.engine.sampling import SampleBatch, SampleOutput, Sampler
+from src.ops import accept_drafts
+from src.ops.drafts.accept_drafts import IDLE
 
 
 class RowVerdict(NamedTuple):
@@ -147,6 +149,22 @@ class DraftedSteps:
             kept_b = self._accept_again(drafts, samples.token_ids)
         numbers = torch.stack((kept_b, drafts.counts_b, drafts.found_b[:, 0]))
         return DraftedOutput(samples, Verdicts(numbers, drafts.width), hidden, masks)
+
+    def warm_up(self, most: int) -> None:
+        """Compile the kernels of none and up to ``most`` drafts. Nothing is changed.
+
+        Triton makes other code for the number 1 and for what 16 divides, and acceptance has some
+        for each power of two.
+        """
+        rows = self._rows
+        row = torch.full((1,), rows.padding_row, device=rows.device)
+        one = torch.ones(1, dtype=torch.int32, device=rows.device)
+        powers = (1 << exponent for exponent in range(most.bit_length()))
+        for number in sorted({0, *powers, most}):
+            found = self._proposing(number)(rows.tokens, row, one, one)
+            sampled = torch.zeros((1, 1 + number), dtype=torch.int64, device=rows.device)
+            idle, kept = torch.full_like(one, IDLE), torch.empty_like(one)
+            accept_drafts(sampled, found[:, 2:], idle, one, row, rows.tokens, rows.lengths, kept)
 
     def _check(self, plan: StepPlan) -> None:
         params = self._sampler.state.params([step.row for step in plan.rows])

@@ -237,6 +237,8 @@ class StepComputer:
         self._sampler.state.flush()
         self._sampler.draw(logits, row, torch.zeros_like(row))
         truncation.warm_up(logits)
+        if self._drafted is not None and self._bounds is not None:
+            self._drafted.warm_up(self._bounds.most)
 
     def compiled_step(
         self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0

@@ -188,7 +188,7 @@ class Worker:
         rows = self._rows
         if isinstance(speculation, Bounds):
             limits = RowLimits(self._grammars, self._sampler.state)
-            max_sampled = most_sampled(rows.padding_row, 1)
+            max_sampled = most_sampled(rows.padding_row, speculation.most)
             self._on_device = DeviceSpeculation(speculation, limits, max_sampled)
             return
         tokens = host_view(rows.tokens)
@@ -201,6 +201,11 @@ class Worker:
         """What was drafted and accepted; ``None`` without speculation."""
         drafting = self._speculation or self._on_device
         return None if drafting is None else drafting.counts
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether a request's `prediction` is a source of drafts."""
+        return self._speculation is not None
 
     @property
     def is_on_cpu(self) -> bool:
@@ -394,11 +399,13 @@ class Worker:
         launched = drafting.begin(plan)
         due = [] if has_bounds(launched) else drafting.due(launched)
         if has_bounds(launched):
-            output = self._computer.verify(launched, span.computes)
+            with drafting.launching():
+                output = self._computer.verify(launched, span.computes)
         else:
             output = self._computer.compute(launched, span.computes)
         if due:
-            output = replace(output, looked=self._computer.look(due))
+            with drafting.launching():
+                output = replace(output, looked=self._computer.look(due))
         output = span.copy_out(output)
         in_flight.holds.append(span)
         self._follow_exact(launched, output, span)

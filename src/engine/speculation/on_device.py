@@ -6,14 +6,17 @@ came of it. Each holds one lock meanwhile, for some microseconds; nobody waits f
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from torch import Tensor
 
+from src.compile.graphs.ladder import verify_widths
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.engine.speculation.guess import Guess
@@ -21,16 +24,31 @@ from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
 from src.ops import look_up
 
+logger = logging.getLogger(__name__)
+
 # For how many steps a row rests that never has drafts.
 _FOR_GOOD: Final = 1 << 30
+# So many launches of steps with drafts may fail one after the other; then there are none any more.
+_MOST_FAILURES: Final = 3
 
 
 class Bounds(NamedTuple):
-    """The fewest tokens of a match, the most that it needs, and what its guesses are counted as."""
+    """What a device looks up.
+
+    Attributes
+    ----------
+    least, longest
+        The fewest tokens of a match, and the most that it needs.
+    source
+        What its guesses are counted as.
+    most
+        The most drafts of a row.
+    """
 
     least: int
     longest: int
     source: str = "suffix"
+    most: int = 16
 
     def proposing(self, most: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """What looks up to ``most`` drafts of each row up: of tokens, rows, lengths, wanted."""
@@ -102,6 +120,8 @@ class DeviceSpeculation:
         self.counts = DraftCounts()
         self._limits = limits
         self._max_sampled = max_sampled
+        # Numbers of drafts for which steps are captured.
+        self._possible = [width - 1 for width in verify_widths(bounds.most)]
         self._widths = widths or Widths()
         self._resting = RestingRows(self._widths)
         self._lock = threading.Lock()
@@ -114,6 +134,8 @@ class DeviceSpeculation:
         self._ends: dict[int, _Ends] = {}
         # Row -> the length of its last match: the best that is known before it is looked for.
         self._matches: dict[int, int] = {}
+        # Launches that have failed since the last one that did not.
+        self._failures = 0
 
     def install(self, row: int, generation: int) -> None:
         """The row has another request, which was installed. On the device's thread."""
@@ -146,6 +168,26 @@ class DeviceSpeculation:
         bounded = [step for step in rows if step.drafts or step.slack]
         return msgspec.structs.replace(plan, rows=exact + bounded)
 
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Around the launch of a step with bounds. What makes all of them fail ends drafting."""
+        try:
+            yield
+        except Exception as error:
+            with self._lock:
+                self._failures += 1
+                ends = self._failures == _MOST_FAILURES
+            if ends:
+                logger.warning("nothing drafts any more: steps with drafts fail: %s", error)
+            raise
+        with self._lock:
+            if not self._has_ended:
+                self._failures = 0
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._failures >= _MOST_FAILURES
+
     def _known(self, step: RowStep) -> RowStep:
         """A row's step with the bounds that the launched steps leave."""
         if step.slack == 0:
@@ -175,6 +217,8 @@ class DeviceSpeculation:
     def _chosen(self, plan: StepPlan, rows: Sequence[RowStep]) -> list[int]:
         """How many drafts each row of a plan has, of whose rows more is known."""
         widths = [0] * len(rows)
+        if self._has_ended:
+            return widths
         certain = plan.num_tokens - plan.num_drafts
         # There are none beside prompts, whose steps are long.
         if certain > len(rows) or not all(step.samples for step in rows):
@@ -190,7 +234,10 @@ class DeviceSpeculation:
             return widths
         most = max(0, self._max_sampled // len(rows) - 1)
         guesses = [self._expected(rows[at].row, min(rows[at].drafts, most)) for at in asked]
-        chosen = self._widths.choose(guesses, len(rows), certain)
+        # All rows take the place of the widest, so those that are asked may have as many.
+        possible = [drafts for drafts in self._possible if drafts <= most]
+        width = self._widths.choose_width(guesses, len(rows), certain, possible)
+        chosen = [min(width, len(guess.token_ids)) for guess in guesses]
         for at, width in zip(asked, chosen, strict=True):
             widths[at] = width
             if not width:
@@ -215,6 +262,8 @@ class DeviceSpeculation:
     def due(self, plan: StepPlan) -> list[RowStep]:
         """Steps of an exact plan whose rows are to be looked at on the side."""
         with self._lock:
+            if self._has_ended:
+                return []
             return [
                 step
                 for step in self._resting.due(plan)
@@ -263,6 +312,6 @@ class DeviceSpeculation:
         with self._lock:
             if self._generations.get(step.row) != step.generation:
                 return 0
-            if step.row in self._never:
+            if self._has_ended or step.row in self._never:
                 return _FOR_GOOD
             return self._resting.rests(step.row)

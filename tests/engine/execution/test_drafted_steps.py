@@ -14,7 +14,8 @@ from src.core.outputs import TokenLogprobs
 from src.core.plan import RowResult, RowStep
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
-from src.engine.execution.drafted_inputs import has_bounds
+from src.engine.execution import drafted_steps
+from src.engine.execution.drafted_inputs import Propose, has_bounds
 from src.engine.execution.drafted_steps import (
     DraftedSteps,
     Verdicts,
@@ -24,6 +25,7 @@ from src.engine.execution.drafted_steps import (
 from src.engine.execution.inputs import build_inputs
 from src.engine.grammar.masks import RowMasks
 from src.engine.sampling import SampleOutput
+from src.ops import accept_drafts
 from tests.engine.execution.graphs.test_verify import PROMPT, ROWS, Engine, Oracle, plan
 
 WISHES: list[dict[str, Any]] = [
@@ -193,3 +195,28 @@ def test_results_are_of_tokens_that_hold() -> None:
         RowResult(2, 1, []),
     ]
     assert unsound == [1]
+
+
+def test_warming_up_compiles_every_width_and_changes_nothing(
+    checkpoint_of: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = Oracle(0, 0)
+    engine = Engine(checkpoint_of, oracle.proposing)
+    looked: list[int] = []
+    accepted: list[int] = []
+
+    def proposing(most: int) -> Propose:
+        looked.append(most)
+        return oracle.proposing(most)
+
+    def accepting(*given: torch.Tensor) -> None:
+        accepted.append(given[0].shape[1])
+        accept_drafts(*given)
+
+    monkeypatch.setattr(drafted_steps, "accept_drafts", accepting)
+    before = engine.rows.tokens.clone(), engine.rows.lengths.clone()
+    DraftedSteps(engine.forward, engine.rows, engine.sampler, proposing).warm_up(11)
+    assert looked == [0, 1, 2, 4, 8, 11]
+    assert accepted == [1, 2, 3, 5, 9, 12]
+    assert torch.equal(engine.rows.tokens, before[0])
+    assert torch.equal(engine.rows.lengths, before[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import pytest
@@ -200,3 +201,50 @@ def test_bounds_end_at_the_limit() -> None:
     behind = RowStep(0, 1, 36, 3, True, 2, 9, 40)
     # It has 37 to 40 tokens, and with 40 it has ended.
     assert speculation.begin(plan(behind)).rows == [RowStep(0, 1, 36, 3, True, 2, 3, 40)]
+
+
+def test_what_makes_all_steps_with_drafts_fail_ends_them(caplog: pytest.LogCaptureFixture) -> None:
+    speculation, _ = made()
+
+    def launch(*, fails: bool) -> None:
+        with contextlib.suppress(RuntimeError), speculation.launching():
+            if fails:
+                raise RuntimeError("no memory")
+
+    # Only if none in between is launched.
+    for fails in (True, True, False, True, True):
+        launch(fails=fails)
+        assert drafts_of(speculation) == 4
+    launch(fails=True)
+    assert drafts_of(speculation) == 0
+    launch(fails=False)
+    launch(fails=True)
+    assert drafts_of(speculation) == 0
+    assert speculation.rests(drafting(0)) > 1000
+    assert not speculation.due(plan(decoding(0)))
+    assert caplog.messages == ["nothing drafts any more: steps with drafts fail: no memory"]
+
+
+def test_rows_have_as_many_drafts_as_pay_where_all_take_the_place_of_the_widest() -> None:
+    speculation, _ = made(always=False)
+    # Four rows: steps with a draft each take hardly longer, those with seven each thrice as long.
+    for _ in range(40):
+        speculation.took(4, 1, 1e-2)
+        speculation.took(4, 2, 1.02e-2)
+        speculation.took(4, 4, 1.9e-2)
+        speculation.took(4, 8, 3e-2)
+    launched = speculation.begin(plan(*(drafting(row, drafts=12) for row in range(4))))
+    assert [step.drafts for step in launched.rows] == [1] * 4
+    # Beside three that have none it would make all of them longer for one.
+    rows = [drafting(0, drafts=12), *(decoding(row) for row in range(1, 4))]
+    assert speculation.begin(plan(*rows)).num_drafts == 0
+
+
+def test_no_step_is_wider_than_those_that_are_captured() -> None:
+    speculation, _ = made(always=False, max_sampled=12)
+    for _ in range(40):
+        speculation.took(4, 1, 1e-2)
+        speculation.took(4, 2, 1.001e-2)
+    launched = speculation.begin(plan(*(drafting(row, drafts=2) for row in range(4))))
+    # Three tokens of each would be allowed, in a step of four of each, which is not.
+    assert [step.drafts for step in launched.rows] == [1] * 4
