@@ -43,10 +43,12 @@ def _finds_drafts(bounds: Bounds, most: int, device: torch.device) -> bool:
     rows = torch.arange(count).flip(0)
     lengths = torch.tensor([length for length, _ in _TEXTS], dtype=torch.int32)[rows]
     wanted = (most - torch.arange(count) % 2).int()
-    given = (tokens, rows, lengths, wanted)
     numbers = (bounds.least, bounds.longest, most)
-    found = look_up(*(each.to(device) for each in given), *numbers)
-    return torch.equal(found.cpu(), LOOK_UP.reference(*given, *numbers, 8192))
+    found = look_up(
+        tokens.to(device), rows.to(device), lengths.to(device), wanted.to(device), *numbers
+    )
+    expected = LOOK_UP.reference(tokens, rows, lengths, wanted, *numbers, 8192)
+    return torch.equal(found.cpu(), expected)
 
 
 def _accepts_drafts(most: int, device: torch.device) -> bool:
@@ -61,12 +63,19 @@ def _accepts_drafts(most: int, device: torch.device) -> bool:
     tokens = torch.zeros((count, count + most + 2), dtype=torch.int32)
     outcomes = []
     for place, accepts in ((_HOST, ACCEPT_DRAFTS.reference), (device, accept_drafts)):
-        given = [each.to(place) for each in (sampled, drafts, counts, known)]
-        rows = torch.arange(count, device=place)
         changed = [
             each.to(place, copy=True)
             for each in (tokens, torch.zeros_like(known), torch.full_like(known, -2))
         ]
-        accepts(*given, rows, *changed)
+        accepts(
+            sampled.to(place),
+            drafts.to(place),
+            counts.to(place),
+            known.to(place),
+            torch.arange(count, device=place),
+            changed[0],
+            changed[1],
+            changed[2],
+        )
         outcomes.append([each.cpu() for each in changed])
     return all(map(torch.equal, *outcomes))
