@@ -148,4 +148,6 @@ async def test_where_nothing_pays_a_head_computes_nothing_in_the_end(
         passes.clear()
         await ask(engine, [([*range(first, first + 20)], params) for first in range(200, 204)])
         assert passes == []
-        assert engine._worker._speculation.hidden.wanted == "none"  # type: ignore[union-attr]
+        speculation = engine._loop._worker._speculation
+        assert speculation is not None
+        assert speculation.hidden.wanted == "none"

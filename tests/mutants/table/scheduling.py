@@ -391,8 +391,8 @@ MUTATIONS = (
         ),
         (
             "tokens of those who leave the queue are still counted",
-            "        self.num_tokens -= num_tokens\n        self._count",
-            "        self._count",
+            "        self.num_tokens += lane.count(state, -1)\n        self._count",
+            "        lane.count(state, -1)\n        self._count",
         ),
     ),
     *mutations_of(

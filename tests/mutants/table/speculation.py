@@ -425,14 +425,14 @@ MUTATIONS = (
         (
             "predictions wait for nothing",
             "Lane.count",
-            "num_tokens += self._count_prediction(state.request, sign)",
+            "A += self._count_prediction(B.request, C)",
             "pass",
         ),
         (
             "a shared prediction counts with each request",
             "Lane._count_prediction",
-            "0 if before and after else A",
-            "A",
+            "0 if A and B else C",
+            "C",
         ),
     ),
     *rewrites_of(
