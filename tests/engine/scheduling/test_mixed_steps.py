@@ -219,9 +219,9 @@ def test_few_tokens_get_in_at_once() -> None:
     assert pooled_tokens(simulation, 2) == [3, 0]
     simulation.add(pooled(2, 5))
     assert pooled_tokens(simulation, 1) == [5]
-    # One of eight is left, with one of a quarter each.
-    simulation.add(pooled(3, 3))
-    assert pooled_tokens(simulation, 2) == [0, 3]
+    # Three are left, and each step saves two.
+    simulation.add(pooled(3, 7))
+    assert pooled_tokens(simulation, 2) == [0, 7]
     simulation.drain()
 
 
