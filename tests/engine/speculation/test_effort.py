@@ -156,3 +156,14 @@ def test_a_row_of_a_failed_step_is_forgotten() -> None:
     made = Speculation((drafter,), buffer(4), FREE, POISON)
     made.fail(plan(RowStep(0, 1, 3, 1, True)))
     assert vacated == [0]
+
+
+def test_rows_are_not_woken_for_guesses_that_never_hold() -> None:
+    drafter = Wrong()
+    made = Speculation((drafter,), buffer(4), FREE, POISON)
+    run(made, WINDOW // 2)
+    asked = drafter.asked
+    assert asked > 0
+    # Several of its longest pauses.
+    run(made, WINDOW // 2 - 1)
+    assert drafter.asked == asked
