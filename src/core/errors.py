@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 
 
@@ -85,6 +86,13 @@ class RequestError(SlipstreamError):
         self.message = message
         self.param = param
         self.code = code
+
+    def rename(self, own: str, name: str) -> None:
+        """Call the field at fault by the ``name`` that the client wrote, if it is our ``own``."""
+        if self.param == own:
+            self.param = name
+            self.message = re.sub(rf"\b{own}\b", name, self.message)
+            self.args = (self.message,)
 
 
 class InvalidRequestError(RequestError):

@@ -661,8 +661,8 @@ class AsyncEngine:
         assert parts.embedder is not None
         recipe = parts.embedder.recipe
         prompts = (recipe.query_prompt, recipe.document_prompt)
-        run = CosineRun(pairs, prompts, max_tokens_per_doc, truncate, add_special_tokens, options)
-        embeddings = await self._run(run, lambda parts: parts.embedder, run.texts, admission)
+        run = CosineRun(prompts, max_tokens_per_doc, truncate, add_special_tokens, options)
+        embeddings = await self._run(run, lambda parts: parts.embedder, pairs, admission)
         return await run.scores(embeddings)
 
     async def encode(
@@ -670,7 +670,7 @@ class AsyncEngine:
         texts: Sequence[Prompt],
         *,
         task: Task,
-        use_activation: bool = True,
+        use_activation: bool | None = None,
         max_values: int | None = None,
         on_counted: Callable[[int], None] | None = None,
         truncate: int | None = None,
@@ -690,7 +690,10 @@ class AsyncEngine:
         on_counted
             Called with how many they are, once all texts are tokens and nothing is computed yet;
             what it raises ends the call. Not of ``embed``.
-        use_activation, truncate, add_special_tokens, admission, options
+        use_activation
+            Of labels see `classify`. Of vectors whether they are scaled to length 1; ``None``: as
+            the checkpoint's files say.
+        truncate, add_special_tokens, admission, options
             See `classify`.
 
         Raises
@@ -710,15 +713,17 @@ class AsyncEngine:
                 cast(Sequence[Text], texts),
                 truncate=truncate,
                 add_special_tokens=add_special_tokens,
+                normalize=use_activation,
                 admission=admission,
                 **options,
             )
             return [encoding_of(each) for each in vectors]
         if task == "token_embed":
-            run = TokenVectorRun(None, truncate, add_special_tokens, None, None, options)
+            run = TokenVectorRun(None, truncate, add_special_tokens, None, use_activation, options)
             run.max_values, run.on_counted = max_values, on_counted
             return await self._run(run, lambda parts: parts.embedder, texts, admission)
-        labels = self._label_run(task, use_activation, truncate, add_special_tokens, options)
+        activates = use_activation is not False
+        labels = self._label_run(task, activates, truncate, add_special_tokens, options)
         labels.max_values, labels.on_counted = max_values, on_counted
         made = await self._run(labels, lambda parts: parts.labeller, texts, admission)
         return made if task == "token_classify" else [encoding_of(each) for each in made]

@@ -168,7 +168,7 @@ class LLM:
         texts: Text | Sequence[Prompt],
         *,
         task: Task,
-        use_activation: bool = True,
+        use_activation: bool | None = None,
         truncate: int | None = None,
         lora: str | None = None,
     ) -> list[Encoding]:

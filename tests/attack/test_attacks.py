@@ -14,17 +14,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from src.bench.soak.attacks import Attack, attacks
+from tests.attack.servers import DEMO, environment, wait_idle
 from tests.http.processes import ServerProcess
-from tests.support.compiling import compile_variables
 
 pytestmark = pytest.mark.timeout(400)
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
 SPACE = 227
 # Seconds that one attack lasts, and for which any probe may wait.
 SECONDS = 4.0
@@ -44,14 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer["added_tokens"].append({"id": 2048, "content": "<|new|>", **flags, "special": True})
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    environment = {
-        "SLIPSTREAM_MODEL": str(path),
-        "SLIPSTREAM_DEVICE__NUM_THREADS": "1",
-        "SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": "32",
-        **compile_variables(),
-        "OMP_NUM_THREADS": "1",
-    }
-    with ServerProcess.hypercorn(environment, "--keep-alive", "75") as process:
+    with ServerProcess.hypercorn(environment(path), "--keep-alive", "75") as process:
         process.wait_ready()
         yield process
 
@@ -149,11 +140,4 @@ def test_nobody_else_notices(server: ServerProcess, attack: Attack) -> None:
 def all_is_over(server: ServerProcess) -> Iterator[None]:
     """What one attack left running is no part of the next one."""
     yield
-    deadline = time.monotonic() + 60
-    while True:
-        lines = server.get("/metrics").text.splitlines()
-        running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
-        if all(float(line.rpartition(" ")[2]) == 0 for line in running):
-            return
-        assert time.monotonic() < deadline, running
-        time.sleep(0.1)
+    wait_idle(server)

@@ -13,19 +13,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from src.bench.soak.exchange import post
+from tests.attack.servers import DEMO, environment, wait_idle
 from tests.http.processes import ServerProcess
 from tests.support.classifiers import make_classifier
-from tests.support.compiling import compile_variables
 
 pytestmark = pytest.mark.timeout(400)
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo"
 # Seconds for which an attack is repeated, and the longest that a stream, or a probe, may stand
 # still; on a machine that is busy, three times as long as beside an idle server.
 SECONDS = 4.0
@@ -90,16 +88,6 @@ ON_RANKS = {
     "many documents": Attack("/rerank", {"query": "fox", "documents": SHORT}),
     "many pairs": Attack("/score", {"text_1": SHORT, "text_2": SHORT}),
 }
-
-
-def environment(path: Path) -> dict[str, str]:
-    return {
-        "SLIPSTREAM_MODEL": str(path),
-        "SLIPSTREAM_DEVICE__NUM_THREADS": "1",
-        "SLIPSTREAM_SCHEDULER__MAX_NUM_SEQS": "32",
-        **compile_variables(),
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 @pytest.fixture(scope="module")
@@ -279,20 +267,7 @@ def nobody_else_notices(
     else:
         pytest.fail(f"nothing came for {longest:.3f} s, {alone:.3f} s beside an idle server")
     assert "Traceback" not in server.output
-    all_is_over(server)
-
-
-def all_is_over(server: ServerProcess) -> None:
-    """What an attack left behind is gone, and is no part of the next one."""
-    deadline, running = time.monotonic() + 90, [""]
-    while running:
-        lines = server.get("/metrics").text.splitlines()
-        names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-        found = [line for line in lines if line.startswith(names)]
-        assert found
-        running = [line for line in found if float(line.rpartition(" ")[2])]
-        assert time.monotonic() < deadline, running
-        time.sleep(0.1)
+    wait_idle(server)
 
 
 @pytest.mark.parametrize("name", ON_TEXT)

@@ -88,3 +88,18 @@ async def test_a_caller_that_is_not_sampled_gets_no_span(
         assert answer.status_code == 200
         assert ("traceresponse" in answer.headers) is (flags == "01")
     assert trace_id(spans.root("embeddings tiny")) == "2" * 32
+
+
+async def test_a_post_to_the_servers_address_has_a_span_and_the_page_has_none(
+    client: httpx.AsyncClient, spans: Spans
+) -> None:
+    headers = {"traceparent": PARENT}
+    page = await client.get("/", headers=headers)
+    assert "traceresponse" not in page.headers
+    answer = await client.post("/", json={"inputs": "a b c"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    root = spans.root("embeddings tiny")
+    assert "traceresponse" in answer.headers
+    assert [span for span in spans.all() if trace_id(span) == TRACE_ID] == [root]
+    assert value(root, "http.route") == "/"
+    assert value(root, "slipstream.task") == "embed"

@@ -36,8 +36,8 @@ class Embedder:
         self._longest = builder.max_text_chars
         self.beside = builder.beside
         """How `tokens` of long texts are called, see `RequestBuilder.beside`."""
-        # Prompt of the checkpoint, whether special tokens are added -> see `_num_unpooled`.
-        self._unpooled: dict[tuple[str, bool], int] = {}
+        # Prompt of the checkpoint or "", whether special tokens are added -> its tokens.
+        self._alone: dict[tuple[str, bool], list[int]] = {}
 
     def check(self, dimensions: int | None, truncate: int | None, prompt_name: str | None) -> None:
         """Refuse options that hold for all texts of a request.
@@ -79,6 +79,11 @@ class Embedder:
     def check_options(self, params: SamplingParams, options: RequestOptions) -> None:
         """Refuse options that are out of range for any request."""
         self._builder.check(params, options)
+
+    def prompt(self, name: str | None = None) -> str:
+        """What the checkpoint's prompt of a name puts before texts; ``None``: its default."""
+        name = self.recipe.default_prompt if name is None else name
+        return "" if name is None else self.recipe.prompts[name]
 
     def tokens(
         self,
@@ -128,8 +133,7 @@ class Embedder:
             self._check_length(len(ids))
             return TextIds(self._builder.checked_ids(ids, "input"))
         if prompt is None:
-            name = self.recipe.default_prompt if prompt_name is None else prompt_name
-            prompt = "" if name is None else self.recipe.prompts[name]
+            prompt = self.prompt(prompt_name)
         unpooled = self._num_unpooled(prompt, adds_special_tokens)
         text = prompt + text
         if keeps is not None:
@@ -191,7 +195,7 @@ class Embedder:
 
     def _added(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer has put before a text's own, and behind them."""
-        added = self._tokenizer.encode("", add_special_tokens=True)
+        added = self._tokens_alone("", adds_special_tokens=True)
         for count in range(len(added) + 1):
             before, behind = added[:count], added[count:]
             if ids[:count] == before and ids[len(ids) - len(behind) :] == behind:
@@ -202,7 +206,7 @@ class Embedder:
         """How many of the first tokens are those of what was put before a text."""
         if not prompt:
             return 0
-        own = self._tokenizer.encode(prompt, add_special_tokens=False)
+        own = self._tokens_alone(prompt, adds_special_tokens=False)
         pairs = enumerate(zip(own, ids, strict=False))
         return next((number for number, (one, other) in pairs if one != other), len(own))
 
@@ -215,12 +219,16 @@ class Embedder:
         """
         if self.recipe.pools_prompt or not prompt:
             return 0
-        count = self._unpooled.get((prompt, adds_special_tokens))
-        if count is None:
+        ids = self._tokens_alone(prompt, adds_special_tokens=adds_special_tokens)
+        return len(ids) - (bool(ids) and ids[-1] in self._tokenizer.special_ids)
+
+    def _tokens_alone(self, prompt: str, *, adds_special_tokens: bool) -> list[int]:
+        """The tokens of a prompt of the checkpoint, which are the same for each text behind it."""
+        ids = self._alone.get((prompt, adds_special_tokens))
+        if ids is None:
             ids = self._tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
-            count = len(ids) - (bool(ids) and ids[-1] in self._tokenizer.special_ids)
-            self._unpooled[prompt, adds_special_tokens] = count
-        return count
+            self._alone[prompt, adds_special_tokens] = ids
+        return ids
 
     def _check_length(self, count: int, *, is_whole: bool = True) -> None:
         most = self.recipe.max_tokens

@@ -31,6 +31,7 @@ from src.engine.requests.embedder import Embedder, Text, TextIds
 from src.engine.requests.prompts import RequestOptions
 from src.engine.requests.prompts import check_options as check_option_types
 from src.engine.requests.submission import Submission
+from src.engine.requests.text_work import chars_of_time
 from src.observability.tracing import RequestTrace
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ _WINDOW: Final = 64
 # thread. A longer text is alone.
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 16_384
-# Token ids are read in as little time as a character takes.
-_IDS_PER_CHAR: Final = 16
+IDS_PER_CHAR: Final = 4
+"""Token ids that are read in the time that tokenizing one character takes."""
 # Numbers of a result beyond which a thread finishes it.
 _INLINE_NUMBERS: Final = 65_536
 _NUMBER: Final = 4  # bytes
@@ -138,6 +139,8 @@ class EmbeddingRun:
         self.max_values: int | None = None
         self.on_counted: Callable[[int], None] | None = None
         self._num_values = 0
+        # Characters of what is put before each text.
+        self._prompt_chars = 0
         self._embedder: Embedder | None = None
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
@@ -300,9 +303,9 @@ class EmbeddingRun:
     def _chars(self, text: Any, before: Any = None) -> int:
         """How long it takes to tokenize a text that follows another one, in characters."""
         if isinstance(text, str):
-            return len(text)
+            return chars_of_time(len(text)) + self._prompt_chars
         # What is no text is refused in its turn.
-        return len(text) // _IDS_PER_CHAR if isinstance(text, Sequence) else 0
+        return chars_of_time(len(text) // IDS_PER_CHAR if isinstance(text, Sequence) else 0)
 
     def _is_rendered(self, text: Any) -> bool:
         """Whether a text has to be rendered by a template before it can be tokenized."""
@@ -315,6 +318,7 @@ class EmbeddingRun:
     def _check(self, embedder: Embedder) -> None:
         """Refuse options that hold for all texts."""
         embedder.check(self._dimensions, self._truncate, self._prompt_name)
+        self._prompt_chars = len(embedder.prompt(self._prompt_name))
 
     def _tokens(self, embedder: Embedder, text: Any) -> list[int]:
         """The token ids of a text. A thread may call it, for one text at a time and in order."""
@@ -483,9 +487,10 @@ class EmbeddingRun:
 
 def named_error(error: RequestError, field: str, index: int | None) -> RequestError:
     """An error that says which text of a field is at fault; ``None``: there is only one."""
+    error.rename("prompt", field)
+    if error.param is None:
+        error.param = field
     if index is not None:
         error.message = f"{field}[{index}]: {error.message}"
         error.args = (error.message,)
-    if error.param in (None, "prompt"):
-        error.param = field
     return error

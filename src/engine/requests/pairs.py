@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from src.core.errors import InvalidRequestError, PromptTooLongError
+from src.core.errors import InvalidRequestError, PromptTooLongError, RequestError
 from src.core.sampling_params import shown
 from src.core.scoring import ScoringRecipe
 from src.engine.requests.prompts import ChatOptions, RequestBuilder, TextTokens
@@ -120,10 +122,12 @@ class PairBuilder:
         keeps = self.recipe.max_tokens if truncate == -1 else truncate
         last = LastQuery() if last is None else last
         if last.text != query:
-            last.tokens = self._text(query, keeps)
+            with _named("query"):
+                last.tokens = self._text(query, keeps)
             last.text = query
         bound = keeps if max_tokens_per_doc is None else max_tokens_per_doc
-        found = self._text(document, bound)
+        with _named("document"):
+            found = self._text(document, bound)
         return self._joined(last.tokens, found, adds_special_tokens, keeps, max_tokens_per_doc)
 
     async def templated(
@@ -147,8 +151,10 @@ class PairBuilder:
         bounds = [most if keeps is None else keeps] * 2
         if max_tokens_per_doc is not None:
             bounds[1] = min(bounds[1], max_tokens_per_doc)
-        asked = await self._builder.begins(query, bounds[0], tenant)
-        begun = await self._builder.begins(document, bounds[1], tenant)
+        with _named("query"):
+            asked = await self._builder.begins(query, bounds[0], tenant)
+        with _named("document"):
+            begun = await self._builder.begins(document, bounds[1], tenant)
         is_whole = (asked, begun) == (query, document)
         made = await self._templated(asked, begun, keeps, max_tokens_per_doc, tenant)
         if len(made.ids) > most:
@@ -322,6 +328,16 @@ class PairBuilder:
         """As much of a text as so many tokens, and one more, can spell."""
         longest = self._builder.max_text_chars
         return text[: min((tokens + 1) * self._tokenizer.max_token_chars, longest)]
+
+
+@contextlib.contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Say in errors which of both texts is at fault."""
+    try:
+        yield
+    except RequestError as error:
+        error.rename("prompt", text)
+        raise
 
 
 def _check_texts(query: object, document: object) -> None:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from src.engine.requests.text_work import TextWork
+from src.engine.requests.text_work import TextWork, chars_of_time
 
 # How much longer than the output a prediction may be, in tokens: an output that leaves something
 # out goes on behind it. Further ahead nobody looks for its place (`engine.speculation.prediction`).
@@ -61,7 +61,7 @@ class PredictedOutput:
             def tokenize() -> bytes:
                 return _packed(encode(text)[:most])
 
-            packed = await work.soon(tenant, len(text), tokenize)
+            packed = await work.soon(tenant, chars_of_time(len(text)), tokenize)
         self._packed, self._given = packed, ""
         return packed
 

@@ -26,7 +26,7 @@ from src.core.status import ModelInfo
 from src.core.task import Task
 from src.engine.requests.predictions import PredictedOutput
 from src.engine.requests.step_inputs import salted, step_values
-from src.engine.requests.text_work import TextWork
+from src.engine.requests.text_work import TextWork, chars_of_time
 from src.engine.requests.thinking_guides import ThinkingGuides
 from src.observability.tracing import RequestTrace
 from src.text import ChatTemplate, Tokenizer
@@ -517,9 +517,8 @@ class RequestBuilder:
 
     async def _encode(self, text: str, tenant: str, *, add_special_tokens: bool) -> list[int]:
         self._check_chars(text)
-        return await self._work.soon(
-            tenant, len(text), self._ids_of, text, add_special_tokens, "prompt"
-        )
+        size = chars_of_time(len(text))
+        return await self._work.soon(tenant, size, self._ids_of, text, add_special_tokens, "prompt")
 
     def _check_chars(self, text: str) -> None:
         # A text of more characters than the context's tokens can spell cannot fit, and is refused

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeGuard
 
 from src.core.errors import InvalidRequestError, RequestError
 from src.core.outputs import Classification, Delta, Embedding, Encoding, Score
 from src.core.scoring import LabelRecipe, ResultActivation
 from src.core.task import Task
 from src.engine.requests.embedder import Embedder, Text
-from src.engine.requests.embedding_run import EmbeddingOptions, EmbeddingRun, named_error
+from src.engine.requests.embedding_run import (
+    IDS_PER_CHAR,
+    EmbeddingOptions,
+    EmbeddingRun,
+    named_error,
+)
 from src.engine.requests.pairs import LastQuery, PairBuilder, check_doc_tokens
-from src.engine.requests.prompts import Prompt
+from src.engine.requests.text_work import INLINE_CHARS
+
+if TYPE_CHECKING:
+    from src.engine.scheduling.waiting import Reservation
 
 _CUT: Final = "truncate_prompt_tokens"
 _SMALLEST: Final = 1e-12  # a vector's length, so that zeros stay zeros
 # Pairs whose cosines are computed before others get the event loop: about a millisecond.
 _COSINES_AT_ONCE: Final = 32
+# Pairs whose texts are numbered together: some hundred microseconds.
+_PAIRS_AT_ONCE: Final = 64
+# A pair takes as long as tokenizing so many characters.
+_CHARS_OF_PAIR: Final = 6
+# Characters that are hashed in the time of tokenizing one.
+_HASHED_PER_CHAR: Final = 1024
+# Is no text of any pair.
+_NO_TEXTS: Final = (object(), object())
 # Numbers of tokens' results that are changed at a time: what is computed in float64 stays small.
 _BLOCK: Final = 65_536
 
@@ -122,7 +139,7 @@ class TokenVectorRun(EmbeddingRun):
     def _made(self, numbers: bytes, last: Delta) -> Any:
         assert self._embedder is not None
         recipe = self._embedder.recipe
-        if recipe.normalizes:
+        if recipe.normalizes if self._normalizes is None else self._normalizes:
             numbers = _in_blocks(numbers, recipe.size, _normalized)
         return _encoding(self.request_id, numbers, recipe.size, last)
 
@@ -166,10 +183,13 @@ class PairRun(EmbeddingRun):
 
     def _chars(self, text: Any, before: Any = None) -> int:
         if not _is_pair(text):
-            return 0  # refused in its turn
-        # A query with many documents is tokenized once.
+            return super()._chars(text)  # refused in its turn
+        # A query with many documents is tokenized once. Its tokens are copied for each of them.
         is_known = _is_pair(before) and before[0] == text[0]
-        return sum(super(PairRun, self)._chars(each) for each in text[1 if is_known else 0 :])
+        is_text = isinstance(text[0], str)
+        copied = min(len(text[0]), self._pairs.recipe.max_tokens) if is_text else 0
+        own = sum(super(PairRun, self)._chars(each) for each in text[1 if is_known else 0 :])
+        return own + copied // IDS_PER_CHAR
 
     def _is_rendered(self, text: Any) -> bool:
         return self._pairs.is_templated
@@ -197,7 +217,7 @@ class PairRun(EmbeddingRun):
             last=self._last_query,
         )
         # Of texts that have no kinds, nothing is kept.
-        self._kinds.append(made.types if any(made.types) else b"")
+        self._kinds.append(made.types if made.types.strip(b"\0") else b"")
         return made.ids
 
     def _values(self, num_tokens: int) -> int:
@@ -226,24 +246,12 @@ class CosineRun(EmbeddingRun):
 
     Parameters
     ----------
-    pairs
-        Of texts, or of lists of token ids.
     prompts
         What is put before queries, and before documents.
     max_tokens_per_doc
         Tokens of the second text that are kept.
     truncate, adds_special_tokens, options
         See `EmbeddingRun`.
-
-    Attributes
-    ----------
-    texts
-        The different texts.
-
-    Raises
-    ------
-    InvalidRequestError
-        One is no pair; names it.
     """
 
     task: ClassVar[Task] = "score"
@@ -251,7 +259,6 @@ class CosineRun(EmbeddingRun):
 
     def __init__(
         self,
-        pairs: Sequence[tuple[Prompt, Prompt]],
         prompts: tuple[str, str],
         max_tokens_per_doc: int | None,
         truncate: int | None,
@@ -259,39 +266,61 @@ class CosineRun(EmbeddingRun):
         options: EmbeddingOptions,
     ) -> None:
         super().__init__(None, truncate, adds_special_tokens, None, None, options)
-        if isinstance(pairs, str | bytes | Mapping) or not isinstance(pairs, Sequence):
-            raise InvalidRequestError(
-                f"pairs must be a list of pairs, got {type(pairs).__name__}", param="pairs"
-            )
-        self.texts: list[Any] = []
         self._prompts = prompts
         self._max_tokens_per_doc = max_tokens_per_doc
         # Whether a text has another vector as a query than as a document.
-        has_sides = max_tokens_per_doc is not None or prompts[0] != prompts[1]
+        self._has_sides = max_tokens_per_doc is not None or prompts[0] != prompts[1]
+        # The different texts, and what each is known by -> its number.
+        self._texts: list[Any] = []
+        self._numbers: dict[Any, int] = {}
         # For each pair the numbers of its texts; for each text a pair that it is of.
         self._places: list[tuple[int, int]] = []
         self._first_pair: list[int] = []
-        numbers: dict[Any, int] = {}
-        for index, pair in enumerate(pairs):
-            try:
-                found = checked_pair(pair)
-            except InvalidRequestError as error:
-                raise named_error(error, self.field, index) from None
-            both = []
-            for place, text in enumerate(found):
-                key = (place if has_sides else 0, type(text), str(text))
-                number = numbers.setdefault(key, len(self.texts))
-                if number == len(self.texts):
-                    self.texts.append(text)
-                    self._first_pair.append(index)
-                both.append(number)
-            self._places.append((both[0], both[1]))
-        self._documents = {second for _, second in self._places}
+        self._documents: set[int] = set()
+        # The pair before: one query often stands with many documents.
+        self._before: Sequence[Any] = _NO_TEXTS
         self._num_read = 0
 
     def _check(self, embedder: Embedder) -> None:
         super()._check(embedder)
         check_doc_tokens(self._max_tokens_per_doc, embedder.recipe.max_tokens)
+        self._prompt_chars = max(map(len, self._prompts))
+
+    async def _read(
+        self, embedder: Embedder, reservation: Reservation, texts: Sequence[Any], tenant: str
+    ) -> None:
+        """Find the different texts of the pairs, and read these."""
+        while (start := len(self._places)) < len(texts):
+            some, size = _some_pairs(texts, start)
+            await embedder.beside(tenant, size, self._add, some)
+            if len(self._places) < start + len(some):
+                raise named_error(_no_pair(), self.field, len(self._places))
+            await asyncio.sleep(0)
+            self._check_wanted()
+        self._numbers.clear()
+        different, self._texts = self._texts, []
+        self._num_texts = len(different)
+        await super()._read(embedder, reservation, different, tenant)
+
+    def _add(self, pairs: Sequence[Any]) -> None:
+        """Number the texts of pairs, up to the first that is none. A thread may call it."""
+        for pair in pairs:
+            if not _is_pair(pair):
+                return
+            first, second = (self._number(text, place) for place, text in enumerate(pair))
+            self._places.append((first, second))
+            self._documents.add(second)
+            self._before = pair
+
+    def _number(self, text: Any, place: int) -> int:
+        if text is self._before[place]:
+            return self._places[-1][place]
+        key = (place if self._has_sides else 0, _key(text))
+        number = self._numbers.setdefault(key, len(self._texts))
+        if number == len(self._texts):
+            self._texts.append(text)
+            self._first_pair.append(len(self._places))
+        return number
 
     def _tokens(self, embedder: Embedder, text: Text) -> list[int]:
         number, limit = self._num_read, self._max_tokens_per_doc
@@ -308,8 +337,10 @@ class CosineRun(EmbeddingRun):
                 prompt=self._prompts[is_document],
             )
         except RequestError as error:
-            if error.param in ("input", "prompt"):
-                error.param = "document" if is_document else "query"
+            side = "document" if is_document else "query"
+            error.rename("prompt", side)
+            if error.param == "input":
+                error.param = side
             if is_limit and error.param == _CUT:
                 error.param = "max_tokens_per_doc"
                 error.message = error.message.replace(_CUT, error.param)
@@ -359,9 +390,50 @@ def checked_pair(pair: object) -> tuple[Any, Any]:
         It is no pair.
     """
     if not _is_pair(pair):
-        raise InvalidRequestError("each pair must be two texts", param="pairs")
+        raise _no_pair()
     first, second = pair
     return first, second
+
+
+def _no_pair() -> InvalidRequestError:
+    return InvalidRequestError("each pair must be two texts", param="pairs")
+
+
+def _some_pairs(pairs: Sequence[Any], start: int) -> tuple[Sequence[Any], int]:
+    """The pairs from ``start`` on whose texts are numbered together, and how long that takes.
+
+    The time is in characters that are tokenized.
+    """
+    time = 0
+    some: list[Any] = []
+    before: Sequence[Any] = _NO_TEXTS
+    for index in range(start, min(start + _PAIRS_AT_ONCE, len(pairs))):
+        some.append(pair := pairs[index])
+        time += _CHARS_OF_PAIR
+        # What is no pair is refused in its turn.
+        if _is_pair(pair):
+            others = (one for one, other in zip(pair, before, strict=True) if one is not other)
+            time += sum(map(_time_of_key, others))
+            before = pair
+        if time >= INLINE_CHARS:
+            break
+    return some, time
+
+
+def _time_of_key(text: Any) -> int:
+    if isinstance(text, list | tuple):
+        return len(text) // IDS_PER_CHAR
+    return len(text) // _HASHED_PER_CHAR if isinstance(text, str) else 0
+
+
+def _key(text: Any) -> Any:
+    """What equal texts have in common; what is no text is like no other: it will be refused."""
+    if isinstance(text, str):
+        return text
+    if isinstance(text, list | tuple) and set(map(type, text)) == {int}:
+        with contextlib.suppress(OverflowError):
+            return array("i", text).tobytes()
+    return object()
 
 
 def _is_pair(given: Any) -> TypeGuard[Sequence[Any]]:

@@ -19,6 +19,8 @@ _LONG_CHARS: Final = 64 * 1024
 # Up to this many characters tokenizing on the event loop is cheaper than in a thread: it takes a
 # fraction of a millisecond.
 INLINE_CHARS: Final = 512
+# What any text costs beside its own characters' time, in characters.
+_LEAST_CHARS: Final = 32
 # Characters that the event loop tokenizes at once, a few milliseconds, and then in each second, so
 # that it has over nine tenths of its time for everything else.
 _BURST_CHARS: Final = 4096
@@ -26,6 +28,11 @@ _CHARS_PER_SECOND: Final = 100_000.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def chars_of_time(size: int) -> int:
+    """How many characters take the time of tokenizing a text of ``size``: few for no text."""
+    return max(size, _LEAST_CHARS)
 
 
 class InlineBudget:
@@ -46,7 +53,7 @@ class InlineBudget:
         self._at = clock()
 
     def take(self, size: int) -> bool:
-        """Whether a text of ``size`` characters may be tokenized here now; if so, it counts."""
+        """Whether what takes ``size`` characters' time may be done here now; if so, it counts."""
         now = self._clock()
         self._used = max(0.0, self._used - (now - self._at) * _CHARS_PER_SECOND)
         self._at = now

@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from src.core.errors import InvalidRequestError, RequestError
+from src.core.errors import InvalidRequestError
 from src.core.outputs import Embedding
 from src.engine.client import AsyncEngine
-from src.http.embeddings.inputs import given_texts, pooled_options, renamed
+from src.http.embeddings.inputs import given_texts, pooled_options, renaming
 from src.http.embeddings.vectors import (
     held_numbers,
     json_base64,
@@ -44,7 +44,11 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 _PLAIN: Final = ("search_document",)
 _BITS: Final = 8
 # Of an error's field: our name, and Cohere's
-_NAMES: Final = {"input": "texts", "dimensions": "output_dimension"}
+_NAMES: Final = {
+    "input": "texts",
+    "dimensions": "output_dimension",
+    "truncate_prompt_tokens": "max_tokens",
+}
 
 
 async def embed_for_cohere(call: Call) -> None:
@@ -82,12 +86,10 @@ async def embed_for_cohere(call: Call) -> None:
     count = num_texts * size
     with (
         contextlib.closing(made),
+        renaming(_NAMES),
         held_numbers(call, num_texts, count, others=len(said), field="texts"),
     ):
-        try:
-            embeddings = await made
-        except RequestError as error:
-            raise renamed(error, _NAMES) from None
+        embeddings = await made
         await call.answer_in_pieces(_pieces(call.id, said, embeddings, forms))
 
 

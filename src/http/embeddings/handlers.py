@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from src.core.outputs import Embedding
-from src.http.embeddings.inputs import given_inputs, pooled_options
+from src.http.embeddings.inputs import (
+    given_inputs,
+    input_names,
+    pooled_options,
+    renaming,
+)
 from src.http.embeddings.vectors import (
     held_numbers,
     json_base64,
@@ -58,9 +63,10 @@ async def create_embeddings(call: Call) -> None:
         ),
     )
     count = num_texts * vector_size(engine, request.dimensions)
+    names = input_names(request)
     # The texts are token ids before long, and answers may take long.
     del texts, request
-    with contextlib.closing(made), held_numbers(call, num_texts, count):
+    with contextlib.closing(made), renaming(names), held_numbers(call, num_texts, count):
         embeddings = await made
         await call.answer_in_pieces(_pieces(call.id, name, embeddings, in_base64=in_base64))
 

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from src.core.errors import RequestError
 from src.core.outputs import Embedding
-from src.http.embeddings.inputs import given_texts, pooled_options, renamed
+from src.http.embeddings.inputs import given_texts, pooled_options, renaming
 from src.http.embeddings.vectors import held_numbers, json_numbers, vector_size
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.inference import NEUTRAL_IN_INFERENCE, EmbedRequest
@@ -36,11 +35,12 @@ async def embed(call: Call) -> None:
     num_texts = len(texts)
     count = num_texts * vector_size(engine, request.dimensions)
     del texts, request
-    with contextlib.closing(made), held_numbers(call, num_texts, count, field="inputs"):
-        try:
-            embeddings = await made
-        except RequestError as error:
-            raise renamed(error, {"input": "inputs"}) from None
+    with (
+        contextlib.closing(made),
+        renaming({"input": "inputs"}),
+        held_numbers(call, num_texts, count, field="inputs"),
+    ):
+        embeddings = await made
         await call.answer_in_pieces(_pieces(embeddings))
 
 

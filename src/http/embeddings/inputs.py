@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from src.core.errors import InvalidRequestError, RequestError
@@ -106,11 +106,23 @@ def _check_text_fields(request: Any, texts: Sequence[Text]) -> None:
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The same error, with its field as this protocol names it: ours to its own."""
-    if (own := names.get(error.param or "")) is not None:
-        error.message = re.sub(rf"\b{error.param}\b", own, error.message)
-        error.args = (error.message,)
-        error.param = own
+    if (own := error.param) is not None and own in names:
+        error.rename(own, names[own])
     return error
+
+
+@contextlib.contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename fields in errors, see `renamed`."""
+    try:
+        yield
+    except RequestError as error:
+        raise renamed(error, names) from None
+
+
+def input_names(request: Any) -> Mapping[str, str]:
+    """What errors of `given_inputs` call the input, if it is a conversation."""
+    return {} if request.messages is None else {"input": "messages"}
 
 
 def pooled_options(

@@ -62,7 +62,7 @@ class CohereEmbeddings(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The vectors in the order of the texts, in each of the forms that were asked for.
 
     ``base64`` is of float32 in little-endian order. ``ubinary`` and ``binary`` have a bit for each
-    number, 1 where it is not negative, as bytes from 0, or from -128.
+    number, 1 where it is over 0, as bytes from 0, or from -128.
     """
 
     float_: list[list[float]] | None = msgspec.field(default=None, name="float")

@@ -19,8 +19,10 @@ NEUTRAL_IN_RANKS: Final[dict[str, tuple[Any, ...]]] = {
     "endianness": ("little",),
     "instruction": (),
     "max_chunks_per_doc": (),
+    "max_tokens_per_query": (),
     "mm_processor_kwargs": ({},),
     "normalize": (),
+    "prompt_name": (),
     "rank_fields": (["text"],),
     "softmax": (True,),
     "truncation_direction": ("Right", "right"),
@@ -41,8 +43,10 @@ class UnsupportedByRanks(msgspec.Struct, kw_only=True):
     endianness: Any = None
     instruction: Any = None
     max_chunks_per_doc: Any = None
+    max_tokens_per_query: Any = None
     mm_processor_kwargs: Any = None
     normalize: Any = None
+    prompt_name: Any = None
     rank_fields: Any = None
     softmax: Any = None
     truncation_direction: Any = None
@@ -79,6 +83,7 @@ class ScoreRequest(PooledRequest, kw_only=True):
     items: Texts | None = None
     data_1: Texts | None = None
     data_2: Texts | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None
 
 
 class ScoreItem(msgspec.Struct, kw_only=True):

@@ -10,9 +10,14 @@ from typing import Final
 
 import msgspec
 
-from src.core.errors import InvalidRequestError, RequestError
+from src.core.errors import InvalidRequestError
 from src.core.outputs import Classification
-from src.http.embeddings.inputs import given_inputs, pooled_options, renamed
+from src.http.embeddings.inputs import (
+    given_inputs,
+    input_names,
+    pooled_options,
+    renaming,
+)
 from src.http.embeddings.vectors import held_numbers, json_items, json_numbers, num_labels
 from src.http.generation.sampling import check_neutral
 from src.http.protocol.embeddings import EmbeddingUsage
@@ -60,8 +65,9 @@ async def classify(call: Call) -> None:
         ),
     )
     num_texts, count = len(texts), len(texts) * num_labels(engine)
+    names = input_names(request)
     del texts, request
-    with contextlib.closing(made), held_numbers(call, num_texts, count):
+    with contextlib.closing(made), renaming(names), held_numbers(call, num_texts, count):
         await call.answer_in_pieces(_pieces(call.id, name, await made))
 
 
@@ -99,11 +105,12 @@ async def predict(call: Call) -> None:
     )
     num_texts, count = len(texts), len(texts) * num_labels(engine)
     del texts, request
-    with contextlib.closing(made), held_numbers(call, num_texts, count, field="inputs"):
-        try:
-            found = await made
-        except RequestError as error:
-            raise renamed(error, {"input": "inputs"}) from None
+    with (
+        contextlib.closing(made),
+        renaming({"input": "inputs"}),
+        held_numbers(call, num_texts, count, field="inputs"),
+    ):
+        found = await made
         pieces = _all_predictions(found) if is_batch else _predictions(found[0])
         await call.answer_in_pieces(pieces)
 

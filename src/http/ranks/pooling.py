@@ -11,7 +11,12 @@ from typing import Final
 from src.core.errors import InvalidRequestError
 from src.core.outputs import Embedding, Encoding
 from src.core.task import Task
-from src.http.embeddings.inputs import given_inputs, pooled_options
+from src.http.embeddings.inputs import (
+    given_inputs,
+    input_names,
+    pooled_options,
+    renaming,
+)
 from src.http.embeddings.vectors import (
     held_numbers,
     json_base64,
@@ -61,6 +66,7 @@ async def pool(call: Call) -> None:
     )
     truncate, adds = request.truncate_prompt_tokens, request.add_special_tokens is not False
     with contextlib.ExitStack() as stack:
+        stack.enter_context(renaming(input_names(request)))
 
         def hold(count: int) -> None:
             stack.enter_context(held_numbers(call, num_texts, count))
@@ -84,7 +90,7 @@ async def pool(call: Call) -> None:
             arrays = engine.encode(
                 texts,
                 task=task,
-                use_activation=request.use_activation is not False,
+                use_activation=request.use_activation,
                 max_values=call.server.config.http.max_embedding_values,
                 # How many numbers tokens have is known once there are tokens.
                 on_counted=None if task == "classify" else hold,
@@ -109,12 +115,6 @@ def _check(request: PoolingRequest, task: Task) -> None:
     if request.dimensions is not None and task != "embed":
         raise InvalidRequestError(
             f"dimensions may only be given with task = embed, got {task}", param="dimensions"
-        )
-    if request.use_activation is not None and task == "token_embed":
-        raise InvalidRequestError(
-            "use_activation may not be given with task = token_embed: vectors are scaled as the "
-            "checkpoint's files say",
-            param="use_activation",
         )
 
 

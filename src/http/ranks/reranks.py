@@ -111,7 +111,7 @@ def _check_protocol(request: RerankRequest) -> str:
     Raises
     ------
     InvalidRequestError
-        It has both, or none, or a field of the other protocol.
+        It has both, or none, a field of the other protocol, or two fields that say the same.
     """
     if request.texts is None and request.documents is None:
         raise InvalidRequestError("missing required field `documents`", param="documents")
@@ -123,6 +123,12 @@ def _check_protocol(request: RerankRequest) -> str:
     for name in others:
         if getattr(request, name) is not None:
             raise InvalidRequestError(f"{name} may not be given with {field}", param=name)
+    for own, other in (
+        ("truncate", "truncate_prompt_tokens"),
+        ("raw_scores", "use_activation"),
+    ):
+        if getattr(request, own) is not None and getattr(request, other) is not None:
+            raise InvalidRequestError(f"{other} may not be given with {own}", param=other)
     return field
 
 

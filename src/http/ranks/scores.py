@@ -56,6 +56,7 @@ async def score(call: Call) -> None:
         pairs,
         use_activation=request.use_activation is not False,
         truncate=request.truncate_prompt_tokens,
+        max_tokens_per_doc=request.max_tokens_per_doc,
         admission=call.admission,
         **pooled_options(
             call,

@@ -11,7 +11,8 @@ from src.engine.client import AsyncEngine
 from src.http.server.body import header
 from src.observability.tracing import RequestTrace
 
-# Path of an endpoint that computes -> what the conventions call it, where they do; else its task.
+# Path of an endpoint that computes, which is asked by POST -> what the conventions call it, where
+# they do; else its task.
 OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -20,6 +21,7 @@ OPERATIONS: Final = {
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
     "/embed": "embeddings",
+    "/": "embeddings",
     "/classify": "classify",
     "/predict": "classify",
     # Until its task is known.
@@ -39,7 +41,8 @@ def begin_trace(engine: AsyncEngine | None, scope: Scope, received: float) -> Re
 
     ``received`` is when the request arrived, on the monotonic clock.
     """
-    if engine is None or not engine.telemetry.traces:
+    # At some of these paths a GET shows something.
+    if engine is None or not engine.telemetry.traces or scope["method"] != "POST":
         return None
     route = scope["path"].removeprefix(scope.get("root_path", ""))
     operation = OPERATIONS.get(route)

@@ -222,7 +222,9 @@ async def test_a_conversation_is_embedded_as_its_template_spells_it(
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": CHAT, "chat_template": "{{ messages }}"}, "chat_template"),
         ({"messages": CHAT, "prompt_name": "query"}, "prompt_name"),
+        # Of more characters than the context can spell, and of more tokens.
         ({"messages": [{"role": "user", "content": "fox " * 4000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "fox " * 1100}]}, "messages"),
         ({"input": "fox", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"input": "fox", "chat_template_kwargs": {}}, "chat_template_kwargs"),
     ],

@@ -117,6 +117,7 @@ async def test_cohere_cuts_texts_only_where_it_is_asked_to(
         ({"texts": [LONG], "truncate": "NONE"}, "texts", "this model takes up to 130"),
         ({"texts": ["fox"], "truncate": "NONE", "max_tokens": 5}, "max_tokens", "NONE"),
         ({"texts": ["fox"], "output_dimension": 8}, "output_dimension", "does not say"),
+        ({"texts": ["fox"], "max_tokens": 2}, "max_tokens", "max_tokens = 2 leaves no token"),
         ({"texts": ["fox"], "images": ["data:"]}, "images", "not supported"),
         ({"texts": ["fox"], "inputs": [{}]}, "inputs", "not supported"),
         ({"texts": ["fox"], "priority": 2**63}, "priority", "priority must be"),

@@ -127,6 +127,8 @@ async def test_documents_are_cut_before_they_are_scored(
         one, other = (body["data"][0]["embedding"] for body in (first, second))
         want = sum(x * y for x, y in zip(one, other, strict=True))
         assert ranks["results"][0]["relevance_score"] == pytest.approx(want, abs=1e-5)
+        (score,) = scores(await post(client, "/score", text_1=QUERY, text_2=LONG, **fields))
+        assert score == pytest.approx(want, abs=1e-5)
 
 
 async def test_inference_gets_its_own_answer(embedding_client: httpx.AsyncClient) -> None:
@@ -174,6 +176,10 @@ BAD_SCORES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"text_1": "a", "text_2": "b", "priority": 2**63}, "priority", "priority must be"),
     ({"text_1": "a", "text_2": "b", "instruction": "x"}, "instruction", "not supported"),
+    ({"text_1": "a", "text_2": "b", "prompt_name": "query"}, "prompt_name", "not supported"),
+    ({"text_1": "a", "text_2": "b", "max_tokens_per_query": 9}, "max_tokens_per_query", "not supp"),
+    ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": 0}, "max_tokens_per_doc", ">= 1"),
+    ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": 131}, "max_tokens_per_doc", "130"),
     (
         {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 131},
         "truncate_prompt_tokens",
@@ -213,6 +219,16 @@ BAD_RANKS: list[tuple[dict[str, Any], str, str]] = [
     ({**DOCUMENT, "max_tokens_per_doc": 131}, "max_tokens_per_doc", "130"),
     ({**DOCUMENT, "raw_scores": True}, "raw_scores", "may not be given with documents"),
     ({**TEXT, "top_n": 1}, "top_n", "may not be given with texts"),
+    (
+        {**TEXT, "truncate": True, "truncate_prompt_tokens": 9},
+        "truncate_prompt_tokens",
+        "may not be given with truncate",
+    ),
+    (
+        {**TEXT, "raw_scores": True, "use_activation": True},
+        "use_activation",
+        "may not be given with raw_scores",
+    ),
     ({**DOCUMENT, "rank_fields": ["title"]}, "rank_fields", "not supported"),
     ({**DOCUMENT, "max_chunks_per_doc": 3}, "max_chunks_per_doc", "not supported"),
 ]

@@ -32,6 +32,7 @@ TEXTS = ["the quick brown fox", "a lazy dog"]
 LONG = "the quick brown fox jumps over the lazy dog " * 30
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 LABELS = ["kind 0", "kind 1", "kind 2"]
+CHAT = [{"role": "user", "content": "fox " * 150}]
 
 
 @asynccontextmanager
@@ -202,6 +203,13 @@ async def test_labels_that_are_equal_in_float32_keep_their_order(
     [
         ({"query": LONG, "documents": ["b"]}, "documents", "both texts together have"),
         ({"query": "a", "documents": ["b", LONG]}, "documents", "documents[1]"),
+        # Of more characters than the context can spell.
+        ({"query": "fox " * 9000, "documents": ["b", "c"]}, "query", "the query has 36000 char"),
+        (
+            {"query": "a", "documents": ["b", "fox " * 9000]},
+            "documents",
+            "the documents has 36000 char",
+        ),
         (
             {"query": "a", "documents": ["b"], "max_tokens_per_doc": 999},
             "max_tokens_per_doc",
@@ -240,6 +248,10 @@ async def test_bad_pairs_of_a_cross_encoder_are_400_and_name_their_field(
             "truncate_prompt_tokens",
             "no",
         ),
+        ("/classify", {"messages": CHAT}, "messages", "messages has"),
+        ("/classify", {"input": "a", "prompt_name": "query"}, "prompt_name", "not supported"),
+        ("/pooling", {"input": "a", "prompt_name": "query"}, "prompt_name", "not supported"),
+        ("/pooling", {"messages": CHAT}, "messages", "messages has"),
         ("/classify", {"input": "a", "normalize": True}, "normalize", "not supported"),
         ("/classify", {"input": "a", "activation": False}, "activation", "not supported"),
         ("/classify", {"input": "a", "softmax": False}, "softmax", "not supported"),
@@ -327,8 +339,17 @@ async def test_pooling_gives_vectors(embedding_client: httpx.AsyncClient) -> Non
         weights = torch.linalg.lstsq(rows.T, mean.unsqueeze(1)).solution
         torch.testing.assert_close((rows.T @ weights)[:, 0], mean, rtol=1e-4, atol=1e-4)
         assert (weights > 0).all()
-    error = await refused(client, "/pooling", input="a", task="token_embed", use_activation=True)
-    assert error["param"] == "use_activation"
+    asked = {"input": TEXTS, "task": "token_embed", "use_activation": False}
+    for item, other in zip(
+        (await post(client, "/pooling", **asked))["data"], raw["data"], strict=True
+    ):
+        rows = torch.tensor(item["data"], dtype=torch.float64)
+        mean = torch.tensor(other["data"], dtype=torch.float64)
+        torch.testing.assert_close(rows.mean(0), mean, rtol=1e-4, atol=1e-4)
+    asked["use_activation"] = True
+    again = (await post(client, "/pooling", **asked))["data"]
+    for item, other in zip(again, tokens["data"], strict=True):
+        assert [near(row) for row in item["data"]] == other["data"]
 
 
 async def test_models_say_what_they_do(classifier: Served, ranker: Served) -> None:

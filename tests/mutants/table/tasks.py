@@ -14,6 +14,8 @@ _RANKS = "tests/engine/test_rerankers.py"
 _CALLS = "tests/engine/test_embedding_calls.py"
 _ANSWERS = "tests/http/ranks/test_answers.py"
 
+_READING = "tests/engine/test_reading_beside_the_loop.py"
+
 _GENERIC = "tests/engine/test_generic_classifiers.py"
 _QUOTED = ("tests/text/test_quoted.py",)
 
@@ -164,6 +166,53 @@ MUTATIONS = (
             "A or self._used + size > _BURST_CHARS",
             "A",
         ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/text_work.py",
+        (f"{_READING}::test_many_tiny_texts_are_read_beside_the_loop",),
+        ("a text of one character takes a character's time", "chars_of_time", "max(A, B)", "A"),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (f"{_READING}::test_a_long_prompt_counts_with_each_text",),
+        (
+            "a prompt before texts takes no time",
+            "EmbeddingRun._chars",
+            "A + self._prompt_chars",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_READING}::test_many_tiny_pairs_are_read_beside_the_loop",),
+        ("copies of a query take no time", "PairRun._chars", "A + B // C", "A"),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_READING}::test_what_is_compared_is_the_token_ids_and_their_types",),
+        ("what equals token ids is the same text", "_key", "set(map(type, A)) == {int}", "True"),
+        (
+            "no text is the one of the pair before",
+            "CosineRun.__init__",
+            "_NO_TEXTS",
+            "(None, None)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
+        (f"{_READING}::test_texts_of_many_pairs_are_compared_beside_the_loop",),
+        ("a query is compared with each document", "CosineRun._number", "A is B[C]", "False"),
+        (
+            "texts of pairs are compared on the event loop",
+            "CosineRun._read",
+            "await A.beside(B, C, self._add, D)",
+            "self._add(D)",
+        ),
+    ),
+    *rewrites_of(
+        "src/http/server/tracing.py",
+        ("tests/observability/test_task_traces.py",),
+        ("a page has the span of vectors", "begin_trace", 'A["method"] != "POST"', "False"),
     ),
     *rewrites_of(
         "src/engine/requests/embedding_run.py",
@@ -317,7 +366,7 @@ MUTATIONS = (
         (f"{_LABELS}::test_a_model_that_embeds_scores_by_the_cosine",),
         (
             "equal texts are computed again",
-            "CosineRun.__init__",
+            "CosineRun._number",
             "A.setdefault(B, C)",
             "C",
         ),
