@@ -151,7 +151,7 @@ def test_serve_replays_a_trace_and_repeats_prefixes(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     requests = [
-        {"timestamp": 20 * i, "input_length": 30, "output_length": 3, "hash_ids": [1, i]}
+        {"timestamp": 200 * i, "input_length": 30, "output_length": 3, "hash_ids": [1, i]}
         for i in range(4)
     ]
     trace.write_text("".join(json.dumps(request) + "\n" for request in requests))
@@ -163,7 +163,8 @@ def test_serve_replays_a_trace_and_repeats_prefixes(
     assert result["input_lens"] == [30] * 4
     assert result["output_lens"] == [3] * 4
     begun = result["start_times"]
-    assert all(begun[i] - begun[0] >= 0.02 * i - 0.001 for i in range(4))
+    # The first may be late, on a busy machine.
+    assert all(begun[i] - begun[0] >= 0.2 * i - 0.1 for i in range(4))
     repeated = ["--dataset-name", "prefix_repetition", "--num-prompts", "4", "--output-len", "2"]
     sizes = ["--prefix-repetition-prefix-len", "20", "--prefix-repetition-suffix-len", "4"]
     count = ["--prefix-repetition-num-prefixes", "1", "--max-concurrency", "1"]

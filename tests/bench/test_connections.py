@@ -114,7 +114,7 @@ def test_pieces_have_the_times_at_which_they_came() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"{}")
         writer.write(CHUNKED[:-15])
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
         writer.write(CHUNKED[-15:])
         writer.close()
 
@@ -129,7 +129,8 @@ def test_pieces_have_the_times_at_which_they_came() -> None:
     (first, one), (second, more) = reply.pieces
     assert (one, more) == (b"one", b"-more")
     assert begun < first
-    assert 0.045 < second - first < 5
+    # The first may be read late, on a busy machine.
+    assert 0.1 < second - first < 30
 
 
 def test_a_connection_is_used_again_and_the_request_is_whole() -> None:
@@ -255,7 +256,7 @@ def test_a_request_that_is_given_up_hangs_up() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await connections.post(b"{}", {})
-        await asyncio.wait_for(server.was_left.wait(), 5)
+        await asyncio.wait_for(server.was_left.wait(), 30)
 
     asked(lambda: Scripted([CHUNKED[:60]]), give_up)
 

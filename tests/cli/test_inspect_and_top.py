@@ -109,7 +109,9 @@ def test_inspect_takes_the_newest_steps_and_the_key_of_the_settings(
 def test_a_plan_log_of_a_running_server_replays(
     plans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    time.sleep(0.3)  # the log is written a few times a second
+    size = -1
+    while size != (size := plans.stat().st_size):
+        time.sleep(0.4)  # the log is written a few times a second
     assert main(["inspect", "--replay", str(plans)]) == 0
     assert "every plan is the recorded one" in capsys.readouterr().out
     lines = plans.read_text().splitlines()

@@ -201,27 +201,38 @@ def test_what_is_corrupt_or_foreign_is_built_again(
 @torch.inference_mode()
 def test_the_interpreter_runs_on_during_a_call(mixed: LoadedFunction) -> None:
     x, positions = tokens(400_000)
-    took, gaps, ended = 0.0, [0.0], threading.Event()
 
-    def tick() -> None:
-        last = time.perf_counter()
-        while not ended.is_set():
-            time.sleep(0.0005)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
+    def call() -> tuple[float, list[float]]:
+        """Seconds of a call, and between the ticks of a thread beside it."""
+        gaps, ended = [0.0], threading.Event()
 
-    ticking = threading.Thread(target=tick)
-    ticking.start()
-    began = time.perf_counter()
-    mixed(*MIX, x, positions)
-    took = time.perf_counter() - began
-    ended.set()
-    ticking.join()
-    assert took > 0.02
-    # A call that held the lock would let it tick twice at most.
-    assert len(gaps) > 4
-    assert max(gaps) < 0.9 * took
+        def tick() -> None:
+            last = time.perf_counter()
+            while not ended.is_set():
+                time.sleep(0.0005)
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+
+        ticking = threading.Thread(target=tick)
+        ticking.start()
+        began = time.perf_counter()
+        mixed(*MIX, x, positions)
+        took = time.perf_counter() - began
+        ended.set()
+        ticking.join()
+        return took, gaps
+
+    calls = []
+    # A busy machine may keep the other thread waiting as well, but hardly every time.
+    for _ in range(8):
+        took, gaps = call()
+        assert took > 0.02
+        calls.append((took, len(gaps), max(gaps)))
+        # A call that held the lock would let it tick twice at most.
+        if len(gaps) > 4 and max(gaps) < 0.9 * took:
+            return
+    pytest.fail(f"the interpreter stood still: {calls}")
 
 
 @torch.inference_mode()

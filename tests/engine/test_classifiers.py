@@ -43,7 +43,13 @@ from tests.support.classifiers import (
     reference_logits,
 )
 from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
-from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.engines import (
+    assert_idle,
+    greedy,
+    random_prompts,
+    small_config,
+    until_idle,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -454,8 +460,7 @@ async def test_nobody_gets_the_labels_of_another(decoder: Path) -> None:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if result is not None and not isinstance(result, asyncio.CancelledError):
                 raise result
-        await asyncio.sleep(0.05)
-        assert_idle(engine)
+        await until_idle(engine)
     assert late
 
 

@@ -36,7 +36,13 @@ from tests.support.encoders import (
     save_encoder_tokenizer,
     save_modules,
 )
-from tests.support.engines import assert_idle, greedy, random_prompts, small_config
+from tests.support.engines import (
+    assert_idle,
+    greedy,
+    random_prompts,
+    small_config,
+    until_idle,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -382,8 +388,7 @@ async def test_nobody_gets_the_vector_of_another(name: str, encoder: Path, decod
         for result in ended:
             if result is not None and not isinstance(result, asyncio.CancelledError):
                 raise result
-        await asyncio.sleep(0.05)
-        assert_idle(engine)
+        await until_idle(engine)
     assert late
 
 
@@ -440,8 +445,7 @@ async def test_a_vector_that_is_no_number_is_an_error_of_its_own(
         assert good[0].prompt_tokens == 6
         with pytest.raises(GenerationError, match=r"^the model gave no valid vector"):
             await engine.embed([[5] * 7])
-        await asyncio.sleep(0.05)
-        assert_idle(engine)
+        await until_idle(engine)
         # Texts behind the bad one were dropped.
         assert engine.metrics.value("vllm:prompt_tokens_total") < 150 * 8
 
@@ -453,8 +457,7 @@ async def test_an_abort_ends_all_texts_of_a_request(engine_of_encoder: AsyncEngi
         await asyncio.sleep(0)
     with pytest.raises(RequestAbortedError):
         await task
-    await asyncio.sleep(0.05)
-    assert_idle(engine_of_encoder)
+    await until_idle(engine_of_encoder)
 
 
 async def test_one_call_takes_little_of_the_queue(encoder: Path) -> None:

@@ -22,7 +22,7 @@ from tests.engine.loop_harness import (
     result_of,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
 def fails(harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, *, at: int) -> None:

@@ -22,7 +22,7 @@ from src.core.outputs import FinishReason
 from src.engine.client import AsyncEngine
 from tests.support.checkpoints import make_checkpoint
 from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
-from tests.support.engines import assert_idle, random_prompts, small_config
+from tests.support.engines import random_prompts, small_config, until_idle
 
 pytestmark = pytest.mark.anyio
 
@@ -144,11 +144,7 @@ async def test_each_answer_is_that_of_its_text_alone(tmp_path: Path, name: str, 
         walk = Walk(engine, seed=depth)
         await walk.ask_alone()
         await walk.run()
-        # What was cancelled ends with the step that computes it.
-        while engine.stats.num_running or engine.stats.num_waiting:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        assert_idle(engine)
+        await until_idle(engine)
     kinds = {"embed", "token_embed"} | ({"generate"} if name == "decoder" else set())
     assert set(walk.ends) >= kinds | {"cancelled", "late", "long", "id"}, walk.ends
     assert sum(walk.ends[kind] for kind in kinds) > NUM_REQUESTS / 3

@@ -93,7 +93,7 @@ class ServerProcess:
         self.verify = ssl.create_default_context(cafile=authority)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10, verify=self.verify)
+        return httpx.get(self.url + path, timeout=30, verify=self.verify)
 
     def wait_for(self, path: str, status: int = 200, seconds: float = START_SECONDS) -> None:
         """Wait until ``path`` answers with ``status``."""

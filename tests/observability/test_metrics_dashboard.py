@@ -16,7 +16,7 @@ from src.http import create_app
 from tests.observability.dashboard import Query, dashboard, queries
 from tests.support.engines import small_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 # Prometheus adds these to what it scrapes.
 TARGET_LABELS = {"instance", "job"}

@@ -15,7 +15,7 @@ from src.observability.logs import JsonFormatter
 from src.observability.request_log import log_request
 from tests.support.engines import small_config
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

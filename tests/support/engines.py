@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import weakref
 from pathlib import Path
@@ -61,6 +63,24 @@ def _greedy(model: Any, prompt: list[int], max_tokens: int, end: int | None) -> 
 
 # Model -> (prompt, max_tokens, end) -> tokens; cached because many tests ask for the same.
 _GREEDY: weakref.WeakKeyDictionary[Any, dict[Any, list[int]]] = weakref.WeakKeyDictionary()
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    """Wait for the end of what still runs for nobody, then assert that all is free.
+
+    What was cancelled ends with the step that computes it.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(30):
+            while not is_idle(engine):
+                await asyncio.sleep(0.005)
+    assert_idle(engine)
+
+
+def is_idle(engine: AsyncEngine) -> bool:
+    """Whether nothing runs, nothing waits, and every block is free."""
+    stats = engine.stats
+    return (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
 
 
 def assert_idle(engine: AsyncEngine) -> None:

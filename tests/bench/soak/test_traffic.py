@@ -13,7 +13,7 @@ from src.bench.soak.exchange import BrokenAnswer
 from src.bench.soak.questions import COMPLETIONS, Answered, Question, make_questions
 from src.bench.soak.traffic import Traffic, Wrong
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 QUESTION = Question(COMPLETIONS, {"prompt": "a"})
 ANSWER = Answered((("right", "stop"),), 3)

@@ -138,4 +138,4 @@ async def test_an_engine_that_is_closed_while_an_adapter_leaves(
             unloading = asyncio.create_task(held.unload("it"))
             await asyncio.sleep(0)
             await engine.close()
-        await asyncio.wait_for(unloading, 10)
+        await asyncio.wait_for(unloading, 30)

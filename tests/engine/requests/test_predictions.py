@@ -11,7 +11,7 @@ import pytest
 from src.engine.requests.predictions import PredictedOutput
 from src.engine.requests.text_work import TextWork
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
 class Encoding:

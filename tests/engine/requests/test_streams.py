@@ -12,7 +12,7 @@ from src.core.errors import EngineDeadError
 from src.core.outputs import Delta, FinishReason, Usage
 from src.engine.requests.streams import RequestStream
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def delta(number: int, *, last: bool = False, index: int = 0) -> Delta:

@@ -14,7 +14,7 @@ from src.core.settings import CHECKOUT
 from src.engine.requests.submission import Submission
 from src.text import Tokenizer
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 TOKENIZER = Tokenizer.from_directory(CHECKOUT / "configs" / "demo")
 TEXT = "one two three four"

@@ -23,7 +23,7 @@ from src.engine.requests.prompts import ChatOptions, RequestBuilder
 from src.http.server.body_work import beside_the_loop, in_turn
 from src.text import Tokenizer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 SHORT, LONG = "word " * 1000, "word " * 20_000
 

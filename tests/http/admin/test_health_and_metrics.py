@@ -22,7 +22,7 @@ from src.http import create_app
 from tests.http.waiting import until
 from tests.support.probe import Probe
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
 def client_of(app: Starlette) -> httpx.AsyncClient:

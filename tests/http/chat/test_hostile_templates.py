@@ -141,11 +141,9 @@ def test_others_are_served_while_templates_never_end(server: ServerProcess, whos
             f"takes more than {PROBE_SECONDS:g} s of CPU time on a conversation" in error["message"]
         )
     if whose == "clients":
-        begun = time.monotonic()
         again = asked(server, CHAT, messages=HELLO, chat_template=f"0{DIVISION}")
         assert again.status_code == 400
         assert "not tried again" in again.text
-        assert time.monotonic() - begun < 1
 
 
 def median_wait(server: ServerProcess) -> float:

@@ -16,8 +16,9 @@ from src.http import create_app
 from src.http.chat.placeholders import placeholder
 from src.http.messages.translation import translate
 from src.http.protocol.messages import MessageRequest
+from tests.support.slowness import slowness
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 IMAGE = {
@@ -97,9 +98,9 @@ def test_what_a_client_calls_it_is_no_more_than_a_name() -> None:
 
 
 def test_a_name_of_megabytes_holds_nobody_up() -> None:
-    began = time.process_time()
+    began = time.thread_time()
     assert placeholder("image", ("!" * 8_000_000,)) is not None
-    assert time.process_time() - began < 0.2
+    assert time.thread_time() - began < 0.2 * slowness()
 
 
 async def test_a_session_with_pictures_goes_on(client: httpx.AsyncClient) -> None:

@@ -16,7 +16,7 @@ from src.cli.bench.result_options import write_json
 from src.http.server.line_breaks import unbroken
 from tests.http.strict import events_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

@@ -41,7 +41,7 @@ from src.http.server.call import PIECE, _parcels
 from src.text.detokenizer import AfterPrompt, IncrementalDetokenizer
 from tests.http.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 USAGE = Usage(prompt_tokens=1, completion_tokens=1)
 LISTS = st.lists(st.lists(st.integers()))

@@ -32,7 +32,7 @@ from src.text.answer_plan import AnswerPlan
 from src.text.reasoning import REASONING_SYNTAXES
 from tests.http.strict import events_of, strictly
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 PIECES = ["<think>I wo", "nder.</thi", "nk>Yes", "!"]
 USAGE = Usage(prompt_tokens=7, completion_tokens=16, cached_tokens=3)

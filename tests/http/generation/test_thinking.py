@@ -23,7 +23,7 @@ from tests.http.asking import client_of
 from tests.http.strict import events_of, strictly
 from tests.support import tokenizers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

@@ -10,7 +10,7 @@ import pytest
 
 from src.text import Tokenizer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 SAID = "a fox and a hen go for a walk"
 USER = [{"role": "user", "content": SAID}]

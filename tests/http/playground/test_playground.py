@@ -25,7 +25,7 @@ from src.http.playground import files
 from src.http.playground.files import FOLDER, INDEX, NAMES, PARAMETERS
 from tests.http.processes import ServerProcess
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 WEB = CHECKOUT / "src" / "http" / "playground" / "web"
 # What Chromium 150 and Firefox 150 send for an address that is typed in.

@@ -254,11 +254,11 @@ async def test_items_are_referred_to(client: httpx.AsyncClient) -> None:
 def test_many_items_of_one_message_are_joined_once() -> None:
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 2000}]}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    began = time.perf_counter()
+    began = time.thread_time()
     request = ResponseRequest(input=[*[thought] * 4000, *[call] * 4000])
     (message,) = translate(request, [], lambda _: None, 0).turn
     # Joined over and over it took tens of seconds; the rest is for busy machines.
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
     assert message.reasoning_content == "\n".join(["x" * 2000] * 4000)
     assert len(message.tool_calls or ()) == 4000
 
@@ -456,8 +456,11 @@ async def test_what_fails_in_the_background_says_so(
     monkeypatch.setattr(Submission, "take", fails)
     begun = await respond(client, input="One", background=True)
     assert begun.status == "queued"
-    await anyio.sleep(0.05)
-    failed = strictly(Response, (await client.get(f"{PATH}/{begun.id}")).content)
+    for _ in range(500):
+        failed = strictly(Response, (await client.get(f"{PATH}/{begun.id}")).content)
+        if failed.status not in ("queued", "in_progress"):
+            break
+        await anyio.sleep(0.01)
     assert failed.status == "failed"
     assert failed.error is not None
     assert failed.error.message == "the engine has stopped after an internal fault"

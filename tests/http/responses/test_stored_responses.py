@@ -26,7 +26,7 @@ from src.http.responses.store import ResponseStore
 from tests.http.strict import events_of, strictly
 from tests.http.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 PATH = "/v1/responses"
 GREEDY = {"temperature": 0, "max_output_tokens": 12}

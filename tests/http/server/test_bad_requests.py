@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from src.observability.metrics import EngineMetrics
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}

@@ -13,7 +13,7 @@ from src.http.hypercorn.outbox import Outbox
 from src.http.server.body import ClientDisconnectedError
 from src.http.server.call import Call, EndpointApp, refuse
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
 class Connection:

@@ -136,7 +136,7 @@ def test_every_server_serves_and_streams(servers: dict[str, ServerProcess], name
             json={"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "n": 8},
             timeout=httpx.Timeout(60, read=0.1),
         )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     idle = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0'
     while idle not in server.get("/metrics").text:
         assert time.monotonic() < deadline
@@ -168,7 +168,7 @@ def test_late_bodies_are_refused_and_a_second_signal_ends_at_once(
     with ServerProcess.serve({**environment, "SLIPSTREAM_HTTP__BODY_TIMEOUT": "0.5"}) as server:
         server.wait_ready()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
             connection.sendall(head)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408")
@@ -180,10 +180,11 @@ def test_late_bodies_are_refused_and_a_second_signal_ends_at_once(
         server.wait_for("/ready", 503)
         started = time.monotonic()
         server.terminate()
-        assert server.wait_exit(10) == 0, server.output
-        assert time.monotonic() - started < 6
+        # The first signal grants twenty seconds.
+        assert server.wait_exit(30) == 0, server.output
+        assert time.monotonic() - started < 15
         for reader in readers:
-            reader.join(5)
+            reader.join(30)
         assert any('"error"' in reader.text for reader in readers)
         assert "Traceback" not in server.output
 
@@ -191,7 +192,7 @@ def test_late_bodies_are_refused_and_a_second_signal_ends_at_once(
 def test_a_half_sent_request_does_not_hold_the_end(environment: dict[str, str]) -> None:
     with ServerProcess.serve(environment) as server:
         server.wait_ready()
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
             )

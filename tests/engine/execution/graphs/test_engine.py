@@ -208,13 +208,16 @@ async def test_what_cannot_be_compiled_is_captured_as_it_is(
     changes = CAPTURED | {"compile__startup": "background"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(startup, "cache_root", lambda: tmp_path)
-        patch.setattr(ahead, "_COMMAND", ("sh", "-c", "sleep 1; exit 3"))
+        ends = tmp_path / "ends"
+        wait = f"for i in $(seq 600); do [ -e {ends} ] && exit 3; sleep 0.05; done"
+        patch.setattr(ahead, "_COMMAND", ("sh", "-c", wait))
         async with AsyncEngine.open(small_config(checkpoint, **changes)) as engine:
             # The trial's; the others wait for the compiler, and requests do not.
             assert len(backend.captures) == 10
             took = "slipstream_startup_phase_seconds"
             assert engine.metrics.value(took, phase="capture") == 0
             result = await engine.generate(prompt, GREEDY)
+            ends.touch()
             async with asyncio.timeout(60):
                 while stats_of(engine).captured.total() < 8:
                     await asyncio.sleep(0.05)
