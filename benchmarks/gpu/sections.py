@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.gpu import graphs, kernels, model, start, vectors
+from benchmarks.gpu import drafts, graphs, kernels, model, start, vectors
 from benchmarks.gpu.session import Session
 from benchmarks.gpu.table import Row
 from src.core.settings import CHECKOUT
@@ -54,6 +54,7 @@ SECTIONS: Final = {
         Section("model", 180, model.figures, model.run),
         Section("kernels", 60, kernels.figures, kernels.run),
         Section("graphs", 60, graphs.figures, graphs.run),
+        Section("drafts", 60, drafts.figures, drafts.run),
         Section("vectors", 60, vectors.figures, vectors.run),
         Section("start", 60, start.figures, start.run),
     )

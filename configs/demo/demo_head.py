@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from demo_model import Mlp, Model, Norm, Shape, _rotate
+from demo_model import Attention, Mlp, Model, Norm, Shape
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -23,34 +23,13 @@ TAPS = (1, 2, 4)  # what the second and third layer read, and what leaves the la
 STEP_WEIGHT = 0.8  # of a step in the loss, as a part of that of the step before
 
 
-class HeadAttention(nn.Module):
-    """Attention that projects embedding and feature together, to the sizes of the model's."""
-
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.s = s
-        self.q_proj = nn.Linear(2 * s.hidden, s.heads * s.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * s.hidden, s.kv_heads * s.head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * s.hidden, s.kv_heads * s.head_dim, bias=False)
-        self.o_proj = nn.Linear(s.heads * s.head_dim, s.hidden, bias=False)
-
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, heads, L, D] of [B, L, 2 H], one key for each query head."""
-        s, (batch, length, _) = self.s, x.shape
-        q = self.q_proj(x).view(batch, length, s.heads, s.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(batch, length, s.kv_heads, s.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, s.kv_heads, s.head_dim).transpose(1, 2)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        groups = s.heads // s.kv_heads
-        return q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-
-
 class HeadLayer(nn.Module):
     """The one layer."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
-        self.self_attn = HeadAttention(s)
+        # It projects embedding and feature together, to the sizes of the model's.
+        self.self_attn = Attention(s, 2 * s.hidden)
         self.mlp = Mlp(s)
         self.input_layernorm = Norm(s.hidden, s.eps)
         self.hidden_norm = Norm(s.hidden, s.eps)

@@ -52,24 +52,29 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions; ``width`` is that of its inputs."""
 
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: Shape, width: int) -> None:
         super().__init__()
         self.s = s
-        self.q_proj = nn.Linear(s.hidden, s.heads * s.head_dim, bias=False)
-        self.k_proj = nn.Linear(s.hidden, s.kv_heads * s.head_dim, bias=False)
-        self.v_proj = nn.Linear(s.hidden, s.kv_heads * s.head_dim, bias=False)
+        self.q_proj = nn.Linear(width, s.heads * s.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, s.kv_heads * s.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, s.kv_heads * s.head_dim, bias=False)
         self.o_proj = nn.Linear(s.heads * s.head_dim, s.hidden, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, heads, L, D] of [B, L, W], one key for each query head."""
         s, (batch, length, _) = self.s, x.shape
         q = self.q_proj(x).view(batch, length, s.heads, s.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(batch, length, s.kv_heads, s.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, s.kv_heads, s.head_dim).transpose(1, 2)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         groups = s.heads // s.kv_heads
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        return q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.project(x, cos, sin)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
@@ -92,7 +97,7 @@ class Layer(nn.Module):
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
-        self.self_attn = Attention(s)
+        self.self_attn = Attention(s, s.hidden)
         self.mlp = Mlp(s)
         self.input_layernorm = Norm(s.hidden, s.eps)
         self.post_attention_layernorm = Norm(s.hidden, s.eps)

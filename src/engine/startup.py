@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from src.compile import use_artifact_cache
@@ -31,7 +32,7 @@ from src.engine.execution.attention_choice import choose_attention, require_atte
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
 from src.engine.execution.forward_pass import Code, WorkerClosedError
-from src.engine.execution.graphs import GraphPlan
+from src.engine.execution.graphs import DraftsNotCapturedError, GraphPlan, bounds_of
 from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
@@ -49,6 +50,7 @@ from src.engine.sampling.processors import Processors
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
 from src.engine.speculation.choice import choose_speculation, state_backups
+from src.engine.speculation.device_check import why_not
 from src.engine.speculation.states_behind import MOST_AGAIN
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.models import (
@@ -358,7 +360,7 @@ def _build_parts(
         grammars,
         config.limits,
         processors,
-        uses_predictions=worker.draft_counts is not None,
+        uses_predictions=worker.uses_predictions,
     )
     ends.callback(builder.close)
     return EngineParts(
@@ -421,9 +423,21 @@ def _build_runner(
     step_device = open_device(device)
     ends.callback(step_device.close)
     drafts_take = NO_MEMORY if drafts is None else drafts.memory
-    memory = measure_memory(
-        config, step_device, model, capture_backend(device), attention, drafts_take
-    )
+    bounds = bounds_of(config, model)
+    reason = None if bounds is None else why_not(bounds, device)
+
+    def measured(config: Config) -> MemoryPlan:
+        backend = capture_backend(device)
+        return measure_memory(config, step_device, model, backend, attention, drafts_take)
+
+    if reason is None:
+        try:
+            memory = measured(config)
+        except DraftsNotCapturedError as error:
+            reason = str(error)
+    if reason is not None:
+        config = _without_drafts(config, reason)
+        memory = measured(config)
     own = model.kv_cache_spec()
     kv_cache = allocate_kv_cache((*own, *drafts_take.layers), memory.kv, device)
     max_num_seqs = memory.kv.num_rows(max_num_seqs)
@@ -445,6 +459,7 @@ def _build_runner(
         device_type=device.type,
         has_states=memory.kv.states is not None,
         has_windows=any(window is not None for window in memory.kv.windows),
+        has_own_inputs=bool(model.own_inputs),
         num_backups=0 if memory.kv.states is None else memory.kv.states.num_backups,
         drafter=drafter,
     )
@@ -463,6 +478,14 @@ def _build_runner(
     )
     ends.callback(worker.close)
     return worker, memory
+
+
+def _without_drafts(config: Config, reason: str) -> Config:
+    """The configuration of an engine whose device cannot make drafts after all."""
+    logger.warning("speculation is off: %s", reason)
+    return msgspec.structs.replace(
+        config, speculation=msgspec.structs.replace(config.speculation, method="off")
+    )
 
 
 def _settle_code(

@@ -12,6 +12,8 @@ from src.ops.attention.paged_attention import PAGED_ATTENTION, paged_attention
 from src.ops.attention.rotate_and_cache import ROTATE_AND_CACHE, rotate_and_cache
 from src.ops.attention.spec import AttentionSpec
 from src.ops.declaration import Cost, Kernel, Op, OpKernel
+from src.ops.drafts.accept_drafts import ACCEPT_DRAFTS, accept_drafts
+from src.ops.drafts.look_up import LOOK_UP, look_up
 from src.ops.projections.experts import EXPERTS, experts
 from src.ops.projections.float8_product import FLOAT8_PRODUCT, float8_product
 from src.ops.projections.linear import LINEAR, linear
@@ -35,9 +37,12 @@ OPS: tuple[Op[..., Any], ...] = (
     LINEAR_RECURRENCE,
     LORA,
     FLOAT8_PRODUCT,
+    LOOK_UP,
+    ACCEPT_DRAFTS,
 )
 
 __all__ = [
+    "ACCEPT_DRAFTS",
     "CAUSAL_CONVOLUTION",
     "DECODE_SCHEDULE",
     "EXPERTS",
@@ -46,6 +51,7 @@ __all__ = [
     "LATENT_ATTENTION",
     "LINEAR",
     "LINEAR_RECURRENCE",
+    "LOOK_UP",
     "LORA",
     "MASS_THRESHOLD",
     "NO_SLOT",
@@ -58,6 +64,7 @@ __all__ = [
     "Op",
     "OpKernel",
     "Routing",
+    "accept_drafts",
     "causal_convolution",
     "decode_schedule",
     "experts",
@@ -66,6 +73,7 @@ __all__ = [
     "latent_attention",
     "linear",
     "linear_recurrence",
+    "look_up",
     "lora",
     "mass_threshold",
     "paged_attention",

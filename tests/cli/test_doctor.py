@@ -364,14 +364,25 @@ def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -
     assert words in found.text
 
 
-def test_on_a_gpu_nobody_drafts_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "state", "words"),
+    [
+        ("auto", "good", "which drafts only where speculation.method is suffix or ngram"),
+        ("suffix", "good", "suffix: suffix; not for models with recurrent states or step inputs"),
+        ("ngram", "good", "ngram: ngram; not for"),
+        ("draft", "broken", "it needs device.type = cpu, and this is cuda"),
+    ],
+)
+def test_it_says_who_would_draft_on_a_gpu(
+    method: str, state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus = (("NVIDIA H200", 150 << 30),)
     build_of = TorchBuild(installation.torch_build().version, "13.0", gpus)
     monkeypatch.setattr(installation, "torch_build", lambda: build_of)
-    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "auto")]))
-    assert "nothing drafts: it needs device.type = cpu" in found.text
-    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", "suffix")]))
-    assert found.state == "broken"
+    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", method)]))
+    assert found.state == state
+    assert words in found.text
+    assert "mtp" not in found.text
 
 
 def make_bert(directory: Path) -> Path:

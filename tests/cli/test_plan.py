@@ -129,7 +129,7 @@ def test_a_number_that_cannot_be_is_a_usage_error(
 
 @pytest.mark.parametrize(
     ("device", "words"),
-    [("cpu", "(auto): prediction, suffix"), ("h100-80gb", "(auto): nothing drafts: it needs")],
+    [("cpu", "(auto): prediction, suffix"), ("h100-80gb", "(auto): suffix; they take logits only")],
 )
 def test_it_says_who_would_draft(
     device: str, words: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]

@@ -80,6 +80,12 @@ class Harness:
         await asyncio.gather(self.running, return_exceptions=True)
 
 
+async def turns() -> None:
+    """Everything in the event loop has its turn, however long this takes."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def read(submission: Submission) -> tuple[int, FinishReason | SlipstreamError | None]:
     """How many tokens came, and how it ended."""
     count, end = 0, None

@@ -89,7 +89,7 @@ HTTP_ROOMS = (
 HTTP_FILES = {"application", "endpoints"}
 # Rooms of the ops. Those of one subject know the files beside the rooms and themselves; the kernel
 # library's runtime knows all subjects, and its build knows the runtime too.
-OP_SUBJECTS = {"attention", "projections", "states", "sampling"}
+OP_SUBJECTS = {"attention", "projections", "states", "sampling", "drafts"}
 OP_ROOMS = OP_SUBJECTS | {"runtime", "build"}
 # Same calls, same plans: no device, no clock, no randomness, no order of an event loop.
 IMPURE = {"torch", "numpy", "time", "datetime", "random", "secrets", "uuid", "asyncio", "threading"}

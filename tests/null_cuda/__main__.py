@@ -16,7 +16,11 @@ from pathlib import Path
 from src.core.settings import CHECKOUT
 from tests.null_cuda.build import build
 
-TESTS = ("tests/null_cuda/of_itself.py", "tests/null_cuda/of_engines.py")
+TESTS = (
+    "tests/null_cuda/of_itself.py",
+    "tests/null_cuda/of_drafts.py",
+    "tests/null_cuda/of_engines.py",
+)
 
 
 def _first(value: str, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from src.ops import (
+    ACCEPT_DRAFTS,
     CAUSAL_CONVOLUTION,
     DECODE_SCHEDULE,
     EXPERTS,
@@ -15,6 +16,7 @@ from src.ops import (
     LATENT_ATTENTION,
     LINEAR,
     LINEAR_RECURRENCE,
+    LOOK_UP,
     LORA,
     MASS_THRESHOLD,
     PAGED_ATTENTION,
@@ -30,6 +32,7 @@ from tests.ops.comparison import (
     rotation_matches,
     states_match,
 )
+from tests.ops.drafts.comparison import accepted_alike
 
 Comparison = Callable[[Op[..., Any], Callable[..., Any], tuple[Any, ...]], None]
 
@@ -200,5 +203,17 @@ TESTS_OF: dict[Op[..., Any], OpTests] = {
         small={"rows": ((1, 10),)},
         large={"rows": ((1, 100),)},
         matches=lambda _, kernel, args: latent_matches(kernel, args),
+    ),
+    LOOK_UP: OpTests(
+        checked=({"lengths": (30, 3)}, {"lengths": ()}),
+        small={"lengths": (30,)},
+        large={"lengths": (30, 30)},
+        matches=_is_the_same,
+    ),
+    ACCEPT_DRAFTS: OpTests(
+        checked=({"counts": (4, 0, -1, 2)}, {"counts": ()}),
+        small={"counts": (4,)},
+        large={"counts": (4, 4)},
+        matches=accepted_alike,
     ),
 }

@@ -13,6 +13,7 @@ PROGRAMS = (
     "triton_in_interpreter attention",
     "triton_in_interpreter",
     "triton_in_interpreter thresholds",
+    "triton_in_interpreter drafts",
     pytest.param("triton_for_hopper", marks=pytest.mark.compilers),
     "triton_variants",
 )

@@ -19,6 +19,8 @@ from src.ops.attention import paged_attention_triton as paged_attention
 from src.ops.attention import paged_decode_triton as paged_decode
 from src.ops.attention import rotate_and_cache_triton as rotate_and_cache
 from src.ops.attention.spec import ALL_AHEAD
+from src.ops.drafts import accept_drafts_triton as accept_drafts
+from src.ops.drafts import look_up_triton as look_up
 from src.ops.projections import experts_triton as experts
 from src.ops.projections import linear_triton as linear
 from src.ops.projections import lora_triton as lora
@@ -321,7 +323,21 @@ def compile_thresholds() -> None:
         )
 
 
+def compile_drafts() -> None:
+    """Of matches of one token, of three and of four or more; a few drafts, and many."""
+    integers = ("tokens", "lengths", "wanted", "places", "matches", "out", "counts", "known")
+    pointers = POINTERS | dict.fromkeys((*integers, "drafts", "kept"), "*i32")
+    pointers |= {"rows": "*i64", "sampled": "*i64"}
+    for few in (1, 3, 4):
+        constants = {"FEW": few, "BLOCK": look_up.BLOCK}
+        compile_for_hopper(look_up._find_kernel, "bf16", 8, 1, pointers, **constants)
+    compile_for_hopper(look_up._follow_kernel, "bf16", 4, 1, pointers)
+    for width in (1, 8, 32):
+        compile_for_hopper(accept_drafts._accept_kernel, "bf16", 1, 1, pointers, WIDTH=width)
+
+
 def main() -> None:
+    compile_drafts()
     for dtype in ("bf16", "fp16", "fp32"):
         compile_recurrences(dtype)
     compile_latents(2, "bf16")

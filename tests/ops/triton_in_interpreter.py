@@ -2,7 +2,7 @@
 
 A program of its own, because TRITON_INTERPRET must be set before triton is imported. With the
 argument `attention` it runs paged attention on its cases and on random rows, with `thresholds`
-those by mass, without one the rest.
+those by mass, with `drafts` those of drafts, without one the rest.
 """
 
 import os
@@ -62,6 +62,7 @@ from tests.ops.comparison import (
     states_match,
     with_own_states,
 )
+from tests.ops.drafts.in_interpreter import drafts_match
 
 ATTENTION_CASES = [
     {"dtype": torch.float32, "head_dim": 24, "padding": 2},
@@ -213,6 +214,8 @@ def main() -> None:
         random_rows_match(6)  # each number of programs once
     elif sys.argv[1:] == ["thresholds"]:
         thresholds_match()
+    elif sys.argv[1:] == ["drafts"]:
+        drafts_match()
     else:
         all_else_matches()
     sys.stdout.write("ok\n")

@@ -184,15 +184,16 @@ def test_memory_is_bounded_and_given_back(pool: TemplatePool) -> None:
 
 
 def test_a_long_answer_is_refused_by_its_length(pool: TemplatePool) -> None:
-    kept = []
-    # On a busy machine the rendering may take so long that its process is replaced for that.
-    while len(kept) < 3 and not any(kept):
-        pid = process_of(pool)
-        with pytest.raises(InvalidRequestError, match="longer than 16777216 characters"):
-            pool.render("{{ 'x' * 16777216 }}{{ name }}", NAME, Budget(60.0))
-        assert pool.render(GREETING, NAME) == "Hello Köln!"
-        kept.append(process_of(pool) == pid)
-    assert any(kept)
+    """Its pieces are one text, so it takes no memory, for which its process would end."""
+    pid = process_of(pool)
+    pieces = "{% for i in range(1024) %}{{ piece }}{% endfor %}"
+    values = {"piece": "x" * 2**14, **NAME}
+    with pytest.raises(InvalidRequestError, match="longer than 16777216 characters"):
+        pool.render(pieces + "{{ name }}", values, Budget(60.0))
+    assert pool.render(GREETING, NAME) == "Hello Köln!"
+    assert process_of(pool) == pid
+    # One character less is none too many.
+    assert len(pool.render(pieces, values, Budget(60.0))) == 2**24
 
 
 def test_values_of_all_kinds_arrive_as_they_are(pool: TemplatePool) -> None:
@@ -272,7 +273,8 @@ def test_a_clients_template_that_was_out_of_bounds_is_not_tried_again_at_once(
         "messages: the model's chat template was out of bounds less than 60 s ago and is not tried "
         "again"
     }
-    assert time.monotonic() - begun < 0.4
+    # Each of them would take half a second.
+    assert time.monotonic() - begun < 5
     assert clients.render(GREETING, NAME) == "Hello Köln!"
     later = time.monotonic() + 61
     monkeypatch.setattr(time, "monotonic", lambda: later)

@@ -145,8 +145,9 @@ def drafts(config: Config) -> Iterator[Finding]:
     text = str(choice) if method == "off" else f"{method}: {choice}"
     if choice.sources:
         # What the model says is known at a start, and to `plan`.
-        text += "; not for models with recurrent states and windows"
-        if method == "auto":
+        joins = "and windows" if kind == "cpu" else "or step inputs of their own"
+        text += f"; not for models with recurrent states {joins}"
+        if method == "auto" and kind == "cpu":
             text += "; and mtp where the checkpoint brings a layer for it"
     yield Finding("drafts", "good", text)
 

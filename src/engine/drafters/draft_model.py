@@ -9,8 +9,10 @@ C. Chen et al., "Accelerating Large Language Model Decoding with Speculative Sam
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,8 @@ from src.core.gguf import is_gguf
 from src.core.memory_report import WeightPart
 from src.core.plan import RowStep, StepPlan
 from src.engine.drafters.draws import GuessWriter
+from src.engine.drafters.largest_pass import run_largest_pass
+from src.engine.drafters.reading import Reading
 from src.engine.drafters.source import DraftMemory, DraftPlace
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.forward_pass import ForwardPass
@@ -39,9 +43,8 @@ from src.text import Tokenizer
 # ahead first.
 _LAG: Final = 16
 _LEAST_BEHIND: Final = 64
-# So many steps without guesses, and such rows are not read any more. Behind that at most so many
-# tokens are read again in a step, and rows have no guesses until all of theirs are.
-_UNASKED: Final = 512
+# At most so many tokens of earlier steps are read in a step, of rows with guesses and of prompts. A
+# row has no guesses until all of its are.
 _MOST_AT_ONCE: Final = 512
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -62,10 +65,12 @@ class ModelDrafter(BatchDrafter):
     """Reads the tokens of rows behind the model, and goes on by itself where guesses are wanted.
 
     A prompt is read in the step that the model reads it in. Of a row that decodes, accepted tokens
-    are read when guesses are wanted, or a few at a time. So the last tokens of what the prefix
-    cache has of a text may be unread, and are read again. What was read of a wrong guess lies
-    behind the row's end, and is overwritten before it is seen, as the model's own KV is.
+    are read when guesses are wanted, or a few at a time. So the prefix cache may have tokens that
+    were not read, and these are read then. What was read of a wrong guess lies behind the row's
+    end, and is overwritten before it is seen, as the model's own KV is.
     """
+
+    source = "draft"
 
     def __init__(self, model: Model, place: DraftPlace) -> None:
         super().__init__()
@@ -76,13 +81,21 @@ class ModelDrafter(BatchDrafter):
         self._read: dict[int, int] = {}
         # Row -> its number of tokens, and its own guesses behind them, which were read too.
         self._guessed: dict[int, tuple[int, list[int]]] = {}
-        # Steps since guesses were wanted.
-        self._unasked = 0
+        self._reading = Reading(place)
+        # Where layers have windows, blocks of what is further behind may be others' again.
+        groups = place.kv_cache.layout.groups
+        has_windows = any(group.window is not None for group in groups if group.layers)
+        self._most_behind = 2 * _LAG if has_windows else sys.maxsize
 
     def vacate(self, row: int) -> None:
         """See `BatchDrafter`."""
         self._read.pop(row, None)
         self._guessed.pop(row, None)
+        self._reading.vacate(row)
+
+    def rest(self) -> None:
+        """See `BatchDrafter`."""
+        self._reading.forget()
 
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """See `BatchDrafter`."""
@@ -91,23 +104,25 @@ class ModelDrafter(BatchDrafter):
         known: dict[int, int] = {}
         behind: list[RowStep] = []
         room = _MOST_AT_ONCE
-        self._unasked = 0 if asked else self._unasked + 1
         for step in rows:
             end = step.start + step.num_tokens
-            # Tokens before a row's first step are in the prefix cache. All but the last were read
-            # when they were new.
-            read = self._read.setdefault(step.row, max(0, step.start - _LAG))
+            if step.row not in self._read:
+                # Tokens before a row's first step are in the prefix cache.
+                self._read[step.row] = self._reading.num_read(step.row, step.start)
+            read = self._read[step.row]
             start = min(read, self._agreed(step.row, step.start), step.start)
+            self._reading.write(step.row, start, end)
             most, count = min(asked.get(step.row, 0), self._longest - end), end - start
-            if end > self._longest:
+            if end > self._longest or step.start - start > self._most_behind:
                 continue
             if most <= 0 and step.num_tokens == 1:
                 if count >= _LAG:
                     behind.append(RowStep(step.row, step.generation, start, count, False))
                 continue
-            if most > 0 and step.num_tokens == 1:
-                count = min(count, room)
-                room -= count
+            new = step.num_tokens if step.num_tokens > 1 else 0
+            earlier = min(count - new, room)
+            room -= earlier
+            count = new + earlier
             guesses = most > 0 and count == end - start
             if guesses:
                 wanted[step.row], known[step.row] = most, end
@@ -115,7 +130,9 @@ class ModelDrafter(BatchDrafter):
                 chunks.append(RowStep(step.row, step.generation, start, count, guesses))
         chunks += self._furthest(behind, max(_LEAST_BEHIND, len(rows)))
         for chunk in chunks:
-            self._read[chunk.row] = chunk.start + chunk.num_tokens
+            end = chunk.start + chunk.num_tokens
+            self._read[chunk.row] = end
+            self._reading.read(chunk.row, chunk.start, end)
             self._guessed.pop(chunk.row, None)
         self.guesses = {}
         if chunks:
@@ -123,8 +140,6 @@ class ModelDrafter(BatchDrafter):
 
     def _furthest(self, behind: list[RowStep], most: int) -> list[RowStep]:
         """Of rows without guesses, those to be read: a few, so that no step reads all at once."""
-        if self._unasked > _UNASKED:
-            return []
         chosen = []
         for step in sorted(behind, key=lambda step: -step.num_tokens):
             if most <= 0:
@@ -174,7 +189,7 @@ class ModelDrafter(BatchDrafter):
             # The last one was not read.
             self._read[row] = known[row] + max(0, len(guesses) - 1)
             self._guessed[row] = known[row], guesses[:-1]
-            self.guesses[row] = Guess(guesses, SURE, "draft")
+            self.guesses[row] = Guess(guesses, SURE, self.source)
 
     def _logits(self, steps: Sequence[RowStep]) -> Tensor | None:
         """Scores [S, V] float32 behind the rows that sample; ``None`` if none does."""
@@ -233,7 +248,15 @@ def load_draft_model(
         sum(model.weights[name].nbytes for name in model.table)
         + sum(table.nbytes for table in tables),
     )
-    return DraftModel(model, DraftMemory(tuple(map(_kept, model.kv_cache_spec())), (part,)))
+    layers = tuple(map(_kept, model.kv_cache_spec()))
+    return DraftModel(model, DraftMemory(layers, (part,), partial(_run_largest, model, config)))
+
+
+def _run_largest(model: Model, config: Config, hidden: Tensor) -> None:
+    """See `DraftMemory.largest`: new tokens, those of earlier steps, and rows without guesses."""
+    num_rows = config.scheduler.max_num_seqs
+    num_tokens = len(hidden) + _MOST_AT_ONCE + max(_LEAST_BEHIND, num_rows)
+    run_largest_pass(model, config, num_tokens, partial(model.logits, model.functions))
 
 
 def _kept(layer: LayerKVSpec) -> LayerKVSpec:

@@ -14,7 +14,7 @@ from torch import Tensor
 from src.core.config import Config
 from src.core.errors import ModelLoadError
 from src.core.memory_report import WeightPart
-from src.engine.drafters.onward import OnwardDrafter
+from src.engine.drafters.onward import OnwardDrafter, run_largest
 from src.engine.drafters.source import DraftMemory, DraftPlace
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.speculation import BatchDrafter
@@ -88,6 +88,26 @@ class EagleHead:
         """See `DraftSource`."""
         return EagleDrafter(self, place)
 
+    def features(self, hidden: Tensor) -> Tensor:
+        """See `OnwardDrafter`; the tapped layers stand behind the hidden states."""
+        fc = self.model.weights.get("fc")
+        if fc is None:
+            return hidden[:, : self.model.spec.hidden_size]
+        assert isinstance(fc, Tensor)
+        return linear(hidden[:, -fc.shape[1] :].contiguous(), fc)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `OnwardDrafter`."""
+        logits = self.model.logits(self.model.functions, hidden)
+        if self.form.head_size is None:
+            # These are hidden states, for the model's own head.
+            logits = self.target.logits(self.target.functions, logits)
+        if self.targets is not None:
+            whole = logits.new_full((len(logits), self.target.spec.vocab_size), float("-inf"))
+            whole[:, self.targets] = logits
+            logits = whole
+        return logits
+
 
 class EagleDrafter(OnwardDrafter):
     """Goes on from features, which a linear layer makes of hidden states of the model."""
@@ -100,25 +120,12 @@ class EagleDrafter(OnwardDrafter):
         self._head = head
 
     def features(self, hidden: Tensor) -> Tensor:
-        """See `OnwardDrafter`; the tapped layers stand behind the hidden states."""
-        fc = self._model.weights.get("fc")
-        if fc is None:
-            return super().features(hidden)
-        assert isinstance(fc, Tensor)
-        return linear(hidden[:, -fc.shape[1] :].contiguous(), fc)
+        """See `OnwardDrafter`."""
+        return self._head.features(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `OnwardDrafter`."""
-        head = self._head
-        logits = self._model.logits(self._model.functions, hidden)
-        if head.form.head_size is None:
-            # These are hidden states, for the model's own head.
-            logits = head.target.logits(head.target.functions, logits)
-        if head.targets is not None:
-            whole = logits.new_full((len(logits), self._sampler.state.vocab_size), float("-inf"))
-            whole[:, head.targets] = logits
-            logits = whole
-        return logits
+        return self._head.logits(hidden)
 
 
 def load_eagle3(
@@ -161,7 +168,9 @@ def load_eagle3(
         sum(model.weights[name].nbytes for name in model.table)
         + sum(table.nbytes for table in model.buffers().values()),
     )
-    return EagleHead(model, form, target, targets, DraftMemory(model.kv_cache_spec(), (part,)))
+    head = EagleHead(model, form, target, targets, DraftMemory(model.kv_cache_spec(), (part,)))
+    largest = partial(run_largest, model, config, head.features, head.logits)
+    return replace(head, memory=head.memory._replace(largest=largest))
 
 
 def _fields(path: Path) -> Fields:

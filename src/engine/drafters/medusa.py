@@ -101,6 +101,7 @@ class MedusaDrafter(BatchDrafter):
     """
 
     wants_hidden = "sampled"
+    source = "medusa"
 
     def __init__(self, heads: Sequence[Head], rows: RowState, sampler: Sampler) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class MedusaDrafter(BatchDrafter):
                 if not going_on:
                     break
                 going_on = writer.draw(going_on, head.logits(self._hidden_r[going_on]))
-        self.guesses = {row: Guess(each, SURE, "medusa") for row, each in writer.guesses.items()}
+        self.guesses = {row: Guess(each, SURE, self.source) for row, each in writer.guesses.items()}
 
 
 def load_medusa(

@@ -7,6 +7,7 @@ It embeds tokens as the model does, and the model's head reads what leaves it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from src.core.config import Config
 from src.core.errors import ModelLoadError
 from src.core.memory_report import WeightPart
-from src.engine.drafters.onward import OnwardDrafter
+from src.engine.drafters.onward import OnwardDrafter, run_largest
 from src.engine.drafters.source import DraftMemory, DraftPlace
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.speculation import BatchDrafter
@@ -126,7 +127,15 @@ def load_mtp(
         + sum(table.nbytes for table in model.buffers().values()),
     )
     most = None if config.speculation.method == "mtp" else _MOST_BY_DEFAULT
-    return PredictingLayer(model, target, DraftMemory(model.kv_cache_spec(), (part,)), most)
+    largest = partial(
+        run_largest,
+        model,
+        config,
+        lambda hidden: hidden[:, : model.spec.hidden_size],
+        partial(target.logits, target.functions),
+    )
+    memory = DraftMemory(model.kv_cache_spec(), (part,), largest)
+    return PredictingLayer(model, target, memory, most)
 
 
 def _stored(path: Path, config: ModelConfig, own: PredictorConfig) -> dict[str, StoredTensor]:

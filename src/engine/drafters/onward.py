@@ -6,16 +6,19 @@ is there. So it reads a step's tokens at the beginning of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from src.core.config import Config
 from src.core.plan import RowStep, StepPlan
 from src.engine.drafters.draws import GuessWriter
+from src.engine.drafters.largest_pass import run_largest_pass
+from src.engine.drafters.reading import Reading, seen_from
 from src.engine.drafters.source import DraftPlace
 from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.inputs import build_inputs, only_sampled
@@ -39,6 +42,22 @@ class Pending(NamedTuple):
         return self.start + len(self.hidden)
 
 
+def run_largest(
+    model: Model,
+    config: Config,
+    features: Callable[[Tensor], Tensor],
+    logits: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+) -> Tensor:
+    """See `DraftMemory.largest`, of a layer with these features and scores."""
+    lagging = hidden.new_zeros(config.scheduler.max_num_seqs * (_LAG - 1), hidden.shape[1])
+    pending = torch.cat((hidden.clone(), lagging))
+    feature = features(pending)
+    own_t = {FEATURE: feature, EMBEDDED: torch.zeros_like(feature)}
+    run_largest_pass(model, config, len(pending), logits, own_t)
+    return lagging
+
+
 class OnwardDrafter(BatchDrafter):
     """Reads hidden states of all rows a step behind the model, and goes on from the last.
 
@@ -56,14 +75,14 @@ class OnwardDrafter(BatchDrafter):
     most
         The most guesses of a row; None: as many as are wanted.
 
-    Attributes
-    ----------
-    source
-        Who guesses.
+    Notes
+    -----
+    Its keys and values stand in blocks that requests share. So what a request leaves unread is read
+    before its blocks are given to others, and where something is missing a row begins behind it
+    (`Reading`).
     """
 
     wants_hidden = "all"
-    source: ClassVar[str]
 
     def __init__(
         self,
@@ -81,6 +100,7 @@ class OnwardDrafter(BatchDrafter):
         assert isinstance(chosen, Tensor)
         self._embedding = chosen
         self._pending: dict[int, Pending] = {}
+        self._reading = Reading(place)
 
     def features(self, hidden: Tensor) -> Tensor:
         """What the layer reads, [N, H], of the model's hidden states [N, W]."""
@@ -93,15 +113,53 @@ class OnwardDrafter(BatchDrafter):
     def vacate(self, row: int) -> None:
         """See `BatchDrafter`."""
         self._pending.pop(row, None)
+        self._reading.vacate(row)
+
+    def rest(self) -> None:
+        """See `BatchDrafter`."""
+        self._pending.clear()
+        self._reading.forget()
 
     def keep_all(self, computed: Mapping[int, tuple[int, int, int]], hidden_t: Tensor) -> None:
         """See `BatchDrafter`."""
         for row, (index, start, count) in computed.items():
             hidden = hidden_t[index : index + count].clone()
+            self._reading.write(row, start, start + count)
             before = self._pending.get(row)
-            if before is not None and before.end == start:
-                start, hidden = before.start, torch.cat((before.hidden, hidden))
+            # Some may have been computed again.
+            if before is not None and before.start < start <= before.end:
+                kept = before.hidden[: start - before.start]
+                start, hidden = before.start, torch.cat((kept, hidden))
             self._pending[row] = Pending(start, hidden)
+
+    @torch.inference_mode()
+    def finish(self, ends: Callable[[int], bool]) -> None:
+        """See `BatchDrafter`. Only whole blocks are ever shared."""
+        size, chunks = self._rows.block_size, []
+        features: list[Tensor] = []
+        for row in [row for row in self._pending if ends(row)]:
+            pending = self._readable(row)
+            if pending is None:
+                continue
+            count = pending.end // size * size - pending.start
+            if count <= 0:
+                continue
+            chunks.append(RowStep(row, 0, pending.start, count, False))
+            features.append(pending.hidden[:count])
+            self._pending[row] = Pending(pending.start + count, pending.hidden[count:])
+        if chunks:
+            self._read(chunks, torch.cat(features))
+
+    def _readable(self, row: int) -> Pending | None:
+        """What is pending of a row, without positions that are of no use."""
+        pending = self._pending.get(row)
+        if pending is None:
+            return None
+        skipped = self._reading.begin(row, pending.start) - pending.start
+        if skipped:
+            pending = Pending(pending.start + skipped, pending.hidden[skipped:])
+            self._pending[row] = pending
+        return pending if len(pending.hidden) else None
 
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """See `BatchDrafter`."""
@@ -110,14 +168,17 @@ class OnwardDrafter(BatchDrafter):
         chunks: list[RowStep] = []
         features: list[Tensor] = []
         known: dict[int, int] = {}
+        size = self._rows.block_size
         for step in rows:
-            pending = self._pending.get(step.row)
+            pending = self._readable(step.row)
             if pending is None:
                 continue
             end = step.start + step.num_tokens
             # The feature of a position is read with the token behind it.
             is_asked = step.row in asked and pending.end == end - 1
-            if not (is_asked or len(pending.hidden) >= _LAG or step.num_tokens > 1):
+            # Others may begin behind a whole block in the next step.
+            is_whole = pending.end // size > pending.start // size
+            if not (is_asked or is_whole or len(pending.hidden) >= _LAG or step.num_tokens > 1):
                 continue
             if is_asked:
                 known[step.row] = end
@@ -137,7 +198,7 @@ class OnwardDrafter(BatchDrafter):
         asked: Mapping[int, int],
     ) -> None:
         generations = {step.row: step.generation for step in chunks}
-        feature, logits = self._run(chunks, self.features(hidden))
+        feature, logits = self._read(chunks, hidden)
         if not known:
             return
         with GuessWriter(self._rows, self._sampler, known) as writer:
@@ -156,6 +217,13 @@ class OnwardDrafter(BatchDrafter):
                 place_of = {row: place for place, row in enumerate(going_on)}
         self.guesses = {row: Guess(each, SURE, self.source) for row, each in writer.guesses.items()}
 
+    def _read(self, chunks: Sequence[RowStep], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_run`, of hidden states [T, W] that the model has computed."""
+        found = self._run(chunks, self.features(hidden))
+        for step in chunks:
+            self._reading.read(step.row, step.start, step.start + step.num_tokens)
+        return found
+
     def _run(self, steps: Sequence[RowStep], feature: Tensor) -> tuple[Tensor, Tensor]:
         """Features and scores, [S, H] and [S, V] float32, behind the rows that sample."""
         inputs = build_inputs(StepPlan(0, [], [], list(steps)), self._rows)
@@ -169,6 +237,8 @@ class OnwardDrafter(BatchDrafter):
             adapter_slots_t=None,
             own_t={FEATURE: feature, EMBEDDED: embedded.to(feature.dtype)},
         )
+        numbers = [step.row for step in steps]
+        inputs = seen_from(inputs, numbers, self._reading.first, self._rows.block_size)
         outputs: dict[str, Tensor] = {}
         hidden = self._forward_pass(inputs, self._model.functions, outputs)
         if not inputs.samplers.rows:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from torch import Tensor
+
 from src.core.config import Config
 from src.core.memory_report import WeightPart
 from src.engine.execution.kv_cache import KVCache
@@ -26,10 +28,14 @@ class DraftMemory(NamedTuple):
         What its layers keep of a sequence. They are the last ones of the engine's KV memory.
     parts
         Its weights and tables.
+    largest
+        Runs what it computes at most in a step, of the hidden states [T, W] that the step before
+        has left; returns what it keeps beside the next step. None: next to nothing.
     """
 
     layers: tuple[LayerKVSpec, ...] = ()
     parts: tuple[WeightPart, ...] = ()
+    largest: Callable[[Tensor], Tensor | None] | None = None
 
     @property
     def nbytes(self) -> int:

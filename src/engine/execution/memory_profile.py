@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -71,10 +71,11 @@ def step_bytes(
     model: ServedModel,
     gauge: MemoryGauge | None,
     attention: Backend | None = None,
+    drafts: Callable[[Tensor], Tensor | None] | None = None,
 ) -> int:
     """The most bytes that a step takes beside weights and KV memory, rows and sampling included.
 
-    Blocks while it runs such a step. 0 without a ``gauge``.
+    Blocks while it runs such a step. 0 without a ``gauge``. See `compute_largest_step`.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def step_bytes(
     try:
         with torch.inference_mode(), device.stream():
             gauge.begin()
-            compute_largest_step(config, model, attention)
+            compute_largest_step(config, model, attention, drafts)
         device.synchronize()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -106,6 +107,7 @@ def compute_largest_step(
     config: Config,
     model: ServedModel,
     attention: Backend | None = None,
+    drafts: Callable[[Tensor], Tensor | None] | None = None,
     *,
     is_captured: bool = False,
 ) -> None:
@@ -117,6 +119,9 @@ def compute_largest_step(
 
     If the model pools, a step before it gives a result of each of as many tokens. What that keeps
     until its copy to the host has run is taken meanwhile, as it is while the next step is computed.
+
+    A drafter reads what the step before has left, and then the step is computed: ``drafts`` runs
+    the former, and returns what is kept meanwhile (`engine.drafters`).
     """
     spec, scheduler = model.spec, config.scheduler
     block_size = block_size_of(config.cache, spec.device)
@@ -139,6 +144,9 @@ def compute_largest_step(
     kept = None
     if not is_captured and (asks := _pooled_requests(config, model)):
         kept = _pooled_steps(config, model, forward(inputs, model.functions), asks)
+    waiting = None
+    if not is_captured and drafts is not None:
+        waiting = drafts(forward(inputs, model.functions))
     hidden = forward(inputs, model.functions)
     count = min(_most_sampled(config), scheduler.max_num_batched_tokens)
     # In a real step `hidden` lives until prompts are scored, in slices of at most this many rows.
@@ -157,7 +165,7 @@ def compute_largest_step(
         sampling = [entry % scheduler.max_num_seqs for entry in range(count)]
         sampler.sample(logits, SampleBatch(sampling, positions, mask=mask), rows.tokens)
         del logits, mask
-    del kept
+    del kept, waiting
 
 
 def _pooled_requests(config: Config, model: ServedModel) -> tuple[DeviceRequest, ...]:

@@ -51,6 +51,9 @@ class RowState:
         What requests bring of the model's own step inputs.
     adapter_slots
         [max_num_seqs + 1] int32: row -> the slot of its adapter; -1 for none.
+    lengths
+        [max_num_seqs + 1] int32: row -> its number of tokens, of rows whose last step verified
+        drafts or began behind some. Of others the plan says it.
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class RowState:
         self.tokens: Tensor = tokens.view(token_shape)
         self.block_tables: Tensor = tables.view(table_shape)
         self.adapter_slots: Tensor = slots
-        # The same on the host, which so knows which steps need adapters.
+        self.lengths = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+        # Adapters on the host too, which so knows which steps need them.
         self._adapter_slots = [NO_SLOT] * (max_num_seqs + 1)
         self.tokens[self.padding_row].zero_()
         self._page_blocks = tuple(page_blocks)

@@ -30,13 +30,14 @@ import torch
 from torch import Tensor
 
 from src.compile import LoadedFunction
-from src.core.plan import RowFailure, StepPlan
+from src.core.plan import RowFailure, RowStep, StepPlan
 from src.core.scoring import ScoreTokens
 from src.core.step_message import DeviceRequest
 from src.engine.devices.transfer import upload
 from src.engine.execution.compiled_program import compiled_program
+from src.engine.execution.drafted_steps import DraftedSteps, Verdicts
 from src.engine.execution.forward_pass import Code, ForwardPass
-from src.engine.execution.graphs import DecodeGraph, GraphPool
+from src.engine.execution.graphs import DecodeGraph, GraphPool, VerifyGraph
 from src.engine.execution.inputs import (
     StepInputs,
     build_inputs,
@@ -55,6 +56,7 @@ from src.engine.sampling import SampleBatch, SampleOutput, Sampler, truncation
 from src.engine.sampling.prompt_logprobs import PromptLogprobs, asks_for_scores, score_prompts
 from src.engine.sampling.state import SEED, TEMPERATURE
 from src.engine.speculation import KeptHidden
+from src.engine.speculation.on_device import Bounds
 from src.models import Model
 from src.models.program import Function
 from src.ops.runtime.compiled import Caller
@@ -71,6 +73,10 @@ class StepOutput:
     vectors: Vectors | None = None
     # What `KeptHidden` says, on the device; None: nobody wants them.
     hidden: Tensor | None = None
+    # What came of drafts that the device has made; samples are then entries of `DraftedSteps`.
+    verdicts: Verdicts | None = None
+    # Of rows that were looked at on the side, [rows, 3] int32, as `look_up` returns them.
+    looked: Tensor | None = None
 
     def to_host(self) -> StepOutput:
         """Begin the copy to host memory, without waiting for it."""
@@ -79,6 +85,8 @@ class StepOutput:
             None if self.prompt_scores is None else self.prompt_scores.to_host(),
             self.failures,
             None if self.vectors is None else self.vectors.to_host(),
+            verdicts=None if self.verdicts is None else self.verdicts.to_host(),
+            looked=None if self.looked is None else self.looked.to("cpu", non_blocking=True),
         )
 
 
@@ -95,6 +103,8 @@ class StepComputer:
         Makes vectors of hidden states.
     score_tokens
         Whose logits make a score; ``None``: the head gives scores.
+    bounds
+        What the device looks up of drafts, if it makes them.
 
     Attributes
     ----------
@@ -114,6 +124,7 @@ class StepComputer:
         unscored: Sequence[DeviceRequest | None],
         pooling: RowPooling,
         score_tokens: ScoreTokens | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self.code = code
         self.graphs: GraphPool | None = None
@@ -125,6 +136,10 @@ class StepComputer:
         self._unscored = unscored
         self._pooling = pooling
         self._score_tokens = score_tokens
+        self._bounds = bounds
+        self._drafted = (
+            None if bounds is None else DraftedSteps(forward_pass, rows, sampler, bounds.proposing)
+        )
 
     def compute(
         self,
@@ -147,6 +162,8 @@ class StepComputer:
         graph = None if self.graphs is None else self.graphs.find(plan)
         if isinstance(graph, DecodeGraph):
             return self._replay(plan, graph, computes)
+        # Only a plan with bounds has one, and is no plan for this method.
+        assert not isinstance(graph, VerifyGraph), "a plan with bounds is for `DraftedSteps`"
         # Read once, because the compiler's thread may swap it at any time.
         code = self.code.serving(adapts=self._rows.uses_adapters(plan))
         if graph is None and code.step is not None:
@@ -167,6 +184,36 @@ class StepComputer:
         if keeps_hidden == "none":
             return output
         return replace(output, hidden=hidden if keeps_hidden == "all" else sampled)
+
+    def verify(self, plan: StepPlan, computes: Callable[[], object] = lambda: None) -> StepOutput:
+        """Compute a plan with bounds, whose rows without any come first."""
+        assert self._drafted is not None, "nothing drafts on this device"
+        wants_all = self._wants_all(plan)
+        graph = None if self.graphs is None or wants_all else self.graphs.find(plan)
+        assert graph is None or isinstance(graph, VerifyGraph), "others know no bounds"
+        sampling = [step for step in plan.rows if step.samples]
+        # Behind a row's bounds nothing is restricted, so the most is as good as what is true.
+        most = [step.start + step.slack + step.num_tokens for step in sampling]
+        awaited = self._grammars.masks([step.row for step in sampling], most)
+        out = self._drafted.compute(plan, self.code, graph, computes, awaited)
+        functions = self.code.serving(adapts=self._rows.uses_adapters(plan)).functions
+        hidden = out.hidden if wants_all else None
+        output = self._output(plan, out.samples, hidden, functions, out.masks)
+        return replace(output, verdicts=out.verdicts)
+
+    def look(self, steps: Sequence[RowStep]) -> Tensor:
+        """Look on the side whether rows of the exact step before have drafts: [rows, 3] int32."""
+        assert self._bounds is not None, "nothing drafts on this device"
+        count = len(steps)
+        rows = upload([step.row for step in steps], torch.int64, self._rows.device)
+        # Its newest token has just been sampled.
+        lengths = upload(
+            [step.start + step.num_tokens + 1 for step in steps] + [1] * count,
+            torch.int32,
+            self._rows.device,
+        )
+        propose = self._bounds.proposing(1)
+        return propose(self._rows.tokens, rows, lengths[:count], lengths[count:])
 
     def try_out(self, code: Code, num_tokens: int) -> None:
         """Run padding through code that is not in use yet; no KV and no row is written."""
@@ -190,6 +237,8 @@ class StepComputer:
         self._sampler.state.flush()
         self._sampler.draw(logits, row, torch.zeros_like(row))
         truncation.warm_up(logits)
+        if self._drafted is not None and self._bounds is not None:
+            self._drafted.warm_up(self._bounds.most)
 
     def compiled_step(
         self, caller: Caller, functions: Sequence[LoadedFunction], variant: int = 0

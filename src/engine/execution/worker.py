@@ -13,13 +13,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
-from src.core.draft_counts import DraftCounts
+from src.core.draft_counts import DraftCounts, most_sampled
 from src.core.errors import EngineDeadError
 from src.core.plan import RowResult, StepPlan, StepResult, StepTimes
 from src.core.scoring import ScoreTokens
@@ -28,6 +30,8 @@ from src.engine.devices import Device, StepSpan
 from src.engine.devices.device_thread import DeviceThread
 from src.engine.devices.transfer import host_view
 from src.engine.execution.code_host import CodeHost
+from src.engine.execution.drafted_inputs import has_bounds, only_decodes
+from src.engine.execution.drafted_steps import in_order, read_rows
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs import GraphPool
 from src.engine.execution.held_adapters import HeldAdapters
@@ -36,6 +40,7 @@ from src.engine.execution.in_flight import InFlight
 from src.engine.execution.kv_cache import KVCache
 from src.engine.execution.page_prefault import PagePrefault
 from src.engine.execution.pooling import RowPooling
+from src.engine.execution.row_limits import RowLimits
 from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.row_state import POISON, RowState
 from src.engine.execution.step_computer import StepComputer, StepOutput
@@ -45,6 +50,7 @@ from src.engine.grammar.row_grammars import RowGrammars
 from src.engine.sampling import Sampler
 from src.engine.sampling.prompt_logprobs import are_sound
 from src.engine.speculation import Speculation, Verification
+from src.engine.speculation.on_device import Bounds, DeviceSpeculation
 from src.models import ServedModel
 from src.models.adapters.reader import AdapterWeights
 from src.models.vector_modules import VectorModules
@@ -79,6 +85,7 @@ class Worker:
     speculation
         Makes what guesses the rows' next tokens, of their token buffer, of what restricts them,
         of what stands where there is no token, and of their recurrent states; for the host only.
+        Or what the device looks up itself.
     score_tokens
         See `StepComputer`.
 
@@ -101,7 +108,7 @@ class Worker:
         *,
         num_threads: int,
         attention: Backend | None = None,
-        speculation: Callable[..., Speculation] | None = None,
+        speculation: Callable[..., Speculation] | Bounds | None = None,
         score_tokens: ScoreTokens | None = None,
         vector_modules: VectorModules | None = None,
     ) -> None:
@@ -127,6 +134,7 @@ class Worker:
             deterministic=any(mixer.spec.deterministic for mixer in model.mixers),
             modules=vector_modules,
         )
+        bounds = speculation if isinstance(speculation, Bounds) else None
         self._computer = StepComputer(
             self._forward_pass,
             code,
@@ -136,12 +144,11 @@ class Worker:
             unscored,
             pooling,
             score_tokens,
+            bounds,
         )
         self._speculation: Speculation | None = None
-        tokens = host_view(rows.tokens)
-        if speculation is not None and tokens is not None:
-            self._speculation = speculation(tokens, self._grammars, POISON, states=kv_cache.states)
-            self._row_owners.on_leave = self._speculation.leave
+        self._on_device: DeviceSpeculation | None = None
+        self._draft(speculation, kv_cache)
         self._use_threads = partial(_use_threads, num_threads)
         # Whether CPU kernels may still be building. Used by the device thread only.
         self._awaits_kernels = True
@@ -156,14 +163,14 @@ class Worker:
                 piece()
 
         # Neither refers to this object, so that a closed worker needs no garbage collector.
-        forward_pass = self._forward_pass
+        forward_pass, proposing = self._forward_pass, None if bounds is None else bounds.proposing
         self.idle = IdleWork(self._device_thread.post, run_idle)
         self.code = CodeHost(
             device,
             self._device_thread,
             self._computer,
             lambda backend, ladder, code: GraphPool(
-                backend, ladder, forward_pass, code, rows, sampler
+                backend, ladder, forward_pass, code, rows, sampler, proposing
             ),
             self.idle.begin,
             self._use_threads,
@@ -174,10 +181,31 @@ class Worker:
         # Weights and KV memory were written on other streams than the one of the steps.
         device.synchronize()
 
+    def _draft(
+        self, speculation: Callable[..., Speculation] | Bounds | None, kv_cache: KVCache
+    ) -> None:
+        """Make what guesses the rows' next tokens, on the host or on the device."""
+        rows = self._rows
+        if isinstance(speculation, Bounds):
+            limits = RowLimits(self._grammars, self._sampler.state)
+            max_sampled = most_sampled(rows.padding_row, speculation.most)
+            self._on_device = DeviceSpeculation(speculation, limits, max_sampled)
+            return
+        tokens = host_view(rows.tokens)
+        if speculation is not None and tokens is not None:
+            self._speculation = speculation(tokens, self._grammars, POISON, states=kv_cache.states)
+            self._row_owners.on_leave = self._speculation.leave
+
     @property
     def draft_counts(self) -> DraftCounts | None:
         """What was drafted and accepted; ``None`` without speculation."""
-        return None if self._speculation is None else self._speculation.counts
+        drafting = self._speculation or self._on_device
+        return None if drafting is None else drafting.counts
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether a request's `prediction` is a source of drafts."""
+        return self._speculation is not None
 
     @property
     def is_on_cpu(self) -> bool:
@@ -309,6 +337,11 @@ class Worker:
             self._places.leave_loop()
         plan = message.plan
         span = self._device.begin(in_flight.times)
+        if self._on_device is not None:
+            self._execute_drafting(in_flight, message, span, self._on_device)
+            return
+        if self._speculation is not None:
+            self._speculation.finish(plan)
         self._row_owners.meet(message)
         refused = self._row_owners.apply(plan)
         if self._memory is not None:
@@ -349,6 +382,90 @@ class Worker:
         if speculation is not None:
             # On the host the loop has the result, and plans the next step meanwhile.
             speculation.catch_up()
+
+    def _execute_drafting(
+        self,
+        in_flight: InFlight,
+        message: StepMessage,
+        span: StepSpan,
+        drafting: DeviceSpeculation,
+    ) -> None:
+        """The same where the device drafts, which knows what is computed."""
+        plan = message.plan
+        self._row_owners.meet(message)
+        refused = self._row_owners.apply(plan)
+        for install in plan.installs:
+            drafting.install(install.row, install.generation)
+        launched = drafting.begin(plan)
+        due = [] if has_bounds(launched) else drafting.due(launched)
+        if has_bounds(launched):
+            with drafting.launching():
+                output = self._computer.verify(launched, span.computes)
+        else:
+            output = self._computer.compute(launched, span.computes)
+        if due:
+            with drafting.launching():
+                output = replace(output, looked=self._computer.look(due))
+        output = span.copy_out(output)
+        in_flight.holds.append(span)
+        self._follow_exact(launched, output, span)
+
+        def read() -> StepResult:
+            if output.looked is not None:
+                drafting.looked(due, output.looked[:, 0].tolist(), len(launched.rows))
+            if output.verdicts is not None:
+                result = self._read_drafted(launched, output, drafting, refused)
+            else:
+                result = self._read(launched, output, refused)
+            times = in_flight.times
+            if times.device_start and only_decodes(launched):
+                width = 1 if output.verdicts is None else output.verdicts.width
+                taken = (times.device_end or time.monotonic()) - times.device_start
+                drafting.took(len(launched.rows), width, taken)
+            result = self._with_vectors(result, output)
+            return in_order(plan, launched, result, drafting.rests)
+
+        span.deliver(read, lambda outcome: self._deliver(in_flight, outcome))
+
+    def _follow_exact(self, plan: StepPlan, output: StepOutput, span: StepSpan) -> None:
+        """Let the grammars follow rows of a step in which others may have drafts."""
+        samples, verdicts = output.samples, output.verdicts
+        if samples is None:
+            return
+        sampling = [at for at, step in enumerate(plan.rows) if step.samples]
+        # Where each row's first token is among the sampled ones.
+        places = list(range(len(sampling)))
+        if verdicts is not None:
+            places = [verdicts.width * at for at in sampling]
+
+        def read() -> np.ndarray:
+            span.wait()
+            token_ids: np.ndarray = samples.token_ids.numpy()
+            return token_ids[places]
+
+        # A row that is followed has no drafts.
+        self._grammars.follow([step.row for step in plan.rows if step.samples], read)
+
+    def _read_drafted(
+        self,
+        plan: StepPlan,
+        output: StepOutput,
+        drafting: DeviceSpeculation,
+        refused: Sequence[tuple[int, str]],
+    ) -> StepResult:
+        """Turn host tensors of a step with bounds into a result, rows as they were launched."""
+        samples, verdicts, scores = output.samples, output.verdicts, output.prompt_scores
+        assert samples is not None, "it samples"
+        assert verdicts is not None, "it was verified"
+        drafting.settle(plan, verdicts.rows())
+        rows, unsound = read_rows(plan, samples, verdicts, drafting.bounds.source)
+        for index, row in enumerate(rows):
+            if scores is None or (prompt_logprobs := scores.of_row(index)) is None:
+                continue
+            rows[index] = msgspec.structs.replace(row, prompt_logprobs=prompt_logprobs)
+            if not are_sound(prompt_logprobs) and index not in unsound:
+                unsound.append(index)
+        return StepResult(plan.step_id, rows, output.failures, refused, unsound)
 
     @staticmethod
     def _with_vectors(result: StepResult, output: StepOutput) -> StepResult:

@@ -200,6 +200,10 @@ class RowGrammars:
         self._undrafted.update(without)
         return drafts
 
+    def follows(self, row: int) -> bool:
+        """Whether the row's tokens are followed, for a grammar or a budget of thinking."""
+        return row in self._rows or self._thinking.follows((row,))
+
     def never_drafts(self, row: int) -> bool:
         """Whether the row's request will have no drafts any more, so that nobody need wait."""
         return row in self._undrafted

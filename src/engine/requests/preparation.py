@@ -108,8 +108,9 @@ class Preparation:
         queue.check_queue(count, count * len(token_ids), tenant)
         prediction = await builder.prediction(options.get("prediction"), self._params, tenant)
         if prediction:
-            with_it = len(token_ids) + len(prediction) // TOKEN_BYTES
-            queue.check_queue(count, count * with_it, tenant)
+            # All completions share it.
+            with_it = count * len(token_ids) + len(prediction) // TOKEN_BYTES
+            queue.check_queue(count, with_it, tenant)
         return await builder.requests(
             token_ids,
             self._params,

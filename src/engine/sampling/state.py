@@ -84,6 +84,11 @@ class RowParams:
         """Whether any penalty is on."""
         return self.counts_output or self.repetition_penalty != 1.0
 
+    def goes_by_positions(self, least: int) -> bool:
+        """Whether the host must know the positions that are sampled, from ``least`` on."""
+        is_banned = self.end_ids is not None and least < self.first_end_position
+        return is_banned or bool(self.processors)
+
     @property
     def only_draws(self) -> bool:
         """Whether it needs no more than a temperature and a seed, apart from `min_tokens`."""

@@ -143,11 +143,6 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         return self.limit - 1
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """What it counts for while it waits: its tokens, and those of its prediction."""
-        return len(self.token_ids) + self.request.num_predicted
-
-    @property
     def is_exhausted(self) -> bool:
         """Whether its last token is launched: it ends once the steps in flight are committed."""
         return self.target - self.slack >= self.limit

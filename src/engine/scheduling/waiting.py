@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from src.core.errors import InvalidRequestError, QueueFullError
+from src.core.request import Request
 from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.admission import (
     MAX_MISFITS_PER_STEP,
@@ -37,7 +38,8 @@ class Lane:
     num_unfinished
         Unfinished requests, wherever they are. A lane without any is forgotten.
     num_waiting, num_tokens
-        Waiting requests, those aside included, and their tokens.
+        Waiting requests, those aside included, and their tokens. A prediction counts once, however
+        many of them share it.
     num_pooled_tokens
         How many of these tokens are of pooled requests.
     credit
@@ -52,6 +54,7 @@ class Lane:
         "_front",
         "_heap",
         "_num_dead",
+        "_sharing",
         "credit",
         "name",
         "num_pooled_tokens",
@@ -77,14 +80,31 @@ class Lane:
         self._aside: list[RequestState] = []
         self._heap: list[tuple[Rank, RequestState]] = []
         self._num_dead = 0
+        # Identity of a prediction -> its waiting requests, which keep it.
+        self._sharing: dict[int, int] = {}
 
-    def count(self, state: RequestState, sign: int) -> None:
-        """Count a waiting request: 1 if it begins to wait, -1 if it ends."""
-        num_tokens = sign * state.num_waiting_tokens
+    def count(self, state: RequestState, sign: int) -> int:
+        """Count a waiting request: 1 if it begins to wait, -1 if it ends; returns its tokens."""
+        num_tokens = len(state.token_ids)
+        if state.request.prediction:
+            num_tokens += self._count_prediction(state.request, sign)
+        num_tokens *= sign
         self.num_waiting += sign
         self.num_tokens += num_tokens
         if state.request.pooling is not None:
             self.num_pooled_tokens += num_tokens
+        return num_tokens
+
+    def _count_prediction(self, request: Request, sign: int) -> int:
+        """Its tokens if it is the first to wait with its prediction, or the last; 0 otherwise."""
+        key = id(request.prediction)
+        before = self._sharing.get(key, 0)
+        after = before + sign
+        if after:
+            self._sharing[key] = after
+        else:
+            del self._sharing[key]
+        return 0 if before and after else request.num_predicted
 
     def insert(self, state: RequestState) -> None:
         """Insert a request by its rank."""
@@ -339,18 +359,16 @@ class WaitingQueue:
 
     def push(self, state: RequestState) -> None:
         """Insert a request by its rank."""
-        lane, num_tokens = self._lane_of(state), state.num_waiting_tokens
-        self.num_tokens += num_tokens
+        lane = self._lane_of(state)
+        self.num_tokens += lane.count(state, 1)
         self._count += 1
-        lane.count(state, 1)
         lane.insert(state)
 
     def _remove(self, state: RequestState) -> Lane:
         """Count a request no more."""
-        lane, num_tokens = self.lanes[state.lane], state.num_waiting_tokens
-        self.num_tokens -= num_tokens
+        lane = self.lanes[state.lane]
+        self.num_tokens += lane.count(state, -1)
         self._count -= 1
-        lane.count(state, -1)
         return lane
 
     def end_turn(self, lane: Lane) -> None:

@@ -263,6 +263,7 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
             section,
             device_type=device.kind,
             has_states=states,
+            has_own_inputs=bool(attempt.reckoned.outline.own_inputs),
             brought=SOURCES[section.method] if has_weights else (),
         )
         takes = "their weights and KV are counted above" if has_weights else "they take logits only"

@@ -110,7 +110,7 @@ def measure_memory(
     place = model.spec.device
     # Measured before the pool and the graphs exist, so a failure here means that the step is too
     # large.
-    step = step_bytes(config, device, model, memory_gauge(place), attention)
+    step = step_bytes(config, device, model, memory_gauge(place), attention, drafts.largest)
     graphs = plan_graphs(config, device, model, backend, attention)
     kv, max_model_len, report = _size(
         config,
@@ -216,7 +216,7 @@ def reckon_memory(
     if device.kind == "cuda" and weights.free > 0:
         block_size = block_size_of(config.cache, device.torch_device)
         sized = _with(config, "cache", block_size=block_size)
-        step = _WORKSPACES + _step_of_shapes(sized, outline)
+        step = _WORKSPACES + _step_of_shapes(sized, outline, drafts)
         if config.compile.captures and not outline.own_inputs:
             ladder = ladder_of(config, outline, config.scheduler.max_num_seqs)
             largest = max((shape.num_tokens for shape in ladder.shapes), default=0)
@@ -307,11 +307,17 @@ def _group_reports(layout: KVLayout, layers: Sequence[LayerKVSpec]) -> tuple[KVG
     return tuple(KVGroupReport(count, *key) for key, count in counts.items())
 
 
-def _step_of_shapes(config: Config, outline: ServedModel, *, is_captured: bool = False) -> int:
+def _step_of_shapes(
+    config: Config,
+    outline: ServedModel,
+    drafts: DraftMemory = NO_MEMORY,
+    *,
+    is_captured: bool = False,
+) -> int:
     short = _shortened(outline) if isinstance(outline, Model) else outline
     gauge = ShapeGauge(outline.spec.device)
     with torch.inference_mode(), gauge:
-        compute_largest_step(config, short, is_captured=is_captured)
+        compute_largest_step(config, short, None, drafts.largest, is_captured=is_captured)
     # A step that is measured has a pool of one block beside it, of all layers.
     block_size = block_size_of(config.cache, outline.spec.device)
     pools = [lay_out(one.kv_cache_spec(), block_size).bytes_per_block for one in (outline, short)]

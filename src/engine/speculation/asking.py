@@ -13,7 +13,7 @@ import numpy as np
 from src.core.plan import RowStep, StepPlan
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
-from src.engine.speculation.drafter import BatchDrafter, Drafter, Follower
+from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, Follower
 from src.engine.speculation.guess import FORCED, Guess
 from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
@@ -101,8 +101,8 @@ class Asking:
 
     @property
     def batch_drafters(self) -> Sequence[BatchDrafter]:
-        """Those that compute for all rows of a step at once, and have not failed."""
-        return self._batch_drafters
+        """Those that compute for all rows of a step at once, have not failed, and do not rest."""
+        return [each for each in self._batch_drafters if not each.effort.rests]
 
     @property
     def has_followers(self) -> bool:
@@ -121,6 +121,39 @@ class Asking:
         self.resting.vacate(row)
         for drafter in tuple(self._batch_drafters):
             self.attempt(drafter, drafter.vacate, row)
+
+    def finish(self, plan: StepPlan) -> None:
+        """Before a plan is applied: let drafters read the ends of rows that do not go on in it."""
+        drafters = self.batch_drafters
+        if not drafters:
+            return
+        going_on = {step.row for step in plan.rows}
+        going_on.difference_update([install.row for install in plan.installs])
+        for drafter in drafters:
+            self.attempt(drafter, drafter.finish, lambda row: row not in going_on)
+
+    def finish_row(self, row: int) -> None:
+        """The same where the row's request has ended, while nothing else has happened."""
+        for drafter in self.batch_drafters:
+            self.attempt(drafter, drafter.finish, lambda other: other == row)
+
+    def begin(self, plan: StepPlan) -> None:
+        """A step begins: those that compute rest where that brings nothing."""
+        for drafter in tuple(self._batch_drafters):
+            effort = drafter.effort
+            rested = effort.rests
+            effort.begin(len(plan.rows))
+            if effort.rests and not rested:
+                logger.info("the drafter %s rests: few of its guesses are of use", drafter.source)
+                self.attempt(drafter, drafter.rest)
+            elif rested and not effort.rests:
+                self._widths.forget(drafter.source)
+
+    def verified(self, guess: Guess, accepted: int) -> None:
+        """A guess was verified, and so many of its tokens were right."""
+        for drafter in self._batch_drafters:
+            if drafter.source == guess.source:
+                drafter.effort.verified(accepted)
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
         """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
@@ -172,11 +205,15 @@ class Asking:
     def _may_find(self, step: RowStep, certain: int) -> bool:
         """Whether there may be a guess that pays of a row, in steps of so many ``certain`` tokens.
 
-        What a grammar leaves, or what a model guesses, is not found out on the side: it may be.
+        What a grammar leaves is not found out on the side: it may be. Of what a model guesses it is
+        known how often it has held.
         """
         known = step.start + step.num_tokens
-        if self._batch_drafters or not self._restrictions.leaves_free(step.row, known):
+        if not self._restrictions.leaves_free(step.row, known):
             return True
+        for drafter in self.batch_drafters:
+            if self._widths.may_pay(Guess([0], SURE, drafter.source), certain):
+                return True
         guess = self._likeliest(self._drafters, Asked(step, known, 1)).guess
         return guess is not None and self._widths.may_pay(guess, certain)
 
@@ -192,7 +229,7 @@ class Asking:
 
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """Let those drafters compute that do so for all rows of a step at once."""
-        for drafter in tuple(self._batch_drafters):
+        for drafter in self.batch_drafters:
             self.attempt(drafter, drafter.compute, rows, asked)
 
     def guesses(self, rows: Sequence[RowStep], asked: Mapping[int, Asked]) -> dict[int, Guess]:

@@ -49,6 +49,10 @@ class Chances:
         """A step begins."""
         self._step += 1
 
+    def forget(self, source: str) -> None:
+        """Nothing was observed of a source, as far as is known."""
+        self._tables.pop(source, None)
+
     def first(self, guess: Guess) -> float:
         """The chance of the first token of a guess."""
         return self._mean(self._line(guess.source, guess.match)[0], guess)

@@ -11,10 +11,13 @@ from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
 from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
 from src.engine.speculation.history import TOKEN_BYTES, size_of
+from src.engine.speculation.on_device import Bounds
 from src.engine.speculation.verification import Speculation
 
 logger = logging.getLogger(__name__)
 
+# Devices that draft themselves: see docs/speculation-cuda.md.
+_DRAFTING_DEVICES: frozenset[str] = frozenset({"cuda"})
 # The most rows of a step with drafts in a model with recurrent states. With more rows a draft costs
 # as much as a token, so few have some.
 _STATE_BACKUPS: Final = 8
@@ -33,6 +36,28 @@ def history_bytes(section: SpeculationSection, device_type: str) -> int:
     return size_of(section.shared_history_bytes) * TOKEN_BYTES
 
 
+def device_bounds(
+    section: SpeculationSection,
+    device_type: str,
+    *,
+    has_states: bool = False,
+    has_own_inputs: bool = False,
+) -> Bounds | None:
+    """What a device that drafts itself looks up; ``None`` if this one does not, or not so.
+
+    Other arguments are those of `choose_sources`.
+    """
+    if device_type not in _DRAFTING_DEVICES or has_states or has_own_inputs:
+        return None
+    most = section.num_speculative_tokens
+    # `auto` is the default, and no GPU has seen the kernels yet.
+    if section.method == "suffix":
+        return Bounds(least=3, longest=24, most=most)
+    if section.method == "ngram":
+        return Bounds(section.prompt_lookup_min, section.prompt_lookup_max, "ngram", most)
+    return None
+
+
 class Choice(NamedTuple):
     """Who drafts, in the order in which they are asked; nobody, and the reason."""
 
@@ -49,6 +74,7 @@ def choose_sources(
     device_type: str,
     has_states: bool = False,
     has_windows: bool = False,
+    has_own_inputs: bool = False,
     num_backups: int | None = None,
     brought: Collection[str] = (),
 ) -> Choice:
@@ -58,6 +84,8 @@ def choose_sources(
     ----------
     has_states, has_windows
         Whether the model keeps recurrent states, and whether some of its layers have windows.
+    has_own_inputs
+        Whether it has step inputs of its own.
     num_backups
         Slots that keep such states while drafts are verified; ``None``: not known yet.
     brought
@@ -77,8 +105,19 @@ def choose_sources(
     if section.method == "off":
         return Choice((), "speculation.method = off")
     reason = ""
+    bounds = device_bounds(
+        section, device_type, has_states=has_states, has_own_inputs=has_own_inputs
+    )
+    if bounds is not None:
+        return Choice((bounds.source,))
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
+        if section.method == "auto" and device_type in _DRAFTING_DEVICES:
+            reason += ", which drafts only where speculation.method is suffix or ngram"
+        if has_states:
+            reason = f"the model has recurrent states; {reason}"
+        elif has_own_inputs:
+            reason = f"the model has step inputs of its own; {reason}"
     elif has_states and has_windows:
         reason = "the model has recurrent states, and windows that forget what these need again"
     elif has_states and num_backups == 0:
@@ -100,10 +139,11 @@ def choose_speculation(
     device_type: str,
     has_states: bool,
     has_windows: bool = False,
+    has_own_inputs: bool = False,
     num_backups: int | None = None,
     drafter: Drafter | None = None,
-) -> Callable[..., Speculation] | None:
-    """What makes an engine's `Speculation`; ``None`` if there is none.
+) -> Callable[..., Speculation] | Bounds | None:
+    """What makes an engine's `Speculation`, or what its device looks up; ``None`` for neither.
 
     ``drafter`` is the one of the method's sources that has weights. Other arguments and errors are
     those of `choose_sources`.
@@ -113,6 +153,7 @@ def choose_speculation(
         device_type=device_type,
         has_states=has_states,
         has_windows=has_windows,
+        has_own_inputs=has_own_inputs,
         num_backups=num_backups,
         brought=() if drafter is None else SOURCES[section.method],
     )
@@ -121,6 +162,11 @@ def choose_speculation(
             logger.info("speculation is off: %s", choice.reason)
         return None
     logger.info("speculation: %s, up to %d tokens", choice, section.num_speculative_tokens)
+    bounds = device_bounds(
+        section, device_type, has_states=has_states, has_own_inputs=has_own_inputs
+    )
+    if bounds is not None:
+        return bounds
     drafters: list[Drafter] = []
     for source in choice.sources:
         if source in DRAFTERS:

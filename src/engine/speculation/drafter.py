@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from src.core.config import SpeculationSection
 from src.core.plan import RowStep
 from src.core.step_message import DeviceRequest
+from src.engine.speculation.effort import Effort
 from src.engine.speculation.guess import Guess
 from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import Lookup
@@ -49,14 +50,20 @@ class BatchDrafter:
     ----------
     wants_hidden
         Which of the model's hidden states it reads.
+    source
+        Who guesses.
     guesses
         Row -> its guesses for this step, which `compute` leaves here.
+    effort
+        Whether it rests. Then it is not called in a step, but for `vacate`.
     """
 
     wants_hidden: KeptHidden = "none"
+    source: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self.guesses: dict[int, Guess] = {}
+        self.effort = Effort()
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
@@ -64,6 +71,15 @@ class BatchDrafter:
 
     def vacate(self, row: int) -> None:
         """The row has another request now."""
+
+    def rest(self) -> None:
+        """Steps go by without it from now on: what it has of them later lacks their tokens."""
+
+    def finish(self, ends: Callable[[int], bool]) -> None:
+        """Read what these rows have unread: they have ended, or do not go on in the next step.
+
+        Their blocks may be shared already, and are not overwritten yet.
+        """
 
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         """Begin a step: guess for some of its rows, into ``guesses``. Called at every step.

@@ -20,8 +20,6 @@ class HiddenStates:
     @property
     def wanted(self) -> KeptHidden:
         """Which hidden states of a step its drafters read."""
-        if not self._asking.batch_drafters:
-            return "none"
         wanted = [drafter.wants_hidden for drafter in self._asking.batch_drafters]
         return next((each for each in wanted if each != "none"), "none")
 
@@ -50,7 +48,7 @@ class HiddenStates:
             counts = step.num_tokens - step.drafts + (count - 1 if step.samples else 0)
             computed[step.row] = (begin, step.start, counts)
             begin += step.num_tokens
-        for drafter in tuple(self._asking.batch_drafters):
+        for drafter in self._asking.batch_drafters:
             if drafter.wants_hidden == "sampled":
                 self._asking.attempt(drafter, drafter.keep, last, hidden)
             elif drafter.wants_hidden == "all":

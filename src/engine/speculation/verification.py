@@ -126,6 +126,7 @@ class Speculation:
         # Nobody catches up with it, so it takes no room from those that do.
         self._states.vacate(row)
         self._widths.vacate(row)
+        self._asking.finish_row(row)
         self._asking.vacate(row)
         if not self._asking.has_followers:
             return
@@ -134,11 +135,15 @@ class Speculation:
         end = int(ends[0]) if len(ends) else len(tokens)
         self._asking.leave(row, request, tokens[: 0 if row in self._failed else end])
 
+    def finish(self, plan: StepPlan) -> None:
+        """Before a plan is applied: what it overwrites is read that has to be."""
+        self._asking.finish(plan)
+
     def fail(self, plan: StepPlan) -> None:
         """The step of this plan has failed, and its rows are made harmless."""
         for step in plan.rows:
             self._failed.add(step.row)
-            self._asking.resting.vacate(step.row)
+            self._asking.vacate(step.row)
         self._failed.update(install.row for install in plan.installs)
 
     def catch_up(self) -> None:
@@ -151,6 +156,7 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
+        self._asking.begin(plan)
         self._has_asked = self._asking.look(plan)
         if not (_has_bounds(plan) or self._states.are_behind(plan)):
             self._asking.compute(plan.rows, {})
@@ -199,7 +205,7 @@ class Speculation:
                     drafts[place] = guess
                     self._asking.resting.wake(rows[place].row)
                 else:
-                    self._asking.found_nothing(rows[place].row)
+                    self._asking.nothing_pays(rows[place].row)
         self._states.back_up([step.row for step in rows if step.drafts])
         verification = Verification(msgspec.structs.replace(plan, rows=rows), drafts, index)
         if asks:
@@ -259,6 +265,7 @@ class Speculation:
             kept.append(count)
             if guess is not None:
                 self._widths.verified(step.row, guess, count - 1)
+                self._asking.verified(guess, count - 1)
                 if count == 1:
                     self._asking.resting.add(step.row)
                 self.counts.add(len(drafts), count - 1, guess.source)

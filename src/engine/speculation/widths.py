@@ -165,6 +165,44 @@ class Widths:
             widths[-index] += 1
         return widths
 
+    def choose_width(
+        self,
+        guesses: Sequence[Guess],
+        num_rows: int,
+        num_tokens: int,
+        widths: Sequence[int],
+    ) -> int:
+        """The same where a step takes as long as if each of its rows had as many: how many.
+
+        Parameters
+        ----------
+        widths
+            Numbers of drafts that a row may have in such a step, ascending.
+        """
+        longest = max(len(guess.token_ids) for guess in guesses)
+        if self._always or not longest:
+            return longest
+        chances = [self._chances.survivals(guess) for guess in guesses]
+        lacking = num_rows - len(guesses)
+        most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
+        best, best_rate = 0, float(num_rows)
+        for width in widths:
+            drafts = num_rows * width
+            longer = drafts * self._costs.price(num_tokens, drafts)
+            if longer > most:
+                break
+            expected = sum(sum(each[:width]) for each in chances)
+            rate = (num_rows + expected / _MARGIN) / (1 + longer)
+            if rate > best_rate:
+                best, best_rate = width, rate
+            if width >= longest:
+                break
+        likeliest = max(each[0] for each in chances if each)
+        if not best and self._is_probe and likeliest >= _LIKELY:
+            self._probed = self._step
+            return max((width for width in widths if width <= _PROBES), default=0)
+        return best
+
     def _taken(self, guess: Guess, again: int | None) -> list[tuple[float, float]]:
         """Per token of a guess: the chance that the row comes that far, and tokens that it takes.
 
@@ -207,6 +245,10 @@ class Widths:
             self._probed = self._step
             return min(_PROBES, len(candidates))
         return best
+
+    def forget(self, source: str) -> None:
+        """What is known of somebody's guesses is of other texts, and is measured again."""
+        self._chances.forget(source)
 
     def found_nothing(self, row: int, *, restricted: bool = False) -> None:
         """No drafter had an idea for the row, or none that pays; or none that is possible."""

@@ -4,7 +4,8 @@
 // traffic is no more than their size. A tile is kRows rows of weights against up to kTokens tokens, or
 // twice as many rows against one token; that gives enough independent sums to hide the latency of an
 // addition. Each sum runs along K in one vector accumulator, in the same order for every batch, so a
-// token's result does not depend on the other tokens.
+// token's result does not depend on the other tokens. Where it may, many tokens that meet weights of their
+// own dtype take another path (outer_products.h).
 //
 // Where bfloat16 products are instructions, bfloat16 tokens take other paths (dot_linear.h,
 // amx_linear.h). Weights may also be packed in strips: bfloat16 ones (pair_strips.h), or quantized ones,
@@ -18,6 +19,7 @@
 #include "projections/amx_linear.h"
 #include "projections/dot_linear.h"
 #include "projections/integer_linear.h"
+#include "projections/outer_products.h"
 #include "projections/pair_strips.h"
 #include "projections/pair_tiles.h"
 #include "runtime/parallel.h"
@@ -226,6 +228,14 @@ Status run(const LinearArgs& a) {
   if constexpr (std::is_same_v<T, bf16>) {
     run_pairs<Weights>(a);
     return kOk;
+  }
+#endif
+#if defined(SLIPSTREAM_OUTER_PRODUCTS)
+  if constexpr (std::is_same_v<Weights, Dense<T>>) {
+    if (uses_outer_products(a)) {
+      run_outer_products<T>(a);
+      return kOk;
+    }
   }
 #endif
   const float* x = widened_inputs<T>(a);

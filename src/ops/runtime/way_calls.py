@@ -51,7 +51,7 @@ class LibraryWays:
     def keep_one(self, keep: bool = True) -> None:
         """Set whether a token's result has the same bits for any number of rows.
 
-        Otherwise that of quantized weights may not: a way with other bits may be faster for many
-        rows. It holds for the whole process.
+        Otherwise it may not: a way with other bits may be faster for many rows, with quantized
+        weights and with those of float32. It holds for the whole process.
         """
         self._keep(keep)

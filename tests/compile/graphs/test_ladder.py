@@ -87,3 +87,36 @@ def test_the_first_are_those_of_few_users() -> None:
     assert ladder.first == [GraphShape("decode", size) for size in (8, 4, 2, 1)]
     assert ladder.shapes[0] == GraphShape("mixed", 128)
     assert PaddingLadder(0, 5).shapes == [GraphShape("mixed", 5)]
+
+
+@given(st.integers(0, 300), st.integers(0, 40), st.integers(0, 600), st.data())
+def test_steps_with_drafts_have_few_shapes_that_hold_them(
+    max_rows: int, max_drafts: int, max_sampled: int, data: st.DataObject
+) -> None:
+    ladder = PaddingLadder(max_rows, 0, max_drafts=max_drafts, max_sampled=max_sampled)
+    shapes = [shape for shape in ladder.shapes if shape.kind == "verify"]
+    assert len(shapes) <= 4 * (max_rows.bit_length() + 1)
+    assert all(shape.num_tokens <= max_sampled for shape in shapes)
+    assert all(shape.num_tokens % shape.width == 0 for shape in shapes)
+    rows = data.draw(st.integers(1, max_rows + 1))
+    width = data.draw(st.integers(1, max_drafts + 2))
+    found = ladder.verifying(rows, width)
+    holding = [
+        shape
+        for shape in shapes
+        if shape.width >= width and shape.num_tokens // shape.width >= rows
+    ]
+    # Where the next width holds fewer rows than are asked for, no wider one holds them.
+    assert found == min(holding, key=lambda shape: (shape.width, shape.num_tokens), default=None)
+
+
+def test_the_shapes_of_eight_rows_with_drafts() -> None:
+    ladder = PaddingLadder(8, 0, max_drafts=16, max_sampled=64)
+    shapes = [(s.num_tokens // s.width, s.width) for s in ladder.shapes if s.kind == "verify"]
+    assert shapes == [
+        *((8, 8), (2, 17), (8, 4), (4, 8), (1, 17), (8, 2), (4, 4)),
+        *((2, 8), (4, 2), (2, 4), (1, 8), (2, 2), (1, 4), (1, 2)),
+    ]
+    assert ladder.verifying(3, 5) == GraphShape("verify", 32, width=8)
+    assert ladder.verifying(5, 9) is None
+    assert [s for s in PaddingLadder(8, 16).shapes if s.kind == "verify"] == []

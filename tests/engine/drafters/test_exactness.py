@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from src.core.plan import RowStep
 from src.engine.drafters.draft_model import ModelDrafter
 from src.engine.drafters.eagle3 import EagleDrafter
 from src.engine.drafters.medusa import Head
-from src.engine.speculation import Widths, verification
 from tests.engine.drafters.test_eagle3 import plain
 from tests.engine.speculation.test_exactness import (
     ASKED,
@@ -70,12 +68,6 @@ def sources(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     }
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every guess is verified, whether it pays or not."""
-    monkeypatch.setattr(verification, "Widths", partial(Widths, always=True))
-
-
 @pytest.fixture(scope="module")
 def asked() -> Asked:
     return list(zip(PROMPTS, [*ASKED.values()] * 2, strict=True))
@@ -99,6 +91,24 @@ def counted(engine: AsyncEngine) -> tuple[int, int]:
     )
 
 
+async def ask_twice(
+    engine: AsyncEngine,
+    asked: Asked,
+    expected: Sequence[tuple[str, Any]],
+) -> tuple[int, int]:
+    """Compare answers, also behind cached prompts; returns drafts, and how many were right.
+
+    ``expected`` are names of the requests, and their answers.
+    """
+    for round_ in range(2):
+        results = await ask(engine, asked)
+        for got, (name, wanted) in zip(results, expected, strict=True):
+            assert answer(got) == wanted, (name, round_)
+    await asyncio.wait_for(engine._loop.wait_idle(), 10)
+    assert_idle(engine)
+    return counted(engine)
+
+
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("source", SOURCES)
@@ -117,15 +127,9 @@ async def test_no_drafter_changes_a_bit(
         for index, name in enumerate(names)
         if source == "draft" or (name in FEW and index < len(ASKED))
     ]
-    requests = [asked[index] for index in chosen]
+    wanted = [(names[index], answer(expected[index])) for index in chosen]
     async with AsyncEngine.open(config(checkpoint, **(WAYS[way] | sources[source]))) as engine:
-        for round_ in range(2):
-            results = await ask(engine, requests)
-            for index, got in zip(chosen, results, strict=True):
-                assert answer(got) == answer(expected[index]), (names[index], round_)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
-        assert_idle(engine)
-        drafted, accepted = counted(engine)
+        drafted, accepted = await ask_twice(engine, [asked[index] for index in chosen], wanted)
     assert drafted > 20
     if source == "itself":
         assert accepted > 0.8 * drafted

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ import pytest
 from src import AsyncEngine, SamplingParams
 from src.core.plan import RowStep
 from src.engine.drafters.mtp import PredictingDrafter
-from src.engine.speculation import Widths, verification
-from tests.engine.drafters.test_exactness import counted
+from tests.engine.drafters.test_exactness import ask_twice, counted
 from tests.engine.drafters.test_mtp import Plain
 from tests.engine.speculation.test_exactness import ASKED, FEW, PROMPTS, WAYS, answer, ask, config
 from tests.support.drafts import MTP_FAMILIES, Predicting, make_mtp
-from tests.support.engines import assert_idle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 
@@ -69,12 +66,6 @@ def expected(made: Callable[..., Predicting]) -> Callable[[str, bool], list[Any]
     return of
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every guess is verified, whether it pays or not."""
-    monkeypatch.setattr(verification, "Widths", partial(Widths, always=True))
-
-
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("family", MTP_FAMILIES)
 @pytest.mark.parametrize(("way", "copies"), CASES)
@@ -89,13 +80,8 @@ async def test_it_changes_no_bit(
     path = made(family, copies=copies).path
     wanted = await asyncio.to_thread(expected, family, copies)
     async with AsyncEngine.open(config(path, **(WAYS[way] | MTP))) as engine:
-        for round_ in range(2):
-            results = await ask(engine, REQUESTS)
-            for index, got in enumerate(results):
-                assert answer(got) == wanted[index], (FEW[index], round_)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
-        assert_idle(engine)
-        drafted, accepted = counted(engine)
+        answers = [*zip(FEW, wanted, strict=False)]
+        drafted, accepted = await ask_twice(engine, REQUESTS, answers)
     assert drafted > 20
     # Half of them know that a text is penalized for what it has said; none knows how it began.
     assert (accepted > 0.4 * drafted) == copies

@@ -14,6 +14,7 @@ from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.engine.devices import open_device
+from src.engine.drafters.loading import load_drafts, taps_for
 from src.engine.execution import memory_profile
 from src.engine.execution.forward_pass import ForwardPass
 from src.engine.execution.kv_cache import plan_kv_cache
@@ -28,6 +29,7 @@ from src.models import Model, load_model
 from src.models.loading.options import LoadOptions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.classifiers import SEQUENCE, TOKEN, make_classifier
+from tests.support.drafts import make_eagle3, make_mtp
 from tests.support.engines import small_config
 from tests.support.families import SHORT_SIGHTED
 
@@ -271,3 +273,45 @@ def test_an_engine_leaves_it_beside_kv_memory(
     timeline = StartTimeline()
     startup.build_engine(config(checkpoint), lambda *_: None, timeline).close()
     assert reserved == [7_000_000]
+
+
+@pytest.mark.parametrize("source", ["eagle3", "mtp", "draft"])
+def test_what_a_drafter_computes_is_part_of_the_largest_step(source: str, tmp_path: Path) -> None:
+    """Its own pass of as many tokens, with those that were put off; and what it keeps meanwhile."""
+    changes: dict[str, Any] = {"speculation__method": source}
+    if source == "mtp":
+        path = make_mtp(tmp_path / "model", "glm4_moe").path
+    else:
+        path = make_checkpoint(tmp_path / "model", num_hidden_layers=2)
+        changes["speculation__model"] = str(tmp_path / "drafts")
+        if source == "eagle3":
+            make_eagle3(tmp_path / "drafts", taps=[0, 1, 2])
+        else:
+            # Wider than the model is.
+            make_checkpoint(tmp_path / "drafts", intermediate_size=4096)
+    asked = config(path, **changes)
+    model = load_model(path, LoadOptions(dtype="float32", taps=taps_for(asked, path)))
+    drafts = load_drafts(asked, model, None)
+    assert drafts is not None
+    passes: list[int] = []
+    peaks = []
+    run = ForwardPass.__call__
+
+    def noted(self: ForwardPass, inputs: Any, *more: Any) -> Any:
+        if self.model is not model:
+            passes.append(len(inputs.input_ids_t))
+        return run(self, inputs, *more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ForwardPass, "__call__", noted)
+        for largest in (None, drafts.memory.largest):
+            gauge = ShapeGauge(CPU)
+            with torch.inference_mode(), gauge:
+                compute_largest_step(asked, model, None, largest)
+            peaks.append(gauge.peak)
+    # Of 5 rows, tokens of 15 steps each may wait for a head.
+    assert passes == [96 + 512 + 64 if source == "draft" else 96 + 5 * 15]
+    if source == "draft":
+        assert peaks[1] >= peaks[0] + (512 + 64) * 4096 * 4
+    else:
+        assert peaks[1] >= peaks[0] + 5 * 15 * model.spec.hidden_size * 4

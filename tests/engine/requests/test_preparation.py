@@ -252,3 +252,17 @@ async def test_a_queue_that_has_filled_up_refuses_before_a_grammar_is_compiled(
                 await engine.generate("fox", FORMED)
         assert not never.entered.is_set()
         assert refusals(engine) == 1
+
+
+async def test_completions_that_share_a_prediction_are_let_in_with_it(checkpoint: Path) -> None:
+    """Its tokens are there once, so they count once."""
+    changes = {"speculation__method": "suffix", "scheduler__max_waiting_tokens": 60}
+    params = SamplingParams(n=4, temperature=0, max_tokens=3, ignore_eos=True)
+    async with AsyncEngine.open(small_config(checkpoint, **changes)) as engine:
+        # Four times 3 tokens and 30, where each of them with its own would be 132.
+        result = await engine.generate([5, 6, 7], params, prediction=list(range(5, 35)))
+        assert len(result.completions) == 4
+        with pytest.raises(InvalidRequestError, match="n is 4: 62 tokens together"):
+            await engine.generate([5, 6, 7], params, prediction=list(range(5, 55)))
+        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        assert_idle(engine)

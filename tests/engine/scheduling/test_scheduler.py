@@ -675,6 +675,33 @@ def test_predictions_count_as_waiting() -> None:
     assert scheduler._waiting.num_tokens == 0
 
 
+def test_a_prediction_that_several_share_counts_once() -> None:
+    """However many completions wait with it, and as long as one does."""
+    scheduler = Scheduler(make_limits(max_waiting_tokens=40))
+    prediction = bytes(4 * 9)
+
+    def sharing(first: int, count: int) -> list[Request]:
+        return [
+            msgspec.structs.replace(make_request(first + index, 5, 2), prediction=prediction)
+            for index in range(count)
+        ]
+
+    # Each by itself would be 14, and 56 together.
+    scheduler.check_room(sharing(0, 4))
+    scheduler.add_all(sharing(0, 4))
+    [lane] = scheduler._waiting.lanes.values()
+    assert scheduler._waiting.num_tokens == lane.num_tokens == 4 * 5 + 9
+    # Equal text that another client has sent is memory of its own.
+    other = msgspec.structs.replace(make_request(9, 1, 2), prediction=bytes(bytearray(4 * 9)))
+    scheduler.add(other)
+    assert scheduler._waiting.num_tokens == lane.num_tokens == 4 * 5 + 9 + 10
+    scheduler.finish(9, FinishReason.ABORT)
+    for key, left in ((0, 3 * 5 + 9), (2, 2 * 5 + 9), (3, 5 + 9), (1, 0)):
+        scheduler.finish(key, FinishReason.ABORT)
+        assert scheduler._waiting.num_tokens == lane.num_tokens == left
+    assert not lane._sharing
+
+
 def test_a_group_is_refused_as_a_whole() -> None:
     scheduler = Scheduler(make_limits(max_waiting_requests=4, max_waiting_tokens=20))
 

@@ -24,7 +24,7 @@ from tests.engine.speculation.adversary import Adversary
 from tests.engine.speculation.test_exactness import config, speculating, texts
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.drafts import make_eagle3, make_medusa
+from tests.support.drafts import make_eagle3, make_medusa, make_mtp
 from tests.support.engines import assert_idle, random_prompts
 from tests.support.families import SHORT_SIGHTED
 from tests.support.gguf_files import Type, write_gguf
@@ -54,6 +54,8 @@ class Subject(NamedTuple):
         Whether it has recurrent states.
     has_adapter
         Whether every second request is of an adapter.
+    brings_layer
+        Whether its checkpoint brings a layer for further tokens, which computes as the model does.
     """
 
     family: str
@@ -62,6 +64,7 @@ class Subject(NamedTuple):
     stored: Type | None = None
     has_states: bool = False
     has_adapter: bool = False
+    brings_layer: bool = False
 
 
 _16 = {"model__dtype": "bfloat16"}
@@ -78,16 +81,18 @@ SUBJECTS = {
     "gemma3": Subject("gemma3", form=_SHORT["gemma3"]),
     "mixtral": Subject("mixtral", form=_SHORT["mixtral"]),
     "mixtral-int8": Subject("mixtral", _16 | {"model__quantization": "int8"}),
-    "deepseekv3": Subject("deepseekv3"),
-    "deepseekv3-16": Subject("deepseekv3", _16),
+    "deepseekv3": Subject("deepseekv3", brings_layer=True),
+    "deepseekv3-16": Subject("deepseekv3", _16, brings_layer=True),
+    "glm4_moe": Subject("glm4_moe", brings_layer=True),
     "gpt_oss": Subject("gpt_oss", form=_SHORT["gpt_oss"]),
-    "qwen3next": Subject("qwen3next", has_states=True),
+    "qwen3next": Subject("qwen3next", has_states=True, brings_layer=True),
     "qwen3next-int8": Subject(
         "qwen3next",
         {"model__quantization": "int8"},
         # Of groups of 32.
         {"shared_expert_intermediate_size": 64, "moe_intermediate_size": 64},
         has_states=True,
+        brings_layer=True,
     ),
     "granite_moehybrid": Subject("granite_moehybrid", has_states=True),
     "granite_moehybrid-16": Subject("granite_moehybrid", _16, has_states=True),
@@ -103,13 +108,21 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 # With whom each real drafter is tried.
 REAL_WAYS = ("depth-1", "depth-2", "chunked", "rows-3")
-REAL = ("suffix", "ngram", "auto", "predicted", "medusa", "eagle3", "draft", "itself")
-# A draft model has no recurrent states, and is a checkpoint.
+REAL = ("suffix", "ngram", "auto", "predicted", "medusa", "eagle3", "draft", "itself", "mtp")
+
+
+def _goes_with(subject: Subject, source: str) -> bool:
+    """A draft model has no recurrent states, and is a checkpoint; few checkpoints bring a layer."""
+    if source == "itself":
+        return not (subject.has_states or subject.stored is not None)
+    return subject.brings_layer or source != "mtp"
+
+
 PAIRS = [
     (name, source)
     for name, subject in SUBJECTS.items()
     for source in REAL
-    if source != "itself" or not (subject.has_states or subject.stored is not None)
+    if _goes_with(subject, source)
 ]
 
 
@@ -176,7 +189,10 @@ async def leave(engine: AsyncEngine, prompt: list[int], after: int) -> None:
 
 def make(subject: Subject, directory: Path) -> tuple[Path, dict[str, Any]]:
     """Write a subject's model; returns its path and the settings that it is served with."""
-    path = make_checkpoint(directory / "model", subject.family, tokenizer=True, **subject.form)
+    if subject.brings_layer:
+        path = make_mtp(directory, subject.family, copies=True, **subject.form).path
+    else:
+        path = make_checkpoint(directory / "model", subject.family, tokenizer=True, **subject.form)
     settings = dict(subject.settings)
     if subject.has_adapter:
         adapter = make_adapter(directory / "adapter", load_reference(path), seed=1)
@@ -295,7 +311,7 @@ async def test_no_drafter_changes_anything(
         ]
     drafted, accepted, _ = await compare(found, changes, way=way, predictions=predictions)
     assert drafted > 0
-    if source in ("auto", "predicted", "itself"):
+    if source in ("auto", "predicted", "itself", "mtp"):
         assert accepted > 0
 
 

@@ -19,6 +19,7 @@ from src.core.thinking import Thinking
 from src.engine import startup
 from src.engine.speculation import Speculation, Widths
 from src.engine.speculation.choice import choose_speculation
+from src.engine.speculation.on_device import Bounds
 from tests.engine.speculation.adversary import Adversary
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -366,14 +367,39 @@ async def test_an_abort_in_mid_draft_leaves_nothing(
         assert_idle(engine)
 
 
-@pytest.mark.parametrize("method", ["off", "auto", "suffix", "ngram"])
+@pytest.mark.parametrize("method", ["draft", "medusa", "eagle3", "mtp"])
 def test_another_device_is_refused_by_name(method: str) -> None:
     section = SpeculationSection(method=method)  # type: ignore[arg-type]
-    if method in ("off", "auto"):
-        assert choose_speculation(section, device_type="cuda", has_states=False) is None
-        return
     with pytest.raises(ConfigError, match=f"speculation.method = {method} .*device.type = cpu"):
         choose_speculation(section, device_type="cuda", has_states=False)
+
+
+def test_a_gpu_looks_up_itself() -> None:
+    def chosen(**settings: Any) -> Any:
+        section = SpeculationSection(num_speculative_tokens=5, **settings)
+        return choose_speculation(section, device_type="cuda", has_states=False)
+
+    assert chosen(method="off") is None
+    # It is the default, and no GPU has seen the kernels yet.
+    assert chosen(method="auto") is None
+    assert chosen(method="suffix") == Bounds(3, 24, "suffix", 5)
+    own = {"prompt_lookup_min": 2, "prompt_lookup_max": 7}
+    assert chosen(method="ngram", **own) == Bounds(2, 7, "ngram", 5)
+
+
+@pytest.mark.parametrize(
+    ("has", "reason"),
+    [("has_states", "recurrent states"), ("has_own_inputs", "step inputs of its own")],
+)
+def test_what_a_gpu_cannot_draft_for_is_refused_with_the_reason(
+    has: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given: dict[str, Any] = {"device_type": "cuda", "has_states": False, has: True}
+    with pytest.raises(ConfigError, match=f"speculation.method = suffix .*{reason}"):
+        choose_speculation(SpeculationSection(method="suffix"), **given)
+    caplog.set_level("INFO")
+    assert choose_speculation(SpeculationSection(method="auto"), **given) is None
+    assert f"speculation is off: the model has {reason}" in caplog.text
 
 
 def test_bounds_of_ngrams_are_in_order() -> None:

@@ -273,13 +273,15 @@ class Following(Counting):
 class Fifty(BatchDrafter):
     """Guesses 50 for whatever row it is asked for."""
 
+    source = "computing"
+
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[dict[int, int]] = []
 
     def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
         self.asked.append(dict(asked))
-        self.guesses = {row: Guess([50], SURE, "computing") for row in asked}
+        self.guesses = {row: Guess([50], SURE, self.source) for row in asked}
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,127 @@ from tests.mutants.mutation import rewrites_of
 _ALONE = ("tests/engine/drafters/test_draft_model.py",)
 _MEDUSA = ("tests/engine/drafters/test_medusa.py",)
 _MTP = ("tests/engine/drafters/test_mtp.py",)
+_READING = ("tests/engine/drafters/test_reading.py",)
+_EFFORT = ("tests/engine/speculation/test_effort.py",)
 _ENGINE = ("tests/engine/drafters/test_exactness.py",)
 
 MUTATIONS = (
+    *rewrites_of(
+        "src/engine/drafters/reading.py",
+        _READING,
+        (
+            "a block keeps what was read of another text",
+            "Reading.write",
+            "self._read_b[A] = 0",
+            "pass",
+        ),
+        (
+            "a row sees what nobody has read",
+            "Reading.begin",
+            "A > self._read.get(B, 0)",
+            "False",
+        ),
+        (
+            "a block that was begun in a rest is seen",
+            "Reading._whole_from",
+            "self._read_b[A] < B",
+            "self._read_b[A] == 0",
+        ),
+        (
+            "what was cached before a rest counts as read behind it",
+            "Reading.forget",
+            "self._read_b.fill(0)",
+            "pass",
+        ),
+        (
+            "a block of which less was read again counts for less",
+            "Reading.read",
+            "max(self._read_b[A], B)",
+            "B",
+        ),
+        (
+            "attention begins with what was skipped",
+            "_behind",
+            "A.gather(1, B)",
+            "A",
+        ),
+        (
+            "rows are as long as if nothing were skipped",
+            "_less",
+            "A - B",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/drafters/onward.py",
+        _READING,
+        (
+            "the last chunk of a request is never read",
+            "OnwardDrafter.finish",
+            "ends(A)",
+            "False",
+        ),
+        (
+            "of what was computed again a part is never read",
+            "OnwardDrafter.keep_all",
+            "A is not None and B.start < C <= D.end",
+            "A is not None and B.end == C",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/effort.py",
+        _EFFORT,
+        (
+            "it never rests",
+            "Effort.begin",
+            "self.rests = True",
+            "pass",
+        ),
+        (
+            "every rest is as long as the first",
+            "Effort.begin",
+            "min(2 * self._length, _LONGEST)",
+            "self._length",
+        ),
+        (
+            "small steps between large ones end a rest",
+            "Effort.begin",
+            "self._fewer + 1 if A else 0",
+            "self._fewer + 1 if A else self._fewer",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/asking.py",
+        _EFFORT,
+        (
+            "rows are woken for a drafter that is always wrong",
+            "Asking._may_find",
+            "self._widths.may_pay(Guess([0], SURE, A.source), B)",
+            "True",
+        ),
+        (
+            "a drafter that is tried again is known to be wrong",
+            "Asking.begin",
+            "self._widths.forget(A.source)",
+            "pass",
+        ),
+        (
+            "a row that another request gets in this step keeps what is unread",
+            "Asking.finish",
+            "A.difference_update(B)",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/execution/memory_profile.py",
+        ("tests/engine/execution/test_memory_profile.py",),
+        (
+            "what a drafter computes is no part of the largest step",
+            "compute_largest_step",
+            "A = drafts(B)",
+            "pass",
+        ),
+    ),
     *rewrites_of(
         "src/engine/drafters/draws.py",
         _ALONE,
@@ -50,12 +168,6 @@ MUTATIONS = (
             "ModelDrafter.compute",
             "min(A, self._agreed(B, C), C)",
             "min(A, C)",
-        ),
-        (
-            "a row whose first step is one token is never read",
-            "ModelDrafter.compute",
-            "self._read.setdefault(A, B)",
-            "self._read.get(A, B)",
         ),
         (
             "a decoding row is read at every step",
@@ -140,8 +252,20 @@ MUTATIONS = (
         (
             "what is cached of a text was read to its end",
             "ModelDrafter.compute",
-            "max(0, A.start - _LAG)",
-            "A.start",
+            "self._reading.num_read(A, B)",
+            "B",
+        ),
+        (
+            "a prompt that nobody has read is read in one step",
+            "ModelDrafter.compute",
+            "min(A - B, C)",
+            "A - B",
+        ),
+        (
+            "a row that is far behind writes into blocks that its window has given back",
+            "ModelDrafter.compute",
+            "A > self._longest or B > self._most_behind",
+            "A > self._longest",
         ),
         (
             "guesses stand on what was not read",
@@ -162,7 +286,7 @@ MUTATIONS = (
         (
             "hidden states of a step without guesses are forgotten",
             "OnwardDrafter.keep_all",
-            "A is not None and B.end == C",
+            "A is not None and B.start < C <= D.end",
             "False",
         ),
         (
@@ -177,8 +301,8 @@ MUTATIONS = (
         ("tests/engine/drafters/test_eagle3.py",),
         (
             "a head's tokens are taken for the model's",
-            "EagleDrafter.logits",
-            "A.targets is not None",
+            "EagleHead.logits",
+            "self.targets is not None",
             "False",
         ),
     ),

@@ -216,6 +216,35 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/projections/outer_products.h",
+        ("tests/ops/projections/test_outer_products.py",),
+        (
+            "a deterministic engine sums many tokens in another order than few",
+            "a.tokens >= kFirstOuterTokens && !ways().one_way.load(std::memory_order_relaxed)",
+            "a.tokens >= kFirstOuterTokens",
+        ),
+        (
+            "outputs behind the first tile of rows have the bias of the first",
+            "load_some(static_cast<const T*>(a.bias) + n, some)",
+            "load_some(static_cast<const T*>(a.bias), some)",
+        ),
+        (
+            "a second block of tokens is the first again",
+            "static_cast<const T*>(a.x) + first * a.x_stride",
+            "static_cast<const T*>(a.x)",
+        ),
+        (
+            "tokens that lie apart are read as if they did not",
+            "transpose_tokens(x + v * W * a.x_stride, a.x_stride,",
+            "transpose_tokens(x + v * W * a.inputs, a.inputs,",
+        ),
+        (
+            "inputs that fill no vector are left out",
+            "for (int64_t i = 0; i < std::min<int64_t>(W, inputs - k); ++i) store(",
+            "for (int64_t i = 0; i < W && k < whole; ++i) store(",
+        ),
+    ),
+    *mutations_of(
         "src/ops/projections/ways.h",
         ("tests/ops/projections/test_linear_amx.py::test_a_choice_holds_for_its_format_alone",),
         (

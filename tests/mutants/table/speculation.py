@@ -420,13 +420,19 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
-        "src/engine/scheduling/request_state.py",
+        "src/engine/scheduling/waiting.py",
         ("tests/engine/scheduling/test_scheduler.py",),
         (
             "predictions wait for nothing",
-            "RequestState.num_waiting_tokens",
-            "len(self.token_ids) + self.request.num_predicted",
-            "len(self.token_ids)",
+            "Lane.count",
+            "A += self._count_prediction(B.request, C)",
+            "pass",
+        ),
+        (
+            "a shared prediction counts with each request",
+            "Lane._count_prediction",
+            "0 if A and B else C",
+            "C",
         ),
     ),
     *rewrites_of(

@@ -10,6 +10,7 @@ import torch
 from src.compile.graphs import CaptureBackend, PaddingLadder
 from src.core.collector import frozen_collector, thaw_collector
 from src.core.config import MIB, Config
+from src.core.draft_counts import most_sampled
 from src.engine.devices import Device
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.memory import trial_bytes
@@ -18,6 +19,8 @@ from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_
 from src.engine.execution.mixers import MIXERS
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
+from src.engine.speculation.choice import device_bounds
+from src.engine.speculation.on_device import Bounds
 from src.models import ServedModel
 from src.ops.declaration import Backend
 
@@ -33,16 +36,34 @@ class GraphPlan:
     bytes: int
 
 
+class DraftsNotCapturedError(RuntimeError):
+    """Steps with drafts cannot be captured; it is not known whether others can."""
+
+
+def bounds_of(config: Config, model: ServedModel) -> Bounds | None:
+    """What the model's device looks up of drafts, if it makes them."""
+    return device_bounds(
+        config.speculation,
+        model.spec.device.type,
+        has_states=any(layer.per == "sequence" for layer in model.kv_cache_spec()),
+        has_own_inputs=bool(model.own_inputs),
+    )
+
+
 def ladder_of(config: Config, model: ServedModel, max_rows: int) -> PaddingLadder:
     """The shapes of a model's steps of up to ``max_rows`` rows.
 
     The texts of an encoder are computed as a whole, so none of its steps is a decode step.
     """
     decodes = all(layer.lasts != "step" for layer in model.kv_cache_spec())
+    bounds = bounds_of(config, model)
+    drafts = 0 if bounds is None else bounds.most
     return PaddingLadder(
         max_rows if decodes else 0,
         config.compile.cuda_graph_max_tokens,
         adapts=model.adapters is not None,
+        max_drafts=drafts,
+        max_sampled=most_sampled(max_rows, drafts),
     )
 
 
@@ -61,6 +82,11 @@ def plan_graphs(
         ``None`` if the device cannot capture.
     attention
         See `ForwardPass`.
+
+    Raises
+    ------
+    DraftsNotCapturedError
+        A step could not be captured, and steps are to have drafts.
     """
     if backend is None or not config.compile.captures:
         return None
@@ -71,16 +97,21 @@ def plan_graphs(
         logger.info("steps are not captured: the model has step inputs of its own")
         return None
     ladder = ladder_of(config, model, config.scheduler.max_num_seqs)
+    has_drafts, failure = bounds_of(config, model) is not None, None
     with torch.inference_mode(), device.stream(), frozen_collector(collect=False):
         try:
             taken = _trial(config, model, backend, ladder, attention)
-        except Exception:
+        except Exception as error:
             # On the capturing stream, because otherwise its capture would go on.
             backend.abandon()
-            logger.exception("steps cannot be captured: they run without graphs")
-            taken = None
+            taken, failure = None, str(error)
+            if not has_drafts:
+                logger.exception("steps cannot be captured: they run without graphs")
     if taken is None:
         thaw_collector()
+        if has_drafts and failure is not None:
+            # Not from the error, whose frames keep the memory of the trial.
+            raise DraftsNotCapturedError(f"its steps cannot be captured: {failure}")
         return None
     logger.info("%d shapes will be captured, in %.0f MiB", len(ladder.shapes), taken / MIB)
     return GraphPlan(backend, ladder, taken)
@@ -111,6 +142,7 @@ def _trial(
     if not all(owner.honours.captured for owner in forward.owners.values()):
         logger.info("steps are not captured: an attention backend cannot be")
         return None
+    bounds = bounds_of(config, model)
     pool = GraphPool(
         backend,
         ladder,
@@ -118,5 +150,6 @@ def _trial(
         Code.eager(model),
         rows,
         sampler,
+        None if bounds is None else bounds.proposing,
     )
     return trial_bytes(backend, ladder.shapes, pool.capture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -13,14 +13,18 @@ from torch import Tensor
 from src.compile.graphs import CaptureBackend, GraphShape, PaddingLadder
 from src.core.collector import frozen_collector
 from src.core.plan import StepPlan
+from src.engine.execution.drafted_inputs import Propose, has_bounds, only_decodes
 from src.engine.execution.forward_pass import Code, ForwardPass
 from src.engine.execution.graphs.decode import DecodeCapture, DecodeGraph
 from src.engine.execution.graphs.mixed import MixedCapture, MixedGraph
+from src.engine.execution.graphs.verify import VerifyCapture, VerifyGraph
 from src.engine.execution.inputs import is_decode
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler
 
 logger = logging.getLogger(__name__)
+
+AnyGraph = DecodeGraph | MixedGraph | VerifyGraph
 
 
 class MovedError(AssertionError):
@@ -34,7 +38,7 @@ class GraphStats:
     Attributes
     ----------
     steps
-        Steps by kind of graph: ``decode``, ``mixed``, or ``none`` if no graph fitted.
+        Steps by kind of graph: ``decode``, ``verify``, ``mixed``, or ``none`` if no graph fitted.
     tokens, padding_tokens
         Tokens of requests and tokens of padding that were computed in graphs.
     captured
@@ -58,6 +62,8 @@ class GraphPool:
     ----------
     code
         The code that is captured. Other code needs another pool.
+    proposing
+        See `VerifyCapture`; ``None``: no step has drafts.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class GraphPool:
         code: Code,
         rows: RowState,
         sampler: Sampler,
+        proposing: Callable[[int], Propose] | None = None,
     ) -> None:
         self.stats = GraphStats()
         self.ladder = ladder
@@ -77,7 +84,12 @@ class GraphPool:
         self._sampler = sampler
         self._decode = DecodeCapture(backend, forward, code, rows, sampler, ladder.max_rows)
         self._mixed = MixedCapture(backend, forward, code, rows, ladder.max_mixed_tokens)
-        self._graphs: dict[GraphShape, DecodeGraph | MixedGraph] = {}
+        self._verify = (
+            None
+            if proposing is None
+            else VerifyCapture(backend, forward, code, rows, sampler, ladder.max_rows, proposing)
+        )
+        self._graphs: dict[GraphShape, AnyGraph] = {}
         self._pending = ladder.shapes
         self._addresses = self._addresses_now() if backend.asserts else {}
 
@@ -101,15 +113,19 @@ class GraphPool:
         with frozen_collector(collect=self.stats.captured.total() == 0):
             self._capture_all(self._pending[:1])
 
-    def capture(self, shape: GraphShape) -> DecodeGraph | MixedGraph:
+    def capture(self, shape: GraphShape) -> AnyGraph:
         """Capture one shape and return it; the caller keeps it."""
+        if shape.kind == "verify":
+            assert self._verify is not None, "the ladder has shapes with drafts, and nobody drafts"
+            rows = shape.num_tokens // shape.width
+            return self._verify.capture(rows, shape.width, adapts=shape.adapts)
         capture = self._decode.capture if shape.kind == "decode" else self._mixed.capture
         return capture(shape.num_tokens, adapts=shape.adapts)
 
-    def find(self, plan: StepPlan) -> DecodeGraph | MixedGraph | None:
+    def find(self, plan: StepPlan) -> AnyGraph | None:
         """Find the graph for a step, and count it; ``None`` if no captured graph fits."""
-        num_tokens, adapts = plan.num_tokens, self._rows.uses_adapters(plan)
-        for shape in self.ladder.candidates(num_tokens, decodes=is_decode(plan), adapts=adapts):
+        num_tokens = plan.num_tokens
+        for shape in self._candidates(plan):
             graph = self._graphs.get(shape)
             if graph is not None:
                 self.stats.steps[shape.kind] += 1
@@ -120,6 +136,19 @@ class GraphPool:
                 return graph
         self.stats.steps["none"] += 1
         return None
+
+    def _candidates(self, plan: StepPlan) -> list[GraphShape]:
+        """The shapes that can serve a plan, best first."""
+        adapts = self._rows.uses_adapters(plan)
+        if not has_bounds(plan):
+            decodes = is_decode(plan)
+            return self.ladder.candidates(plan.num_tokens, decodes=decodes, adapts=adapts)
+        # Pieces between attention calls are launched with the rows' lengths: the host lacks them.
+        if self._verify is None or not only_decodes(plan):
+            return []
+        width = max(step.num_tokens for step in plan.rows)
+        shape = self.ladder.verifying(len(plan.rows), width, adapts=adapts)
+        return [] if shape is None else [shape]
 
     def _capture_all(self, shapes: Iterable[GraphShape]) -> None:
         stats, started = self.stats, time.monotonic()
@@ -138,8 +167,9 @@ class GraphPool:
         stats.capture_seconds += time.monotonic() - started
         if self.is_complete:
             logger.info(
-                "captured %d decode and %d mixed shapes in %.1f s, %.0f MiB",
+                "captured %d decode, %d verify and %d mixed shapes in %.1f s, %.0f MiB",
                 stats.captured["decode"],
+                stats.captured["verify"],
                 stats.captured["mixed"],
                 stats.capture_seconds,
                 stats.bytes / 2**20,
@@ -159,10 +189,13 @@ class GraphPool:
             "adapter_slots": self._rows.adapter_slots,
             "sampling.floats": floats,
             "sampling.ints": ints,
+            "lengths": self._rows.lengths,
             "decode.buffer": self._decode.buffer,
             "mixed.buffer": self._mixed.buffer,
             "mixed.mixed": self._mixed.mixed,
         }
+        if self._verify is not None:
+            named["verify.buffer"] = self._verify.buffer
         named |= cache.named()
         named |= self._forward.model.buffers() | self._forward.model.parameters()
         adapters = self._forward.model.adapters
