@@ -157,7 +157,7 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     # "ngram": the same with the bounds below. "auto": "suffix" where it can be served, and "mtp".
     # "draft": a small model of the same vocabulary does. "medusa", "eagle3": heads on the model do.
     # "mtp": a layer does that the model's checkpoint brings.
-    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "auto"
+    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "off"
     model: str | None = None  # directory or hub id of the draft model, or of heads
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram

@@ -367,8 +367,7 @@ def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -
 @pytest.mark.parametrize(
     ("method", "state", "words"),
     [
-        ("auto", "good", "which drafts only where speculation.method is suffix or ngram"),
-        ("suffix", "good", "suffix: suffix; not for models with recurrent states or step inputs"),
+        ("auto", "good", "auto: suffix; not for models with recurrent states or step inputs"),
         ("ngram", "good", "ngram: ngram; not for"),
         ("draft", "broken", "it needs device.type = cpu, and this is cuda"),
     ],

@@ -118,9 +118,7 @@ def test_a_plan_log_of_a_running_server_replays(
     place, line = next((i, line) for i, line in enumerate(lines) if line.startswith('["plan",5'))
     # A row's start. Behind it stand its tokens, whether it samples, and drafts if it may have any.
     lines[place] = re.sub(
-        r"(\d+)(,1,1(,\d+)*\]\],\[\],\[\],\[\]\])$",
-        lambda match: f"{int(match[1]) + 1}{match[2]}",
-        line,
+        rf"(\d+){re.escape(end)}$", lambda match: f"{int(match[1]) + 1}{end}", line
     )
     assert lines[place] != line
     changed = tmp_path / "changed.jsonl"

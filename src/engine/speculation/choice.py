@@ -50,8 +50,7 @@ def device_bounds(
     if device_type not in _DRAFTING_DEVICES or has_states or has_own_inputs:
         return None
     most = section.num_speculative_tokens
-    # `auto` is the default, and no GPU has seen the kernels yet.
-    if section.method == "suffix":
+    if section.method in ("suffix", "auto"):
         return Bounds(least=3, longest=24, most=most)
     if section.method == "ngram":
         return Bounds(section.prompt_lookup_min, section.prompt_lookup_max, "ngram", most)
@@ -112,8 +111,6 @@ def choose_sources(
         return Choice((bounds.source,))
     if device_type != "cpu":
         reason = f"it needs device.type = cpu, and this is {device_type}"
-        if section.method == "auto" and device_type in _DRAFTING_DEVICES:
-            reason += ", which drafts only where speculation.method is suffix or ngram"
         if has_states:
             reason = f"the model has recurrent states; {reason}"
         elif has_own_inputs:

@@ -380,9 +380,7 @@ def test_a_gpu_looks_up_itself() -> None:
         return choose_speculation(section, device_type="cuda", has_states=False)
 
     assert chosen(method="off") is None
-    # It is the default, and no GPU has seen the kernels yet.
-    assert chosen(method="auto") is None
-    assert chosen(method="suffix") == Bounds(3, 24, "suffix", 5)
+    assert chosen(method="suffix") == chosen(method="auto") == Bounds(3, 24, "suffix", 5)
     own = {"prompt_lookup_min": 2, "prompt_lookup_max": 7}
     assert chosen(method="ngram", **own) == Bounds(2, 7, "ngram", 5)
 
