@@ -116,7 +116,7 @@ def test_a_plan_log_of_a_running_server_replays(
     assert "every plan is the recorded one" in capsys.readouterr().out
     lines = plans.read_text().splitlines()
     place, line = next((i, line) for i, line in enumerate(lines) if line.startswith('["plan",5'))
-    # A row's start. Behind it stand its tokens, whether it samples, and drafts if it may have any.
+    end = ",1,1]],[],[],[]]"
     lines[place] = re.sub(
         rf"(\d+){re.escape(end)}$", lambda match: f"{int(match[1]) + 1}{end}", line
     )

@@ -162,10 +162,10 @@ async def test_the_plans_that_are_kept_have_no_prompts() -> None:
 
 async def test_what_was_committed_before_a_deadline_comes_before_it() -> None:
     harness = Harness()
-    late = harness.submit(1, max_tokens=9, deadline=time.monotonic() + 0.5)
+    late = harness.submit(1, max_tokens=9, deadline=time.monotonic() + 1.5)
     await harness.until_launched(1)
     # It is over when the loop turns next, and has a token by then.
-    time.sleep(0.5)  # noqa: ASYNC251
+    time.sleep(1.5)  # noqa: ASYNC251
     first = harness.worker.launched[0]
     first.arrive(result_of(first.plan))
     assert await read(late) == (1, FinishReason.DEADLINE)
@@ -175,7 +175,7 @@ async def test_what_was_committed_before_a_deadline_comes_before_it() -> None:
 @pytest.mark.parametrize("end", ["length", "stop string", "abort", "failure", "deadline"])
 async def test_an_ended_request_leaves_no_timer(end: str) -> None:
     harness = Harness()
-    soon = time.monotonic() + (0.3 if end == "deadline" else 600)
+    soon = time.monotonic() + (1.5 if end == "deadline" else 600)
     stop = [TOKENIZER.decode([TOKEN])] if end == "stop string" else None
     submission = harness.submit(1, max_tokens=1 if end == "length" else 9, deadline=soon, stop=stop)
     (timer,) = harness.loop._timers.values()

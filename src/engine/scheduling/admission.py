@@ -20,8 +20,6 @@ MAX_PREFIX_WAITS_PER_STEP: Final = 32
 SNAPSHOT_TOKENS: Final = 512
 """Tokens between two copies of a row's recurrent states."""
 _DEFAULT_MIXED_PREFILL: Final = {"cpu": 256}
-_DEFAULT_MIXED_POOLED: Final = {"cpu": 32}
-_POOLED_STEPS: Final = 8
 _PLANS_LATE: Final = ("cpu",)
 URGENT: Final = "\0"
 """Lane of the urgent requests of all tenants that may put theirs before those of others."""
@@ -41,8 +39,6 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_mixed_pooled_tokens
         The most of those that are of pooled requests, or a quarter as many as rows decode, if that
         is more. ``None``: all of them.
-    pooled_steps
-        Steps over which as many are saved up (`PooledCredit`).
     prefill_tokens_per_decode
         Raises that limit to this many prefill tokens per decoding row, if that is more.
     block_size, num_blocks
@@ -88,7 +84,6 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_mixed_prefill_tokens: int | None = None
     max_mixed_pooled_tokens: int | None = None
-    pooled_steps: int = 1
     prefill_tokens_per_decode: int = 8
     block_size: int
     num_blocks: int
@@ -113,8 +108,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
-                     "max_model_len", "max_waiting_requests", "max_waiting_tokens",
-                     "pooled_steps"):  # fmt: skip
+                     "max_model_len", "max_waiting_requests", "max_waiting_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_mixed_prefill_tokens is not None and self.max_mixed_prefill_tokens < 1:
@@ -198,14 +192,12 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         """
         section = config.scheduler
         mixed = section.max_mixed_prefill_tokens or _DEFAULT_MIXED_PREFILL.get(device_type)
-        pooled = section.max_mixed_pooled_tokens or _DEFAULT_MIXED_POOLED.get(device_type)
         plan_late = section.plan_late
         return cls(
             max_num_seqs=max_num_seqs or section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
             max_mixed_prefill_tokens=mixed,
-            max_mixed_pooled_tokens=pooled,
-            pooled_steps=_POOLED_STEPS,
+            max_mixed_pooled_tokens=section.max_mixed_pooled_tokens,
             block_size=block_size,
             num_blocks=num_blocks,
             windows=windows,

@@ -71,8 +71,6 @@ class PlanBuilder:
     halves_pooled
         Whether a pooled request that does not end in this step gets at most half of its room, so
         that others have a part too.
-    pooled_part
-        The least that such a part is: each one is a row more to compute.
     states
         The requests of ``rows``, in their order.
     short
@@ -89,7 +87,6 @@ class PlanBuilder:
         "loads",
         "num_tokens",
         "pooled_budget",
-        "pooled_part",
         "prefill_limit",
         "rows",
         "saves",
@@ -107,7 +104,6 @@ class PlanBuilder:
         self.prefill_limit = budget
         self.pooled_budget = budget
         self.halves_pooled = False
-        self.pooled_part = 1
         self.installs: list[RowInstall] = []
         self.appends: list[BlockAppend] = []
         self.rows: list[RowStep] = []
@@ -154,7 +150,7 @@ class PlanBuilder:
             and state.request.pooling is not None
             and missing > room
         ):
-            room = min(room, max(-(-room // 2), self.pooled_part))
+            room = -(-room // 2)
         num_tokens = min(missing, room)
         return num_tokens if self.snapshots is None else self.snapshots.cut(state, num_tokens)
 
@@ -219,7 +215,6 @@ class PlanBuilder:
         """Lower the remaining budget of pooled requests, and let none that is long take all."""
         self.pooled_budget = min(self.pooled_budget, budget)
         self.halves_pooled = True
-        self.pooled_part = max(1, self.pooled_budget // 8)
 
     def plan(self) -> StepPlan:
         """The finished plan."""

@@ -150,6 +150,10 @@ class RowAllocator:
         # Only rows of its own lane are sure to be ahead of it.
         if leader is None or leader.lane != state.lane:
             return False
+        bounds_pooled = self.limits.max_mixed_pooled_tokens is not None
+        if bounds_pooled and leader.request.pooling and not state.request.pooling:
+            # The leader gets few tokens of each step, and text shall not wait for it.
+            return False
         if state.prefix_leader is None or state.prefix_leader[0] != leader.key:
             half = blocks_for(start + (missing + 1) // 2, block_size)
             is_common = half * block_size <= len(leader.token_ids) and (

@@ -31,7 +31,6 @@ from src.engine.scheduling.admission import URGENT, SchedulerLimits, check_reque
 from src.engine.scheduling.content_names import ContentNames
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
 from src.engine.scheduling.planning import StepPlanner
-from src.engine.scheduling.pooled_credit import PooledCredit
 from src.engine.scheduling.request_state import Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator
 from src.engine.scheduling.shares import SharingPlanner
@@ -62,7 +61,6 @@ class Scheduler:
         parts = (limits, self._allocator, self._waiting, self.stats)
         self._planner = StepPlanner(*parts, self._preempt)
         self._sharing = SharingPlanner(self._planner, *parts)
-        self._pooled_credit = PooledCredit(limits.max_mixed_pooled_tokens or 0, limits.pooled_steps)
         self._deadlines = Deadlines()
         self._num_arrived = 0
         # Unfinished requests, key -> state.
@@ -327,7 +325,8 @@ class Scheduler:
             # part of each step, and prompts would wait too long.
             per_row = self.limits.prefill_tokens_per_decode * decoding
             builder.leave(max(self.limits.max_mixed_prefill_tokens, per_row))
-        granted = self._grant_pooled(builder, decoding, prefills)
+        if decoding and self.limits.max_mixed_pooled_tokens is not None:
+            builder.leave_pooled(max(self.limits.max_mixed_pooled_tokens, decoding // 4))
         for lane in self._waiting.lanes.values():
             lane.bring_back(builder.pooled_budget)
         if is_shared:
@@ -337,8 +336,6 @@ class Scheduler:
         if is_shared and self.limits.whole_prompts and not (builder.rows or self._in_flight):
             # The first prompts are longer than the shares of their tenants.
             self._planner.fill(builder, prefills)
-        if granted is not None:
-            self._pooled_credit.spend(granted - builder.pooled_budget)
         if not builder.rows:
             return None
         if self.limits.drafts:
@@ -349,22 +346,6 @@ class Scheduler:
         self.stats.steps += 1
         self.stats.scheduled_tokens += builder.num_tokens
         return plan
-
-    def _grant_pooled(
-        self, builder: PlanBuilder, decoding: int, prefills: list[RequestState]
-    ) -> int | None:
-        """Bound the tokens of pooled requests beside rows that decode; returns the bound."""
-        if self.limits.max_mixed_pooled_tokens is None:
-            return None
-        if not decoding:
-            self._pooled_credit.fill()
-            return None
-        wanted = sum([lane.num_pooled_tokens for lane in self._waiting.lanes.values()])
-        for state in prefills:
-            if state.request.pooling is not None:
-                wanted += state.target - state.launched
-        builder.leave_pooled(self._pooled_credit.grant(decoding, wanted))
-        return builder.pooled_budget
 
     def _preempt(self, victim: RequestState) -> None:
         """Take a running request's row; it waits again behind its fence."""

@@ -123,7 +123,6 @@ def test_the_default_is_the_device_s(
         max_model_len=512,
     )
     assert limits.max_mixed_prefill_tokens == expected
-    assert limits.max_mixed_pooled_tokens == (32 if device_type == "cpu" else None)
     assert limits.plan_late == (device_type == "cpu")
 
 
@@ -191,67 +190,18 @@ def test_of_each_tenant_some_vectors_are_looked_at() -> None:
     simulation.drain()
 
 
-def pooled_tokens(simulation: Simulation, steps: int) -> list[int]:
-    """Tokens of pooled requests in each of the next steps."""
-    found = []
-    for _ in range(steps):
-        plan = simulation.launch()
-        assert plan is not None
-        _, states = simulation.scheduler._in_flight[-1]
-        pairs = zip(states, plan.rows, strict=True)
-        found.append(sum(step.num_tokens for state, step in pairs if state.request.pooling))
-        simulation.commit()
-    return found
-
-
-def test_a_flood_of_vectors_comes_in_few_steps() -> None:
-    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=8, pooled_steps=4)
-    for key in range(1, 11):
-        simulation.add(pooled(key, 10))
-    # At first all is saved; then each step saves a quarter.
-    assert pooled_tokens(simulation, 10) == [8, 0, 0, 0, 8, 0, 0, 0, 8, 0]
-    simulation.drain()
-
-
-def test_few_tokens_get_in_at_once() -> None:
-    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=8, pooled_steps=4)
-    simulation.add(pooled(1, 3))
-    assert pooled_tokens(simulation, 2) == [3, 0]
-    simulation.add(pooled(2, 5))
-    assert pooled_tokens(simulation, 1) == [5]
-    # Three are left, and each step saves two.
-    simulation.add(pooled(3, 7))
-    assert pooled_tokens(simulation, 2) == [0, 7]
-    simulation.drain()
-
-
-def test_what_is_saved_is_full_when_no_row_decodes() -> None:
-    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=8, pooled_steps=4)
-    simulation.add(pooled(1, 30))
-    assert pooled_tokens(simulation, 2) == [8, 0]
-    simulation.finish(0)
-    assert pooled_tokens(simulation, 1) == [22]
-    simulation.add(make_request(2, 2, 30, ends=False))
+@pytest.mark.parametrize(("bound", "waits"), [(4, False), (None, True)])
+def test_a_text_waits_for_no_prefix_of_which_few_tokens_come(
+    bound: int | None, waits: bool
+) -> None:
+    simulation = with_rows_that_decode(
+        1, max_mixed_pooled_tokens=bound, max_mixed_prefill_tokens=30, num_blocks=200
+    )
+    vector = pooled(1, 60)
+    simulation.add(vector)
     turn(simulation)
-    simulation.add(pooled(3, 30))
-    assert pooled_tokens(simulation, 2) == [8, 0]
-    simulation.drain()
-
-
-def test_no_more_is_saved_than_one_step_may_have() -> None:
-    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=8, pooled_steps=4)
-    assert pooled_tokens(simulation, 10) == [0] * 10
-    simulation.add(pooled(1, 30))
-    assert pooled_tokens(simulation, 5) == [8, 0, 0, 0, 8]
-    simulation.drain()
-
-
-def test_a_step_computes_few_rows_of_long_texts() -> None:
-    simulation = with_rows_that_decode(1, max_mixed_pooled_tokens=32, num_blocks=400)
-    for key in range(1, 8):
-        simulation.add(pooled(key, 60))
-    # A half, a quarter, and eighths.
-    assert list(tokens(turn(simulation)).values()) == [1, 16, 8, 4, 4]
+    simulation.add(make_request(2, [*vector.prompt_token_ids, 5], 2))
+    assert (2 in tokens(turn(simulation))) == (not waits)
     simulation.drain()
 
 

@@ -41,13 +41,8 @@ MUTATIONS = (
         ),
         (
             "a long text takes all that vectors may have of a step",
-            "            room = min(room, max(-(-room // 2), self.pooled_part))\n",
+            "            room = -(-room // 2)\n",
             "            pass\n",
-        ),
-        (
-            "long texts' parts of a step get as small as one token",
-            "max(-(-room // 2), self.pooled_part)",
-            "-(-room // 2)",
         ),
         (
             "what one tenant's vectors leave of its part is another's",
@@ -73,38 +68,9 @@ MUTATIONS = (
         "src/engine/scheduling/scheduler.py",
         (f"{_FOLDER}/test_mixed_steps.py",),
         (
-            "what vectors have had of a step is not taken off",
-            "            self._pooled_credit.spend(granted - builder.pooled_budget)\n",
-            "            pass\n",
-        ),
-        (
-            "what is saved for vectors is not full when no row decodes",
-            "            self._pooled_credit.fill()\n",
-            "            pass\n",
-        ),
-    ),
-    *mutations_of(
-        "src/engine/scheduling/pooled_credit.py",
-        (f"{_FOLDER}/test_mixed_steps.py",),
-        (
             "what vectors may have of a step does not grow with the rows that decode",
-            "max(self._most, decoding // 4)",
-            "self._most",
-        ),
-        (
-            "a flood of vectors gets some of each step",
-            "min(most, wanted)",
-            "1",
-        ),
-        (
-            "a few tokens wait until all is saved",
-            "min(most, wanted)",
-            "most",
-        ),
-        (
-            "more is saved than one step may have",
-            "min(self._saved + most, full)",
-            "self._saved + most",
+            "max(self.limits.max_mixed_pooled_tokens, decoding // 4)",
+            "self.limits.max_mixed_pooled_tokens",
         ),
     ),
     *mutations_of(
