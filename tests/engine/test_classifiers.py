@@ -271,7 +271,7 @@ async def test_a_query_is_tokenized_once_for_all_its_documents(
     for document, score in zip(documents, made, strict=True):
         (alone,) = await engine.score([(query, document)], **options)
         assert score.prompt_tokens == alone.prompt_tokens
-        assert score.score == pytest.approx(alone.score, abs=1e-6)
+        assert score.score == pytest.approx(alone.score, abs=1e-5)
 
 
 async def test_the_loop_sees_no_more_of_a_long_text_than_is_kept(
@@ -532,7 +532,7 @@ def test_the_synchronous_front_has_all_tasks(ranker: Path, decoder: Path) -> Non
         (label,) = llm.classify("fox")
         assert len(llm.classify(["fox", "engine"])) == 2
     assert len(scores) == 20
-    assert alone.score == pytest.approx(scores[7].score, abs=1e-6)
+    assert alone.score == pytest.approx(scores[7].score, abs=1e-5)
     assert label.labels == ("kind 0",)
     with LLM(small_config(decoder)) as llm:
         (made,) = llm.encode([5, 6, 7], task="classify")

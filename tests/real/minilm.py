@@ -35,7 +35,7 @@ NEAR = 1e-5
 ROUNDED = (
     ("bfloat16", None, 0.9998, 0.97),
     ("float32", "int8", 0.998, 0.95),
-    ("bfloat16", "int8", 0.996, 0.95),
+    ("bfloat16", "int8", 0.996, 0.94),
 )
 
 Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]

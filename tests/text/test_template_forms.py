@@ -298,10 +298,17 @@ def test_probes_of_a_template_that_never_ends_take_no_longer_than_a_rendering(
         "{{ more(60) }}"
     )
     ChatTemplate("").prepare()  # its process has started
-    template = ChatTemplate(endless)
-    before = used()
-    assert "more than 0.3 s of CPU time on a conversation of a few words" in str(template.prepare())
-    with pytest.raises(InvalidRequestError, match="on a conversation of a few words"):
-        template.render([USER])
-    # That of one process, with its start.
-    assert used() - before < 1.5 * slowness()
+    took = []
+    # Others' processes that end meanwhile are counted too, but hardly at every attempt.
+    for attempt in range(5):
+        template = ChatTemplate(f"{endless}{attempt}")
+        before = used()
+        refusal = str(template.prepare())
+        assert "more than 0.3 s of CPU time on a conversation of a few words" in refusal
+        with pytest.raises(InvalidRequestError, match="on a conversation of a few words"):
+            template.render([USER])
+        took.append(used() - before)
+        # That of one process, with its start.
+        if took[-1] < 1.5 * slowness():
+            return
+    raise AssertionError(took)
