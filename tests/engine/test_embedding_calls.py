@@ -49,13 +49,30 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepComputer, "compute", slow)
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Steps wait while it is not set, so that nothing ends while a test looks at what waits."""
+    opened = threading.Event()
+    opened.set()
+    compute = StepComputer.compute
+
+    def held(self: StepComputer, *arguments: Any, **named: Any) -> Any:
+        opened.wait(60)
+        return compute(self, *arguments, **named)
+
+    monkeypatch.setattr(StepComputer, "compute", held)
+    yield opened
+    opened.set()
+
+
 async def begun(engine: AsyncEngine) -> None:
     while not engine.stats.num_running:
         await asyncio.sleep(0)
 
 
-@pytest.mark.usefixtures("slow_steps")
-async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> None:
+async def test_texts_that_are_not_queued_yet_count_as_waiting(
+    decoder: Path, gate: threading.Event
+) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=1700)
     half = TEXTS[:106]  # up to half of all tokens that may wait
     async with AsyncEngine.open(config) as engine:
@@ -63,6 +80,7 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> 
             await engine.embed(TEXTS[:107])
         assert raised.value.param == "input"
         for ends in (True, False):
+            gate.clear()
             calls = [asyncio.create_task(engine.embed(half)) for _ in range(2)]
             await begun(engine)
             # Most are not queued: only few of one call are at a time.
@@ -72,6 +90,7 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> 
             assert full.value.retry_after >= 1
             with pytest.raises(QueueFullError, match="tokens are waiting"):
                 await engine.generate([5] * 250)
+            gate.set()
             if ends:
                 assert [len(made) for made in await asyncio.gather(*calls)] == [106, 106]
             else:
@@ -83,15 +102,19 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(decoder: Path) -> 
 
 
 @pytest.mark.usefixtures("slow_steps")
-async def test_texts_of_one_tenant_leave_room_for_those_of_others(decoder: Path) -> None:
+async def test_texts_of_one_tenant_leave_room_for_those_of_others(
+    decoder: Path, gate: threading.Event
+) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=3400)
     async with AsyncEngine.open(config) as engine:
         with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one request"):
             await engine.embed([*TEXTS, *TEXTS], tenant="one")
+        gate.clear()
         many = asyncio.create_task(engine.embed(TEXTS, tenant="one"))
         await begun(engine)
         with pytest.raises(QueueFullError, match="of this key are waiting"):
             await engine.embed([[5] * 250], tenant="one")
+        gate.set()
         (other,) = await engine.embed([[5] * 250], tenant="other")
         assert other.prompt_tokens == 250
         assert not many.done()
@@ -122,7 +145,8 @@ async def test_a_call_that_has_begun_waits_for_room_in_a_full_queue(
                 except QueueFullError:
                     refused += 1
                 assert engine.stats.num_waiting <= 2 + 2
-                await asyncio.sleep(0)
+                # A loop that never sleeps leaves the interpreter to no other thread.
+                await asyncio.sleep(0.001)
 
         await asyncio.gather(*(press([prompt]) for prompt in random_prompts(6, longest=20)))
         made = await many
