@@ -580,8 +580,8 @@ class Worker:
         if isinstance(outcome, Exception):
             self._fail(in_flight, outcome)
         else:
-            # The loop that wakes takes the interpreter for a whole turn. So it is told once the step
-            # behind computes, if that begins now. On CUDA other threads tell of results.
+            # The loop that wakes takes the interpreter for a whole turn. So it is told once the
+            # step behind computes, if that begins now. On CUDA other threads tell of results.
             held = self._device.is_host and self._device_thread.next_is_step
             self._arrivals.post((in_flight, outcome), wakes=not held)
 
