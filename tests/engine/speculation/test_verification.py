@@ -354,6 +354,40 @@ def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:
     assert following.told == [(0, 7), (0, 7, [10, 11, 12, 13]), (0, 7, [5] * 12)]
 
 
+@pytest.mark.parametrize("room", [1, 2, 40, 4096])
+@pytest.mark.parametrize("prompt_len", [1, 2, 33])
+def test_a_text_that_is_left_ends_where_its_tokens_do(room: int, prompt_len: int) -> None:
+    following = Following()
+    request = DeviceRequest(key=7, prompt_len=prompt_len, params=SamplingParams())
+    for length in {prompt_len, prompt_len + 1, prompt_len + room - 1, prompt_len + room}:
+        tokens = buffer(length, prompt_len + room)
+        made = Speculation((following,), tokens, FREE, POISON, Widths(always=True))
+        made.leave(0, request)
+        assert following.told.pop() == (0, 7, list(range(10, 10 + length)))
+
+
+class Compared(np.ndarray):
+    """Tokens that count how many of them are compared in arrays."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> Any:
+        Compared.count += self.size
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("length", [2, 9, 100_000, 2**17])
+def test_who_leaves_a_long_context_does_not_have_it_read(length: int) -> None:
+    following = Following()
+    tokens = buffer(length, 2**17).view(Compared)
+    made = Speculation((following,), tokens, FREE, POISON, Widths(always=True))
+    Compared.count = 0
+    made.leave(0, DeviceRequest(key=7, prompt_len=2, params=SamplingParams()))
+    [(_, _, text)] = following.told
+    assert text == list(range(10, 10 + length))
+    assert Compared.count < 4096
+
+
 class Turning:
     """Guesses from some step on only; counts how often it is asked."""
 

@@ -170,6 +170,12 @@ MUTATIONS = (
             "B",
         ),
         (
+            "a text ends where its prompt does",
+            "Speculation._end",
+            "return bisect_left(A.data, True, B, key=C)",
+            "return B",
+        ),
+        (
             "steps without drafts take as long as asking does",
             "Speculation.observe",
             "A or not self._has_asked",
