@@ -232,14 +232,16 @@ class Speculation:
         Of those that were not ``verified``, and so have no drafts, some are enough. A step in which
         drafters were asked in vain says nothing of what steps take without drafts.
         """
-        tokens = drafts = 0
         if not verified and self._widths.is_fresh(len(plan.rows)):
             return
+        tokens = drafts = 0
         for step in plan.rows:
             if not step.samples or step.num_tokens != 1 + step.drafts:
                 return
             tokens += step.num_tokens
             drafts += step.drafts
+        if verified:
+            self._asking.took(plan, seconds)
         # If all rows have ended, nothing was computed.
         if tokens and (drafts or not self._has_asked):
             self._widths.took(tokens, drafts, seconds)
@@ -272,7 +274,7 @@ class Speculation:
             kept.append(count)
             if guess is not None:
                 self._widths.verified(step.row, guess, count - 1)
-                self._asking.verified(guess, count - 1)
+                self._asking.verified(step.row, guess, count - 1)
                 if count == 1:
                     self._asking.resting.add(step.row)
                 self.counts.add(len(drafts), count - 1, guess.source)

@@ -270,6 +270,30 @@ MUTATIONS = (
         "src/engine/speculation/asking.py",
         ("tests/engine/speculation/test_verification.py",),
         (
+            "whatever asking for rows with a grammar costs, they are asked again at once",
+            "Asking._possible",
+            "self._saved < 0",
+            "False",
+        ),
+        (
+            "where asking costs more, a row whose drafts were right is asked again at once",
+            "Asking.verified",
+            "self._widths.found_nothing(A, restricted=True, costs_more=True)",
+            "pass",
+        ),
+        (
+            "what one row saves is saved by all rows",
+            "Asking.took",
+            "self._gained / len(A.rows)",
+            "self._gained",
+        ),
+        (
+            "one disturbed step ends asking for rows with a grammar",
+            "Asking.took",
+            "min(A, _MOST_LONGER)",
+            "A",
+        ),
+        (
             "who computes is asked for rows that have a likely guess",
             "Asking.guesses",
             "A.likelihood < _LIKELY_ENOUGH",
