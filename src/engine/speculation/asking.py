@@ -109,6 +109,8 @@ class Asking:
         self._gained = 0
         # Steps that asking for restricted rows has saved each time, less what it took.
         self._saved = _SAVED_AT_FIRST
+        # Restricted rows that wait to be asked for, or were.
+        self._begun: set[int] = set()
 
     @property
     def batch_drafters(self) -> Sequence[BatchDrafter]:
@@ -133,6 +135,7 @@ class Asking:
     def vacate(self, row: int) -> None:
         """Nobody is in the row any more: what is kept of it goes."""
         self.resting.vacate(row)
+        self._begun.discard(row)
         for drafter in tuple(self._batch_drafters):
             self.attempt(drafter, drafter.vacate, row)
 
@@ -196,7 +199,17 @@ class Asking:
             # So that no step is planned for its drafts.
             self.nothing_pays(step.row)
             return 0
+        if self._saved < 0 and self._begins_restricted(step.row, known + most):
+            self._widths.found_nothing(step.row, restricted=True, costs_more=True)
+            return 0
         return most
+
+    def _begins_restricted(self, row: int, position: int) -> bool:
+        """Whether a row is restricted up to this position for the first time."""
+        if row in self._begun or self._restrictions.leaves_free(row, position):
+            return False
+        self._begun.add(row)
+        return True
 
     def look(self, plan: StepPlan) -> bool:
         """Look whether there are guesses of rows that rest, and wake those that have some.

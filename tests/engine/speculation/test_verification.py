@@ -431,6 +431,30 @@ def test_a_row_whose_drafts_are_right_is_not_asked_at_once_where_asking_costs_mo
     assert all(after - step > 4 for step, after in pairwise(late))
 
 
+def test_where_asking_costs_more_the_next_request_waits_before_it_is_asked_for() -> None:
+    """It is asked for later on, so that what is known of it gets no older."""
+    restrictions = Restricting([])
+    made = Speculation((Silent(),), buffer(4), restrictions, POISON)
+    plain, bounded = plan(RowStep(0, 1, 3, 1, True)), plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))
+
+    def step() -> None:
+        made.observe(plain, 1e-3)
+        before = len(restrictions.wanted)
+        verification = made.begin(bounded)
+        assert verification is not None
+        made.settle(verification, [14])
+        made.observe(verification.plan, 3e-3 if len(restrictions.wanted) > before else 1e-3)
+
+    for key, is_asked_for in enumerate([True, False]):
+        made.install(0, DeviceRequest(key=key, prompt_len=2, params=SamplingParams()))
+        restrictions.wanted.clear()
+        step()
+        assert bool(restrictions.wanted) is is_asked_for
+        for _ in range(200):
+            step()
+        assert 0 < len(restrictions.wanted) < 60
+
+
 def test_one_disturbed_step_does_not_end_asking() -> None:
     assert len(steps_with_asking(2, 1.2, 1.2, disturbed=40)) > 200
 

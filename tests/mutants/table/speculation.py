@@ -282,6 +282,18 @@ MUTATIONS = (
             "pass",
         ),
         (
+            "where asking costs more, the next request is asked for at once",
+            "Asking.most",
+            "self._saved < 0",
+            "False",
+        ),
+        (
+            "a request waits because the one before it in its row has",
+            "Asking.vacate",
+            "self._begun.discard(A)",
+            "",
+        ),
+        (
             "what one row saves is saved by all rows",
             "Asking.took",
             "self._gained / len(A.rows)",
