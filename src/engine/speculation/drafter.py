@@ -133,6 +133,11 @@ class Follower(Drafter, Protocol):
         """
         ...
 
+
+@runtime_checkable
+class Lagging(Drafter, Protocol):
+    """A drafter that puts off what nobody should wait for. The device thread calls it."""
+
     def catch_up(self) -> None:
         """Do a part of what it has put off, far less than a step takes. Called behind each step."""
         ...

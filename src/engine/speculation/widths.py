@@ -35,7 +35,8 @@ _ASKING: Final = 0.005
 _FRESH: Final = 0.1
 # Of steps without drafts one in so many is measured.
 _MEASURED: Final = 8
-# The same of rows with a grammar: what it forces comes and goes with every few tokens.
+# The same of rows with a grammar, while asking for them pays: what it forces comes and goes with
+# every few tokens.
 _LONGEST_RESTRICTED: Final = 2
 # The shortest pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
@@ -253,19 +254,29 @@ class Widths:
         """What is known of somebody's guesses is of other texts, and is measured again."""
         self._chances.forget(source)
 
-    def found_nothing(self, row: int, *, restricted: bool = False) -> None:
-        """No drafter had an idea for the row, or none that pays; or none that is possible."""
+    def found_nothing(
+        self, row: int, *, restricted: bool = False, costs_more: bool = False
+    ) -> None:
+        """No drafter had an idea for the row, or none that pays; or none that is possible.
+
+        ``costs_more``: asking for restricted rows costs more than it saves.
+        """
         if self._only_tries:
             self.nothing_pays(row)
             return
-        if restricted:
+        if restricted and not costs_more:
             self._wait(row, _LONGEST_RESTRICTED)
             return
         longest = _LONGEST_SEARCH
         # In small steps of a small model asking takes long.
         while longest < _LONGEST_PAUSE and longest * _ASKING < self._asking:
             longest *= 2
-        self._wait(row, longest, longest // _LONGEST_SEARCH)
+        self._wait(row, longest, longest if restricted else longest // _LONGEST_SEARCH)
+
+    def longer(self, num_tokens: int, seconds: float) -> float:
+        """How much longer such a step took than it does without drafts, as a part of that."""
+        usual = self._costs.usual(num_tokens)
+        return seconds / usual - 1 if usual > 0 else 0.0
 
     def asked(self, num_tokens: int, seconds: float) -> None:
         """Asking for all rows of a step of so many tokens has taken so long."""

@@ -170,6 +170,12 @@ MUTATIONS = (
             "B",
         ),
         (
+            "a text ends where its prompt does",
+            "Speculation._end",
+            "return bisect_left(A.data, True, B, key=C)",
+            "return B",
+        ),
+        (
             "steps without drafts take as long as asking does",
             "Speculation.observe",
             "A or not self._has_asked",
@@ -263,6 +269,42 @@ MUTATIONS = (
     *rewrites_of(
         "src/engine/speculation/asking.py",
         ("tests/engine/speculation/test_verification.py",),
+        (
+            "whatever asking for rows with a grammar costs, they are asked again at once",
+            "Asking._possible",
+            "self._saved < 0",
+            "False",
+        ),
+        (
+            "where asking costs more, a row whose drafts were right is asked again at once",
+            "Asking.verified",
+            "self._widths.found_nothing(A, restricted=True, costs_more=True)",
+            "pass",
+        ),
+        (
+            "where asking costs more, the next request is asked for at once",
+            "Asking.most",
+            "self._saved < 0",
+            "False",
+        ),
+        (
+            "a request waits because the one before it in its row has",
+            "Asking.vacate",
+            "self._begun.discard(A)",
+            "",
+        ),
+        (
+            "what one row saves is saved by all rows",
+            "Asking.took",
+            "self._gained / len(A.rows)",
+            "self._gained",
+        ),
+        (
+            "one disturbed step ends asking for rows with a grammar",
+            "Asking.took",
+            "min(A, _MOST_LONGER)",
+            "A",
+        ),
         (
             "who computes is asked for rows that have a likely guess",
             "Asking.guesses",
