@@ -113,9 +113,11 @@ class StepPlanner:
         None where the step copies the row's recurrent states, nor up to where a later one does:
         that must know where they stand.
         """
-        wanted = []
-        saved, snapshots = {save.row for save in builder.saves}, builder.snapshots
+        wanted: list[tuple[int, int]] = []
+        snapshots = builder.snapshots
+        saved = {save.row for save in builder.saves} if builder.saves else ()
         for index, state in enumerate(builder.states):
+            # Most rows rest, and every step asks.
             if state.rests:
                 state.rests -= 1
                 continue

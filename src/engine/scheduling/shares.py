@@ -261,7 +261,7 @@ class SharingPlanner:
                 [state.target - state.launched for state in running if state.request.pooling]
             )
             if has_room and self._may_admit(lane, {}):
-                wanted[lane.name] += lane.num_tokens
+                wanted[lane.name] += lane.num_tokens - lane.num_predicted_tokens
                 pooled[lane.name] += lane.num_pooled_tokens
         tokens = self._share_out(builder.budget, lanes, wanted)
         if builder.pooled_budget < builder.budget:

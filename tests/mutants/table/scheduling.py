@@ -365,6 +365,11 @@ MUTATIONS = (
         "src/engine/scheduling/shares.py",
         (f"{_FOLDER}/test_shares.py",),
         (
+            "a prediction asks for a part of a step",
+            "lane.num_tokens - lane.num_predicted_tokens",
+            "lane.num_tokens",
+        ),
+        (
             "a flood keeps all rows until its requests end",
             "        if room.rows + len(victims) < 1:\n",
             "        if False:\n",
@@ -403,6 +408,11 @@ MUTATIONS = (
     *mutations_of(
         "src/engine/scheduling/waiting.py",
         (f"{_FOLDER}/test_shares.py",),
+        (
+            "predictions that wait no more are still taken off",
+            "self.num_predicted_tokens += sign * predicted",
+            "self.num_predicted_tokens += predicted",
+        ),
         (
             "what passed a request that is given up counts for the next one",
             "            if index == 0:\n                self.passed = 0\n",
