@@ -61,8 +61,8 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens
         Prompt tokens whose KV came from the prefix cache.
     accepted_prediction_tokens, rejected_prediction_tokens
-        Tokens of its prediction that were tried as drafts, and were right or wrong; ``None`` if it
-        came without a prediction.
+        Tokens of its prediction that were tried as drafts: those that its output has, and all
+        others; ``None`` if it came without a prediction.
     """
 
     prompt_tokens: int

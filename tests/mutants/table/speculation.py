@@ -661,6 +661,16 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/requests/streams.py",
+        ("tests/engine/requests/test_submission.py",),
+        (
+            "right drafts behind a stop string are tokens of the output",
+            "Choice._count_drafts",
+            "min(A.accepted, B)",
+            "A.accepted",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/telemetry/observer.py",
         ("tests/engine/speculation/test_exactness.py",),
         (
