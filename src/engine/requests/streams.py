@@ -158,6 +158,11 @@ def _joined(deltas: list[Delta]) -> Delta:
     logprobs: list[TokenLogprobs] | None = None
     if any(delta.logprobs is not None for delta in deltas):
         logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    step_starts: list[int] = []
+    begin = 0
+    for delta in deltas:
+        step_starts += [begin + start for start in delta.begins_steps]
+        begin += len(delta.token_ids)
     return Delta(
         request_id=last.request_id,
         index=last.index,
@@ -170,6 +175,7 @@ def _joined(deltas: list[Delta]) -> Delta:
             (delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None
         ),
         usage=last.usage,
+        step_starts=step_starts,
     )
 
 

@@ -199,6 +199,14 @@ def choose_speculation(
         num_backups=num_backups,
         brought=() if drafter is None else SOURCES[section.method],
     )
+    if section.shared_history_bytes and "history" not in choice.sources:
+        why = str(choice)
+        if traits.device_type in _DRAFTING_DEVICES and choice.sources:
+            why = "a GPU looks up in the row's own text alone"
+        elif choice.sources:
+            why = f"speculation.method = {section.method} reads none"
+        size = section.shared_history_bytes
+        logger.warning("speculation.shared_history_bytes = %d is without effect: %s", size, why)
     if not choice.sources:
         if section.method != "off":
             logger.info("speculation is off: %s", choice.reason)

@@ -81,6 +81,8 @@ class SharedHistory:
         self._num_left = 0
         # Row -> number of its request's scope.
         self._rows: dict[int, int] = {}
+        # Keys of requests grow: the largest so far, and the largest when all was forgotten.
+        self._newest_key = self._forgotten_key = -1
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +92,11 @@ class SharedHistory:
 
     def install(self, row: int, request: DeviceRequest) -> None:
         """The row has this request now."""
-        self._rows[row] = self._number(request.scope)
+        self._newest_key = max(self._newest_key, request.key)
+        if request.key > self._forgotten_key:
+            self._rows[row] = self._number(request.scope)
+        else:
+            self._rows.pop(row, None)
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
         """The row's request has ended: its output is kept."""
@@ -113,6 +119,18 @@ class SharedHistory:
         while self._num_left > self._size or len(self._left) > _MOST_LEFT:
             _, first, last, _ = self._left.popleft()
             self._num_left -= last - first
+
+    def forget(self) -> None:
+        """From now on nothing is found that was kept, nor what requests say that have begun.
+
+        Those find nothing either. Scopes get new numbers, so what the memory has of old ones is out
+        of reach, and is overwritten in time: nothing takes longer where it is large.
+        """
+        self._numbers.clear()
+        self._rows.clear()
+        self._left.clear()
+        self._num_left = 0
+        self._forgotten_key = self._newest_key
 
     def catch_up(self) -> None:
         """Enter ends of texts into the tables, of some hundred tokens."""

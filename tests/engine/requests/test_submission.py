@@ -22,9 +22,7 @@ TOKENS = TOKENIZER.encode(TEXT)
 SCORES = [TokenLogprobs(token_id, -1.0, 1, ()) for token_id in TOKENS]
 
 
-def submission(
-    number: int = 1, prediction: bytes | None = None, **params: object
-) -> Submission:
+def submission(number: int = 1, prediction: bytes | None = None, **params: object) -> Submission:
     request = Request(
         key=0,
         prompt_token_ids=[5, 6],

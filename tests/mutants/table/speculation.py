@@ -518,6 +518,28 @@ MUTATIONS = (
             "max(A, B + C - 1)",
             "max(A, A + C - 1)",
         ),
+        (
+            "what was forgotten is found",
+            "SharedHistory.forget",
+            "self._numbers.clear()",
+            "pass",
+        ),
+        (
+            "requests that had begun leave what they say, though all was forgotten",
+            "SharedHistory.forget",
+            "self._forgotten_key = A",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/inspector.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "who resets the cache of prefixes leaves what was said",
+            "Inspector.reset_prefix_cache",
+            "A.worker.forget_history()",
+            "pass",
+        ),
     ),
     *rewrites_of(
         "src/core/step_message.py",
