@@ -38,6 +38,21 @@ def size_of(max_bytes: int) -> int:
     return 1 << (max(1, max_bytes // TOKEN_BYTES).bit_length() - 1)
 
 
+def require_size(max_bytes: int) -> None:
+    """Check that something can be kept in so many bytes.
+
+    Raises
+    ------
+    ConfigError
+        They are too few.
+    """
+    if size_of(max_bytes) < _LEAST_TOKENS:
+        least = _LEAST_TOKENS * TOKEN_BYTES
+        raise ConfigError(
+            f"speculation.shared_history_bytes must be 0 or at least {least}, got {max_bytes}"
+        )
+
+
 class SharedHistory:
     """Keeps the last outputs, and finds in them the end of a row's tokens.
 
@@ -60,13 +75,8 @@ class SharedHistory:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        size = size_of(max_bytes)
-        if size < _LEAST_TOKENS:
-            least = _LEAST_TOKENS * TOKEN_BYTES
-            raise ConfigError(
-                f"speculation.shared_history_bytes must be 0 or at least {least}, got {max_bytes}"
-            )
-        self._size = size
+        require_size(max_bytes)
+        self._size = size = size_of(max_bytes)
         # [size] int32: token ids, and the number of their scope.
         self._tokens = np.full(size, _NOTHING, np.int32)
         self._scopes = np.full(size, _NOTHING, np.int32)
