@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from src.core.config import Config
-from src.core.errors import ConfigError, ModelLoadError
+from src.core.config import Config, SpeculationSection
+from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
 from src.core.memory_report import size
 from src.engine.drafters.draft_model import load_draft_model
 from src.engine.drafters.eagle3 import load_eagle3, required_taps
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Source of guesses, which is a method too -> how its drafter is read.
 SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
     {
-        "draft": Source(load_draft_model),
+        "draft": Source(load_draft_model, compares_tokens=True),
         "eagle3": Source(load_eagle3, taps=required_taps),
         "medusa": Source(load_medusa),
         "mtp": Source(load_mtp, comes_with=brings_predictor),
@@ -61,6 +61,43 @@ def taps_for(config: Config, path: Path) -> tuple[int, ...]:
         raise ConfigError(f"speculation.model: {error}") from error
 
 
+def require_fields(section: SpeculationSection) -> None:
+    """Check that ``speculation.model`` is given where the method has one, and nowhere else.
+
+    Raises
+    ------
+    ConfigError
+        It is missing, or has no meaning.
+    """
+    method, source = section.method, SOURCES.get(section.method)
+    has_path = source is not None and source.comes_with is None
+    if section.model is not None and not has_path:
+        methods = [name for name, each in SOURCES.items() if each.comes_with is None]
+        raise ConfigError(
+            f"speculation.model = {section.model!r} is for speculation.method = "
+            f"{' or '.join(methods)}, got {method}"
+        )
+    if section.model is None and has_path:
+        raise ConfigError(
+            f"speculation.method = {method} needs speculation.model, the directory of its weights"
+        )
+
+
+def tokenizer_for(config: Config, path: Path) -> Tokenizer | None:
+    """The tokenizer of the model of a directory, if a drafter's tokens are compared with it.
+
+    ``None`` as well where it cannot be read, which a start refuses for reasons of its own.
+    """
+    source = SOURCES.get(config.speculation.method)
+    if source is None or not source.compares_tokens:
+        return None
+    try:
+        return Tokenizer.from_directory(path, config.chat.template)
+    except SlipstreamError as error:
+        logger.info("vocabularies are compared by their sizes: %s", error)
+        return None
+
+
 def load_drafts(
     config: Config,
     target: ServedModel,
@@ -87,25 +124,15 @@ def load_drafts(
     """
     section = config.speculation
     method, source = section.method, SOURCES.get(section.method)
-    has_path = source is not None and source.comes_with is None
-    if section.model is not None and not has_path:
-        methods = [name for name, each in SOURCES.items() if each.comes_with is None]
-        raise ConfigError(
-            f"speculation.model = {section.model!r} is for speculation.method = "
-            f"{' or '.join(methods)}, got {method}"
-        )
+    require_fields(section)
     if source is None:
         return _brought(config, target, tokenizer, outlines=outlines, free=free)
-    if section.model is None and has_path:
-        raise ConfigError(
-            f"speculation.method = {method} needs speculation.model, the directory of its weights"
-        )
     # Before its weights are read.
     choice_of(config, target)
     try:
         return _load(source, config, target, tokenizer, outlines=outlines)
     except (ModelLoadError, ValueError) as error:
-        field = "speculation.model" if has_path else f"speculation.method = {method}"
+        field = f"speculation.method = {method}" if section.model is None else "speculation.model"
         raise ConfigError(f"{field}: {error}") from error
 
 

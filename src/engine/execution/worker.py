@@ -233,6 +233,13 @@ class Worker:
         with contextlib.suppress(RuntimeError):
             self._device_thread.post(partial(self._adapters.drop, key))
 
+    def forget_history(self) -> None:
+        """Let drafts come from nothing that was said so far, behind the launched steps."""
+        if (speculation := self._speculation) is not None:
+            # A worker that is closed at this moment releases everything anyway.
+            with contextlib.suppress(RuntimeError):
+                self._device_thread.post(speculation.forget)
+
     def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
         """Queue a step behind the launched ones; returns at once.
 

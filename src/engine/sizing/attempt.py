@@ -33,6 +33,7 @@ from src.models import Implementation, ModelConfig, ServedModel, load_config, ou
 from src.models.adapters.memory import AdapterRoom
 from src.models.loading.options import LoadOptions
 from src.ops.build.levels import cpu_flags, fastest_level
+from src.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class Setup:
         The model's directory.
     concurrency
         Requests of the whole context at once; ``None``: any number.
+    tokenizer
+        The model's, if a drafter's tokens are compared with it; see `tokenizer_for`.
     """
 
     config: Config
@@ -91,6 +94,7 @@ class Setup:
     implementation: Implementation
     tensor_parallel: int = 1
     concurrency: int | None = None
+    tokenizer: Tokenizer | None = None
 
     def changed(self, section: str, **values: object) -> Setup:
         """The same with other settings of one section."""
@@ -153,7 +157,7 @@ class Setup:
         # A method that cannot be served is no question of size.
         choice_of(self.config, outline)
         free = device.free - weight_bytes(outline) - table_bytes(outline)
-        drafts = load_drafts(self.config, outline, None, outlines=True, free=free)
+        drafts = load_drafts(self.config, outline, self.tokenizer, outlines=True, free=free)
         if drafts is None:
             return self._with(device, outline, NO_MEMORY)
         attempt = self._with(device, outline, drafts.memory)

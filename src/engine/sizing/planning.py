@@ -13,6 +13,7 @@ from torch import Tensor
 
 from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
+from src.engine.drafters.loading import tokenizer_for
 from src.engine.plugins import use_plugins
 from src.engine.sizing.advice import advise
 from src.engine.sizing.answer import DeviceFacts, ModelPlan
@@ -71,7 +72,14 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
     path = resolve_model(config.model.path, config.model.revision, weights=False)
     with _one_error(path):
         implementation = choose_implementation(path, config.model.implementation)
-        setup = Setup(config, path, implementation, question.tensor_parallel, question.concurrency)
+        setup = Setup(
+            config,
+            path,
+            implementation,
+            question.tensor_parallel,
+            question.concurrency,
+            tokenizer_for(config, path),
+        )
         outline = setup.outline()
         device = describe_device(
             question.device or config.device.type, outline.spec.dtype, config.device.num_threads

@@ -15,6 +15,7 @@ from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, Follower, Lagging
 from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
 
@@ -182,6 +183,12 @@ class Asking:
         """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view."""
         for follower in tuple(self._followers):
             self.attempt(follower, follower.leave, row, request, tokens)
+
+    def forget(self) -> None:
+        """Let nothing that this server has said so far be found any more."""
+        for follower in tuple(self._followers):
+            if isinstance(follower, SharedHistory):
+                self.attempt(follower, follower.forget)
 
     def catch_up(self) -> None:
         """Do a small part of what drafters have put off."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from src.core.config import Config, SpeculationSection
 from src.core.errors import ConfigError
 from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
-from src.engine.speculation.history import TOKEN_BYTES, size_of
+from src.engine.speculation.history import TOKEN_BYTES, require_size, size_of
 from src.engine.speculation.on_device import Bounds
 from src.engine.speculation.verification import Speculation
 from src.models import LayerKVSpec, ServedModel, device_of
@@ -120,8 +120,8 @@ def choose_sources(
     Raises
     ------
     ConfigError
-        A method was asked for by name, and this device or model cannot serve it; or the bounds of
-        n-grams are in the wrong order.
+        A method was asked for by name, and this device or model cannot serve it; the bounds of
+        n-grams are in the wrong order; or outputs are to be kept in too few bytes.
     """
     least, most = section.prompt_lookup_min, section.prompt_lookup_max
     if least > most:
@@ -139,7 +139,10 @@ def choose_sources(
         there = {*DRAFTERS, *brought, section.method}
         if not section.shared_history_bytes:
             there.discard("history")
-        return Choice(tuple(source for source in SOURCES[section.method] if source in there))
+        sources = tuple(source for source in SOURCES[section.method] if source in there)
+        if "history" in sources:
+            require_size(section.shared_history_bytes)
+        return Choice(sources)
     if section.method != "auto":
         raise ConfigError(f"speculation.method = {section.method} cannot be served: {reason}")
     return Choice((), reason)
@@ -156,7 +159,7 @@ def _why_not(section: SpeculationSection, traits: Traits, num_backups: int | Non
         elif traits.has_own_inputs:
             of_model = "the model has step inputs of its own; "
         elif section.method == "auto" and traits.device_type in _DRAFTING_DEVICES:
-            return "no GPU has run drafts yet; speculation.method = suffix asks for them by name"
+            return "no GPU has run drafts yet; speculation.method = suffix asks for them"
         return f"{of_model}it needs device.type = cpu, and this is {traits.device_type}"
     if traits.has_states and traits.has_windows:
         return "the model has recurrent states, and windows that forget what these need again"
@@ -199,6 +202,14 @@ def choose_speculation(
         num_backups=num_backups,
         brought=() if drafter is None else SOURCES[section.method],
     )
+    if section.shared_history_bytes and "history" not in choice.sources:
+        why = str(choice)
+        if traits.device_type in _DRAFTING_DEVICES and choice.sources:
+            why = "a GPU looks up in the row's own text alone"
+        elif choice.sources:
+            why = f"speculation.method = {section.method} reads none"
+        size = section.shared_history_bytes
+        logger.warning("speculation.shared_history_bytes = %d is without effect: %s", size, why)
     if not choice.sources:
         if section.method != "off":
             logger.info("speculation is off: %s", choice.reason)

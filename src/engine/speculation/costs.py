@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,25 @@ class _Price(msgspec.Struct):
     weight: float = _PRIOR_WEIGHT
 
 
+class MeasuredPrice(NamedTuple):
+    """The price of a draft in steps of as many tokens, and with as many drafts.
+
+    Attributes
+    ----------
+    tokens, drafts
+        The least and the most of both that these steps have; ``None``: any number.
+    price
+        How much longer each draft makes the step, as a part of its duration without any.
+    steps
+        How many steps it is made of, the last ones.
+    """
+
+    tokens: tuple[int, int | None]
+    drafts: tuple[int, int | None]
+    price: float
+    steps: int
+
+
 class Costs:
     """How much longer drafts make a step of ``certain`` tokens that is computed anyway.
 
@@ -68,6 +87,24 @@ class Costs:
         """Seconds of such a step without drafts; 0 if there was none."""
         base = self._bases.get(certain)
         return 0.0 if base is None else base.seconds
+
+    @property
+    def usual_seconds(self) -> dict[int, float]:
+        """Tokens of a step -> its usual seconds without drafts. Any thread may ask."""
+        return {certain: base.seconds for certain, base in sorted(self._bases.copy().items())}
+
+    @property
+    def measured(self) -> list[MeasuredPrice]:
+        """All prices that were measured. Any thread may ask."""
+        return [
+            MeasuredPrice(
+                _within(_TOKENS, kind),
+                _within(_DRAFTS, size),
+                price.mean,
+                round(price.weight - _PRIOR_WEIGHT),
+            )
+            for (kind, size), price in sorted(self._prices.copy().items())
+        ]
 
     def took(self, certain: int, drafts: int, seconds: float) -> None:
         """A step took so long."""
@@ -124,3 +161,8 @@ def _assumed(certain: int) -> float:
 
 def _at(bounds: Sequence[int], number: int) -> int:
     return sum([number >= bound for bound in bounds])
+
+
+def _within(bounds: Sequence[int], at: int) -> tuple[int, int | None]:
+    """The least and the most of the numbers that are counted there."""
+    return (1, *bounds)[at], bounds[at] - 1 if at < len(bounds) else None

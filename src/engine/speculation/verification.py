@@ -153,6 +153,10 @@ class Speculation:
             self._asking.vacate(step.row)
         self._failed.update(install.row for install in plan.installs)
 
+    def forget(self) -> None:
+        """Let nothing that this server has said so far be found any more."""
+        self._asking.forget()
+
     def catch_up(self) -> None:
         """Do a small part of what drafters have put off; call it behind a step."""
         self._asking.catch_up()

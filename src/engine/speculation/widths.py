@@ -72,6 +72,11 @@ class Widths:
         # Seconds that asking takes in a step, as a part of the usual one.
         self._asking = 0.0
 
+    @property
+    def costs(self) -> Costs:
+        """What drafts cost, as measured."""
+        return self._costs
+
     def begin(self) -> None:
         """A step begins."""
         self._step += 1

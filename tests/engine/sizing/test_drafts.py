@@ -239,3 +239,42 @@ async def test_a_layer_that_does_not_fit_is_left_out_unless_it_is_asked_for(
     async with AsyncEngine.open(roomy) as engine:
         parts = engine.inspector.memory.weights
     assert "MTP layer" in [part.name for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "refused"),
+    [
+        # As at a start, which knows both tokenizers: only the padding of vocabularies may differ.
+        ("the same", None),
+        ("others", r"token 2 must be '<\|im_end\|>', as the model's, got '<\|im_stop\|>'"),
+        ("unknown", "vocab_size must be 320, as the model's, got 352"),
+    ],
+)
+async def test_a_plan_and_a_start_compare_tokens_of_vocabularies(
+    tokens: str, refused: str | None, tmp_path: Path
+) -> None:
+    path = make_checkpoint(tmp_path / "model", tokenizer=True)
+    draft = make_checkpoint(tmp_path / "draft", vocab_size=352, num_hidden_layers=1)
+    for name in ("tokenizer.json", "tokenizer_config.json") if tokens != "unknown" else ():
+        text = (path / name).read_text()
+        (draft / name).write_text(
+            text.replace("<|im_end|>", "<|im_stop|>") if tokens == "others" else text
+        )
+    asked = config(path, "draft", speculation__model=str(draft))
+    if refused is None:
+        assert "draft; their weights and KV are counted above" in told(
+            plan_model(asked, Question())
+        )
+        async with AsyncEngine.open(asked):
+            pass
+        # With a directory that has no tokenizer, sizes are all that is known.
+        (path / "tokenizer.json").unlink()
+        refused = "vocab_size must be 320"
+        with pytest.raises(ConfigError, match=refused):
+            plan_model(asked, Question())
+        return
+    with pytest.raises(ConfigError, match=refused):
+        plan_model(asked, Question())
+    with pytest.raises(ConfigError, match=refused):
+        async with AsyncEngine.open(asked):
+            pass

@@ -298,23 +298,31 @@ async def test_the_same_question_again_takes_fewer_steps(depth: int, checkpoint:
     }
     params = SamplingParams(seed=3, max_tokens=50, logprobs=1, ignore_eos=True)
     found: dict[str, tuple[Any, int]] = {}
+    right: list[int] = []
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         for name, options in (
             ("first", {}),
             ("another owner", {"tenant": "b"}),
             ("another salt", {"cache_salt": "b"}),
             ("again", {}),
+            ("forgotten", {}),
+            ("kept anew", {}),
         ):
+            if name == "forgotten":
+                engine.inspector.reset_prefix_cache()
             before = len(engine.timeline)
             result = await engine.generate(PROMPTS[0], params, **options)  # type: ignore[arg-type]
             await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            counts = engine._loop._worker.draft_counts
+            assert counts is not None
+            right.append(counts.by_source.get("history", (0, 0))[1])
             found[name] = answer(result), len(engine.timeline) - before
-        drafted = engine._loop._worker.draft_counts
-        assert drafted is not None
-        assert drafted.by_source["history"][1] > 20
     answers, steps = zip(*found.values(), strict=True)
     assert all(each == answers[0] for each in answers)
     assert steps[3] < 0.7 * min(steps[:3])
+    assert right[2] == 0
+    assert right[3] == right[4] > 20
+    assert right[5] > right[4] + 20
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -244,7 +244,14 @@ def test_a_draft_costs_what_it_adds_to_steps_of_the_same_time() -> None:
     assert costs.price(4, 16) == costs.price(4, 2)
     assert costs.price(100, 2) == pytest.approx(1 / 104)
     assert costs.prices(4, 20) == [costs.price(4, count) for count in range(1, 21)]
+    # Only what was measured is told, and of how many steps.
+    assert costs.measured == [((3, 4), (2, 3), costs.price(4, 2), 40)]
+    assert costs.usual_seconds == {4: pytest.approx(duration, rel=0.1)}
     # A clock that goes wrong makes no draft free.
     for _ in range(50):
         costs.took(4, 2, 0.001)
     assert costs.price(4, 2) > 0
+    costs.took(1, 1, 0.001)
+    costs.took(200, 0, 0.001)
+    costs.took(200, 64, 0.002)
+    assert [each[:2] for each in costs.measured] == [((3, 4), (2, 3)), ((129, None), (64, None))]

@@ -1,6 +1,6 @@
 """Of who drafts for a model, and of what a start and a plan count for it."""
 
-from tests.mutants.mutation import rewrites_of
+from tests.mutants.mutation import mutations_of, rewrites_of
 
 _DRAFTS = ("tests/engine/sizing/test_drafts.py",)
 _STATES = ("tests/engine/speculation/test_states.py",)
@@ -121,6 +121,41 @@ MUTATIONS = (
             "_brought",
             "2 * A > B",
             "A > B",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/sizing/planning.py",
+        ("tests/engine/sizing/test_drafts.py",),
+        (
+            "a plan compares vocabularies by their sizes alone",
+            "tokenizer_for(config, path),",
+            "None,",
+        ),
+    ),
+    *rewrites_of(
+        "src/cli/doctor/kernels.py",
+        ("tests/cli/test_doctor.py",),
+        (
+            "fields that end a start are good",
+            "drafts",
+            "require_fields(A.speculation)",
+            "pass",
+        ),
+        (
+            "weights that do not fit a model are good",
+            "_weights",
+            "load_drafts(A, B, C, outlines=True)",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/choice.py",
+        ("tests/cli/test_doctor.py",),
+        (
+            "too few bytes for outputs are found when drafters are made",
+            "choose_sources",
+            "require_size(A)",
+            "pass",
         ),
     ),
     *rewrites_of(

@@ -560,6 +560,28 @@ MUTATIONS = (
             "max(A, B + C - 1)",
             "max(A, A + C - 1)",
         ),
+        (
+            "what was forgotten is found",
+            "SharedHistory.forget",
+            "self._numbers.clear()",
+            "pass",
+        ),
+        (
+            "requests that had begun leave what they say, though all was forgotten",
+            "SharedHistory.forget",
+            "self._forgotten_key = A",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/inspector.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "who resets the cache of prefixes leaves what was said",
+            "Inspector.reset_prefix_cache",
+            "A.worker.forget_history()",
+            "pass",
+        ),
     ),
     *rewrites_of(
         "src/core/step_message.py",
@@ -706,6 +728,16 @@ MUTATIONS = (
             "Choice._count_drafts",
             'A == "prediction"',
             "False",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/streams.py",
+        ("tests/engine/requests/test_submission.py",),
+        (
+            "right drafts behind a stop string are tokens of the output",
+            "Choice._count_drafts",
+            "min(A.accepted, B)",
+            "A.accepted",
         ),
     ),
     *rewrites_of(
