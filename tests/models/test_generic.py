@@ -117,6 +117,15 @@ def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
             {"architectures": ["PhiForTokenClassification"]},
             "PhiForTokenClassification: its head is not served; PhiForCausalLM is",
         ),
+        *(
+            ({"model_type": kind, "architectures": [f"{name}ForSequenceClassification"]}, message)
+            for kind, name, message in (
+                ("gpt2", "GPT2", "its head is not served; GPT2LMHeadModel is"),
+                ("phi3", "Phi3", "its head is not served; Phi3ForCausalLM is"),
+                ("mixtral", "Mixtral", "its head is not served; MixtralForCausalLM is"),
+                ("gemma3", "Gemma3", "its head is not served; Gemma3ForConditionalGeneration is"),
+            )
+        ),
         # Somebody's own class, whose head transformers would leave out.
         (
             {"architectures": ["PhiForRewardModel"]},

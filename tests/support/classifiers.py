@@ -18,6 +18,7 @@ DECODER_STEMS = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3Text",
 }
