@@ -246,7 +246,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
     max_embedding_inputs: Positive = 2048  # texts of one request for vectors
-    max_embedding_values: Positive = 2**22  # numbers in one answer of a task
+    max_embedding_values: Positive = 2**23  # numbers in one answer of a task
     # Of all answers with vectors together, from their requests on until they are sent.
     max_held_vector_bytes: Positive = 256 * MIB
     max_logprobs_per_answer: Positive = 4_194_304  # over all positions, choices and prompts
