@@ -8,19 +8,22 @@ from src.models.fields import Fields
 from src.models.layers.norms import NormSpec
 
 
+DEFAULTS = {
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+
+
 class Gemma(Family):
     """Full attention in every layer, and two norms a layer."""
 
     architectures = ("GemmaForCausalLM",)
     model_type = "gemma"
-    defaults = {
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-    }
+    defaults = DEFAULTS
 
     @classmethod
     def describe(cls, fields: Fields) -> ModelConfig:
