@@ -163,6 +163,26 @@ def test_a_model_of_rewards_with_a_class_of_its_own_is_refused_by_name(tmp_path:
             load_by_transformers(directory)
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("T5", "T5EncoderModel: its attention has position biases"),
+        ("UMT5", "UMT5EncoderModel: its attention has position biases"),
+        ("T5Gemma", "T5GemmaEncoderModel: it is the encoder of an encoder-decoder"),
+    ],
+)
+def test_encoders_of_encoder_decoders_are_refused_with_their_reason(
+    tmp_path: Path, name: str, reason: str, is_whole: bool
+) -> None:
+    # As transformers saves them, and as the published files of sentence-t5 are.
+    fields = {"model_type": name.lower(), "architectures": [f"{name}EncoderModel"]}
+    raw = {**fields, "is_encoder_decoder": is_whole}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelLoadError, match=reason):
+        load_by_transformers(tmp_path)
+
+
 def test_models_without_heads_are_served_and_others_of_their_name_are_not(tmp_path: Path) -> None:
     make_tiny(tmp_path / "decoder", "phi")
     decoder = changed(tmp_path / "decoder", tmp_path / "bare", architectures=["PhiModel"])

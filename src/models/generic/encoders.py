@@ -103,10 +103,21 @@ def encoder_class(config: Any, raw: Mapping[str, Any], name: str, headed: Any = 
         )
     if raw.get("auto_map"):
         raise ModelLoadError("auto_map asks for code from the checkpoint, which is refused")
+    refuse_biases(config)
+    return headed or found
+
+
+def refuse_biases(config: Any) -> None:
+    """Refuse a configuration whose attention adds biases of positions.
+
+    Raises
+    ------
+    ModelLoadError
+        It does.
+    """
     position = str(getattr(config, "position_embedding_type", None) or "")
     if any(getattr(config, each, None) for each in _BIASES) or position.startswith("relative"):
         raise ModelLoadError("its attention has position biases, which ours does not know")
-    return headed or found
 
 
 def without_pooler(kind: Any) -> dict[str, Any]:

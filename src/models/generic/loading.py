@@ -28,6 +28,7 @@ from src.models.generic.encoders import (
     encoder_class,
     is_pretrained,
     is_without_head,
+    refuse_biases,
     trial_texts,
     try_out_encoder,
     without_pooler,
@@ -185,6 +186,10 @@ def _require_length(wanted: int | None, longest: int, bound: str) -> None:
 def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any, bool]:
     """The class that transformers has for a checkpoint, its configuration; whether it encodes."""
     config = _read_config(path, raw)
+    if _name(raw).endswith("EncoderModel") and not is_without_head(_name(raw)):
+        # The file may call it an encoder-decoder all the same (sentence-t5's does).
+        refuse_biases(config)
+        raise ModelLoadError("it is the encoder of an encoder-decoder, which is not served")
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError("it is an encoder-decoder")
     headed = headed_class(config, _name(raw))
