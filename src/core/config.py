@@ -138,7 +138,7 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     max_num_batched_tokens: Positive = 2048
     # Prompt tokens in a step with decoding rows. None: 256 on the CPU, no limit on CUDA.
     max_mixed_prefill_tokens: Positive | None = None
-    # Those of them that are of requests for vectors. None: 16 on the CPU, no limit on CUDA.
+    # Those of them that are of requests for vectors. None: all of them.
     max_mixed_pooled_tokens: Positive | None = None
     max_waiting_requests: Positive = 2048
     max_waiting_tokens: Positive = 8_388_608
