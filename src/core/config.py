@@ -138,7 +138,7 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     max_num_batched_tokens: Positive = 2048
     # Prompt tokens in a step with decoding rows. None: 256 on the CPU, no limit on CUDA.
     max_mixed_prefill_tokens: Positive | None = None
-    # Those of them that are of requests for vectors. None: 16 on the CPU, no limit on CUDA.
+    # Those of them that are of requests for vectors. None: all of them.
     max_mixed_pooled_tokens: Positive | None = None
     max_waiting_requests: Positive = 2048
     max_waiting_tokens: Positive = 8_388_608
@@ -246,7 +246,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
     max_embedding_inputs: Positive = 2048  # texts of one request for vectors
-    max_embedding_values: Positive = 2**22  # numbers in one answer of a task
+    max_embedding_values: Positive = 2**23  # numbers in one answer of a task
     # Of all answers with vectors together, from their requests on until they are sent.
     max_held_vector_bytes: Positive = 256 * MIB
     max_logprobs_per_answer: Positive = 4_194_304  # over all positions, choices and prompts

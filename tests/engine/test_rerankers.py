@@ -17,11 +17,12 @@ from src.core.outputs import Score
 from src.engine.client import AsyncEngine
 from src.text.quoted import QuotingTokenizer
 from src.text.token_length import UNBOUNDED
-from tests.support.checkpoints import load_reference, make_checkpoint, save_tokenizer
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.classifiers import (
     load_classifier_reference,
     make_classifier,
     reference_logits,
+    with_words,
 )
 from tests.support.engines import assert_idle, small_config
 
@@ -44,15 +45,6 @@ ROLES = (
 QUERY = "a small engine"
 DOCUMENTS = ("the long train", "pulls a small engine over the hill", "fox", "12 plus 30 makes 42")
 PAIRS = [(QUERY, document) for document in DOCUMENTS]
-
-
-def with_words(directory: Path) -> Path:
-    """A tokenizer with the tokens "yes" and "no" beside the checkpoint."""
-    save_tokenizer(directory, 300)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.add_tokens(["yes", "no"])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -971,6 +971,26 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/models/generic/encoders.py",
+        ("tests/models/test_generic.py",),
+        (
+            "every encoder of a known type is without a head",
+            "encoder_class",
+            "A is not None or is_pretrained(B) or is_without_head(B)",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/generic/loading.py",
+        ("tests/models/test_generic.py",),
+        (
+            "heads of others' classes are passed over",
+            "_class_of",
+            "not is_without_head(A)",
+            "False",
+        ),
+    ),
+    *rewrites_of(
         "src/models/generic/masks.py",
         ("tests/models/test_generic.py",),
         (
