@@ -36,18 +36,22 @@ class _Flow:
     head
         The last request that has its place, while it is in its lane's heap; those in ``behind``
         have none until it leaves. ``None`` only if nothing is behind.
-    start, finish
-        Where the last one with a place starts and ends, in virtual time.
+    placed
+        Those that wait with a place and never had a row, in order. Others may be among them.
+    finish
+        Where the next one starts in virtual time, if that is not before now.
     num_unfinished
         Its unfinished requests, wherever they are.
     """
 
-    __slots__ = ("behind", "finish", "head", "num_dead", "num_unfinished", "start")
+    __slots__ = ("behind", "finish", "head", "num_dead", "num_unfinished", "placed", "swept_at")
 
     def __init__(self, start: int) -> None:
         self.behind: deque[RequestState] = deque()
         self.head: RequestState | None = None
-        self.start = self.finish = start
+        self.placed: list[RequestState] = []
+        self.swept_at = _MIN_DEAD
+        self.finish = start
         self.num_dead = 0
         self.num_unfinished = 0
 
@@ -59,6 +63,16 @@ class _Flow:
                 return state
             self.num_dead -= 1
         return None
+
+    def last_start(self) -> int:
+        """Where the last of `placed` starts: nobody goes before one that came earlier."""
+        placed = self.placed
+        while placed and not _is_new(placed[-1]):
+            placed.pop()
+        if len(placed) > self.swept_at:
+            placed[:] = filter(_is_new, placed)
+            self.swept_at = _MIN_DEAD + 2 * len(placed)
+        return placed[-1].place[1] if placed and placed[-1].place else 0
 
     def forget(self) -> None:
         """One without a place has ended: it is swept with others, or passed over by `next`."""
@@ -130,10 +144,11 @@ class Places:
         return True
 
     def _assign(self, flow: _Flow, state: RequestState) -> None:
-        flow.start = max(self._now, flow.finish)
-        flow.finish = flow.start + _units(state)
+        start = max(self._now, flow.finish, flow.last_start())
+        flow.finish = start + _units(state)
         is_of_call = flow is not self._alone
-        state.place = (state.rank[0], flow.start, is_of_call, state.rank[1])
+        state.place = (state.rank[0], start, is_of_call, state.rank[1])
+        flow.placed.append(state)
 
     def hold(self, state: RequestState) -> None:
         """The last one that got a place is in the heap: later ones of its flow wait behind it."""
@@ -161,10 +176,14 @@ class Places:
         if state.place is None:
             flow.forget()
         elif state.cached_tokens is None:
-            # But nobody goes before the last one of its flow that has a place.
-            flow.finish = max(flow.finish - _units(state), flow.start)
+            flow.finish -= _units(state)
             if state.request.call == state.key:
                 self._entry -= state.prompt_len
+
+
+def _is_new(state: RequestState) -> bool:
+    """Whether a request waits and never had a row."""
+    return state.phase is Phase.WAITING and state.cached_tokens is None
 
 
 def _units(state: RequestState) -> int:
