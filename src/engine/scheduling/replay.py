@@ -19,9 +19,9 @@ block ids per group of layers. Block appends are ``[row, group, index, block_ids
 ``[row, generation, start, num_tokens, samples]``, and with drafts, of the row or of steps before,
 ``[..., drafts, slack, limit]``; ``samples`` is 2 where a pooled row ends. Copies of recurrent
 states are ``[row, slot]``.
-A request's call is the key of the first of the texts that were asked for together, or null.
-Its media are ``[[block, number of the key], ...]``. Its adapter is ``[key, number of its content]`` or null, and a plan has
-``[row, key, slot]`` for each install with one.
+A request's adapter is ``[key, number of its content]`` or null, and a plan has
+``[row, key, slot]`` for each install with one. Its call is the key of the first of the texts that
+were asked for together, or null. Its media are ``[[block, number of their key], ...]``.
 
 Rests are ``[index of the row in its plan, steps without drafts]``.
 
