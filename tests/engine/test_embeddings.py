@@ -26,7 +26,7 @@ from src.core.errors import (
 from src.core.plan import StepPlan
 from src.engine.client import AsyncEngine
 from src.engine.execution.pooling import RowPooling, Vectors
-from src.engine.scheduling.replay import read_lines, replay
+from src.engine.scheduling.replay import AddLine, PlanLine, read_lines, replay
 from tests.architectures.tiny import make_tiny_encoder
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.encoders import (
@@ -420,6 +420,37 @@ async def test_a_plan_log_with_vectors_is_replayed(encoder: Path, tmp_path: Path
         report = replay(read_lines(lines))
     assert report.difference is None
     assert report.stats.admissions == 20
+
+
+async def test_a_lone_query_waits_a_step_behind_calls_of_many_texts(
+    encoder: Path, tmp_path: Path
+) -> None:
+    """In steps, as the plan log has them."""
+    log = tmp_path / "plans.jsonl"
+    config = small_config(
+        encoder, observability__plan_log=str(log), scheduler__max_num_batched_tokens=130
+    )
+    async with AsyncEngine.open(config) as engine:
+        calls = [asyncio.create_task(engine.embed([[5 + n] * 60] * 70)) for n in range(4)]
+        while engine.stats.num_waiting < 150:
+            await asyncio.sleep(0)
+        await engine.embed([[9] * 10])
+        assert not any(call.done() for call in calls)
+        await asyncio.gather(*calls)
+    with log.open() as text:
+        lines = list(read_lines(text))
+    adds = [line for line in lines if isinstance(line, AddLine)]
+    (alone,) = [line for line in adds if line.call is None]
+    assert {line.call for line in adds if line is not alone} == {
+        min(line.key for line in adds if line.token_ids[0] == first)
+        for first in {line.token_ids[0] for line in adds if line is not alone}
+    }
+    behind = [line for line in lines[lines.index(alone) :] if isinstance(line, PlanLine)]
+    waited = next(
+        at for at, plan in enumerate(behind) if alone.key in [each[2] for each in plan.installs]
+    )
+    assert waited <= 1
+    assert replay(lines).difference is None
 
 
 async def test_a_vector_that_is_no_number_is_an_error_of_its_own(
