@@ -619,7 +619,8 @@ def test_rows_are_looked_at_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 6e-4
             return super().propose(row, tokens, most)
 
-    drafter, count = Slow(), 6
+    # Not so many that no draft would pay.
+    drafter, count = Slow(), 5
     tokens = np.concatenate([buffer(4)] * count)
     made = Speculation((drafter,), tokens, FREE, POISON)
     made.observe(plan(*(RowStep(row, 1, 3, 1, True) for row in range(count))), 1e3)
