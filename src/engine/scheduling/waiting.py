@@ -96,8 +96,8 @@ class Lane:
         num_tokens = len(state.token_ids)
         if state.request.prediction:
             predicted = self._count_prediction(state.request, sign)
-            self.num_predicted_tokens += sign * predicted
             num_tokens += predicted
+            self.num_predicted_tokens += sign * predicted
         num_tokens *= sign
         self.num_waiting += sign
         self.num_tokens += num_tokens

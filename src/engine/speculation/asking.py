@@ -32,7 +32,7 @@ _LOOKING_SECONDS: Final = 1e-3
 # and how much longer it makes a step at most: a disturbed step says little.
 _SAVED_AT_FIRST: Final = 1.0
 _FRESH: Final = 0.1
-_MOST_LONGER: Final = 3.0
+_MOST_LONGER: Final = 1.5
 
 
 class Restrictions(Protocol):

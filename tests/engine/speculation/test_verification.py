@@ -425,7 +425,7 @@ def test_what_asking_saves_is_weighed_against_what_it_takes(
 
 
 def test_a_row_whose_drafts_are_right_is_not_asked_at_once_where_asking_costs_more() -> None:
-    asked = steps_with_asking(2, 5.0, 1.1)
+    asked = steps_with_asking(4, 5.0, 1.1)
     late = [step for step in asked if step > 100]
     assert late
     assert all(after - step > 4 for step, after in pairwise(late))
@@ -619,7 +619,8 @@ def test_rows_are_looked_at_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 6e-4
             return super().propose(row, tokens, most)
 
-    drafter, count = Slow(), 6
+    # Not so many that no draft would pay.
+    drafter, count = Slow(), 5
     tokens = np.concatenate([buffer(4)] * count)
     made = Speculation((drafter,), tokens, FREE, POISON)
     made.observe(plan(*(RowStep(row, 1, 3, 1, True) for row in range(count))), 1e3)

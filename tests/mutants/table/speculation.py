@@ -467,8 +467,8 @@ MUTATIONS = (
         (
             "predictions wait for nothing",
             "Lane.count",
-            "A += self._count_prediction(B.request, C)",
-            "pass",
+            "A = self._count_prediction(B.request, C)",
+            "A = 0",
         ),
         (
             "a shared prediction counts with each request",
