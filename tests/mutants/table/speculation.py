@@ -532,6 +532,18 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/speculation/asking.py",
+        (
+            "tests/engine/drafters/test_exactness.py::test_rows_with_a_grammar_are_guessed_from_their_own_text",
+        ),
+        (
+            "look-ups for rows with a grammar serve all rows",
+            "_for_free",
+            "[each for each in A if not isinstance(each, B)]",
+            "list(A)",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/telemetry/inspector.py",
         ("tests/engine/speculation/test_exactness.py",),
         (
