@@ -539,8 +539,8 @@ MUTATIONS = (
         (
             "look-ups for rows with a grammar serve all rows",
             "_for_free",
-            "[each for each in A if not isinstance(each, B)]",
-            "list(A)",
+            "[A for A in B if not isinstance(A, C)]",
+            "list(B)",
         ),
     ),
     *rewrites_of(
