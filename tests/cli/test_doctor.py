@@ -355,7 +355,7 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
         ("method", "off", "good", "nothing drafts: speculation.method = off"),
         ("method", "auto", "good", "auto: prediction, suffix; not for models that do not gen"),
         ("method", "auto", "good", "; and mtp where the checkpoint brings a layer for it"),
-        ("method", "mtp", "good", "mtp: prediction, mtp;"),
+        ("method", "mtp", "good", "mtp: prediction, suffix under grammars, mtp;"),
         ("method", "ngram", "good", "ngram: prediction, ngram;"),
         ("prompt_lookup_min", "9", "broken", "prompt_lookup_min must be at most"),
     ],
@@ -461,10 +461,10 @@ def test_fields_that_end_a_start_are_broken(
 @pytest.mark.parametrize(
     ("method", "model", "state", "words"),
     [
-        ("eagle3", "eagle3", "good", "eagle3: prediction, eagle3"),
+        ("eagle3", "eagle3", "good", "eagle3: prediction, suffix under grammars, eagle3"),
         ("medusa", "eagle3", "broken", "speculation.model: "),
-        ("draft", "demo", "good", "draft: prediction, draft"),
-        ("draft", "padded", "good", "draft: prediction, draft"),
+        ("draft", "demo", "good", "draft: prediction, suffix under grammars, draft"),
+        ("draft", "padded", "good", "draft: prediction, suffix under grammars, draft"),
         ("draft", "others", "broken", "its vocabulary is another one: token 5 must be"),
         ("draft", "some/repository", "good", "; some/repository is fetched at a start"),
     ],

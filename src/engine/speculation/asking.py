@@ -16,6 +16,7 @@ from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, Follower, Lagging
 from src.engine.speculation.guess import FORCED, Guess
 from src.engine.speculation.history import SharedHistory
+from src.engine.speculation.lookup import RestrictedLookup
 from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
 
@@ -256,7 +257,7 @@ class Asking:
         for drafter in self.batch_drafters:
             if self._widths.may_pay(Guess([0], SURE, drafter.source), certain):
                 return True
-        guess = self._likeliest(self._drafters, Asked(step, known, 1)).guess
+        guess = self._likeliest(_for_free(self._drafters), Asked(step, known, 1)).guess
         return guess is not None and self._widths.may_pay(guess, certain)
 
     def found_nothing(self, row: int) -> None:
@@ -278,14 +279,19 @@ class Asking:
         """Place among the rows -> what is guessed of the row's next tokens.
 
         Those that compute for all rows at once are asked last, for rows that have no likely guess.
-        Drafters with weights know no grammar, so rows that have one are not asked of them.
+        Drafters with weights know no grammar, so rows that have one are not asked of them, but of a
+        look-up in their stead.
         """
         free = {
             place: self._restrictions.leaves_free(step.row, known + most)
             for place, (step, known, most) in asked.items()
         }
         quick = [each for each in self._drafters if not isinstance(each, BatchDrafter)]
-        found = {place: self._likeliest(quick, each) for place, each in asked.items()}
+        of_free = _for_free(quick)
+        found = {
+            place: self._likeliest(of_free if free[place] else quick, each)
+            for place, each in asked.items()
+        }
         # Those that compute are asked only where a guess would be taken.
         open_ = [
             place
@@ -371,6 +377,11 @@ class Asking:
             name = type(drafter).__name__
             logger.exception("the drafter %s failed, and is not asked any more", name)
             return None
+
+
+def _for_free(drafters: Sequence[Drafter]) -> list[Drafter]:
+    """Those of the drafters that are asked for rows which nothing restricts."""
+    return [each for each in drafters if not isinstance(each, RestrictedLookup)]
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -25,7 +25,7 @@ def split_delta(delta: Delta) -> Iterator[Delta]:
         return
     for begin in range(0, len(scored), SLICE):
         of_prompt = scored[begin : begin + SLICE]
-        none = {"token_ids": [], "logprobs": None, "step_starts": []}
+        none: dict[str, Any] = {"token_ids": [], "logprobs": None, "step_starts": []}
         yield _part(delta, text="", prompt_logprobs=of_prompt, **none)
     size = SLICE if logprobs else _TOKENS
     number = max(1, -(-max(len(logprobs), len(delta.token_ids)) // size))

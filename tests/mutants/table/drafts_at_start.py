@@ -1,6 +1,6 @@
 """Of who drafts for a model, and of what a start and a plan count for it."""
 
-from tests.mutants.mutation import mutations_of, rewrites_of
+from tests.mutants.mutation import rewrites_of
 
 _DRAFTS = ("tests/engine/sizing/test_drafts.py",)
 _STATES = ("tests/engine/speculation/test_states.py",)
@@ -123,13 +123,14 @@ MUTATIONS = (
             "A > B",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/sizing/planning.py",
         ("tests/engine/sizing/test_drafts.py",),
         (
             "a plan compares vocabularies by their sizes alone",
-            "tokenizer_for(config, path),",
-            "None,",
+            "plan_model",
+            "tokenizer_for(A, B)",
+            "None",
         ),
     ),
     *rewrites_of(

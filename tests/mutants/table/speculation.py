@@ -574,6 +574,18 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/speculation/asking.py",
+        (
+            "tests/engine/drafters/test_exactness.py::test_rows_with_a_grammar_are_guessed_from_their_own_text",
+        ),
+        (
+            "look-ups for rows with a grammar serve all rows",
+            "_for_free",
+            "[A for A in B if not isinstance(A, C)]",
+            "list(B)",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/telemetry/inspector.py",
         ("tests/engine/speculation/test_exactness.py",),
         (
