@@ -619,7 +619,9 @@ def _labeller(info: ModelInfo, tokenizer: Tokenizer, builder: RequestBuilder) ->
     recipe = info.labels or info.scoring
     if recipe is None:
         return None
-    plain = EmbeddingRecipe(pooling=recipe.pooling, size=1, max_tokens=recipe.max_tokens)
+    plain = EmbeddingRecipe(
+        pooling=recipe.pooling, size=1, token_size=1, max_tokens=recipe.max_tokens
+    )
     return Embedder(plain, tokenizer, builder)
 
 

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from src.cli.batch_file import URLS
-from src.cli.batch_file import URLS
 from src.core.settings import CHECKOUT
 from src.http.endpoints import ENDPOINTS
 from src.http.openapi.bounds import accepted_fields, refused_fields

@@ -7,7 +7,6 @@ from src.models.families.family import Family, attention, decoder, mlp
 from src.models.fields import Fields
 from src.models.layers.norms import NormSpec
 
-
 DEFAULTS = {
     "num_key_value_heads": 16,
     "head_dim": 256,

@@ -184,6 +184,16 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/requests/task_runs.py",
+        ("tests/engine/test_embeddings.py::test_projections_behind_the_pooling",),
+        (
+            "a token's vector has as many numbers as a text's",
+            "TokenVectorRun._made",
+            "_encoding(self.request_id, A, B.token_size, C)",
+            "_encoding(self.request_id, A, B.size, C)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
         (f"{_READING}::test_many_tiny_pairs_are_read_beside_the_loop",),
         ("copies of a query take no time", "PairRun._chars", "A + B // C", "A"),
     ),
