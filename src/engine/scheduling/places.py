@@ -11,8 +11,8 @@ Flows get their turns by start-time fair queueing (Goyal, Vin and Cheng, "Start-
 - now is the latest start of those that were admitted.
 
 So where both want more than there is, requests that are alone get at most `WEIGHT_ALONE` times the
-tokens of each call, and calls get equal parts. Calls start one behind the other, or new ones could
-hold the time where it is, and the second text of none would start.
+tokens of each call, and calls get equal parts. New calls start one behind the other, as if their
+first texts were alone. Otherwise time could stand still, and no second text would ever start.
 """
 
 from __future__ import annotations
