@@ -30,9 +30,10 @@ class Lane:
     """The requests of one tenant, those that wait in order of their places.
 
     Admission looks at the first few requests only. These are kept in a sorted list. Behind it is a
-    heap, with the next request of each flow, and the others of the flow follow (`Places`). A request that ends in the heap stays there as a dead entry, until it reaches the top or
-    until the heap is rebuilt because most entries are dead. Every operation is O(log n) amortized;
-    looking at the first few is O(1).
+    heap, with the next request of each flow; the others of the flow follow (`Places`). A request
+    that ends in the heap stays there as a dead entry, until it reaches the top or until the heap is
+    rebuilt because most entries are dead. Every operation is O(log n) amortized; looking at the
+    first few is O(1).
 
     Attributes
     ----------
