@@ -18,8 +18,10 @@ first texts were alone. Otherwise time could stand still, and no second text wou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
+from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.request_state import Phase, RequestState
 
 WEIGHT_ALONE: Final = 16
@@ -160,10 +162,33 @@ class Places:
         if flow.head is not state:
             return None
         flow.head = None
+        return self.next(state)
+
+    def next(self, state: RequestState) -> RequestState | None:
+        """The next of a request's flow, now with a place, if that waits."""
+        flow = self._flow(state)
         follower = flow.next()
         if follower is not None:
             self._assign(flow, follower)
         return follower
+
+    def check(self, heap: Collection[RequestState]) -> int:
+        """Check that whoever waits without a place has one before it; returns how many do.
+
+        ``heap``: the waiting requests in the lane's heap.
+
+        Raises
+        ------
+        InvariantError
+            Nobody is before it, so that its turn would never come.
+        """
+        keys, count = {state.key for state in heap}, 0
+        for flow in (self._alone, *self._calls.values()):
+            waiting = sum(state.phase is Phase.WAITING for state in flow.behind)
+            if waiting and (flow.head is None or flow.head.key not in keys):
+                raise InvariantError(f"{waiting} requests wait behind nobody")
+            count += waiting
+        return count
 
     def admit(self, state: RequestState) -> None:
         """A request is admitted: what starts from now on starts no earlier."""

@@ -275,8 +275,10 @@ def test_nothing_is_kept_of_those_that_have_ended() -> None:
     assert list(keys_in_order(scheduler)) == [10**6, *range(20_994, 21_000)]
 
 
-def test_requests_of_any_kind_come_out_once_and_those_of_a_flow_in_order() -> None:
-    source = random.Random(5)
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_of_any_kind_come_out_once_and_those_of_a_flow_in_order(seed: int) -> None:
+    source = random.Random(seed)
+    ends = source.choice([0.6, 0.75, 0.9])
     scheduler = queue()
     waiting: dict[int, int | None] = {}
     firsts = [0]
@@ -289,7 +291,7 @@ def test_requests_of_any_kind_come_out_once_and_those_of_a_flow_in_order() -> No
                 firsts.append(key)
             scheduler.add(text(key, source.randint(1, 40), call=call))
             waiting[key] = call
-        elif action < 0.75:
+        elif action < ends:
             ended = source.choice(list(waiting))
             scheduler.finish(ended, FinishReason.ABORT)
             del waiting[ended]
@@ -300,11 +302,15 @@ def test_requests_of_any_kind_come_out_once_and_those_of_a_flow_in_order() -> No
             places = [state.place for state in states if state is not None and state.place]
             assert places == sorted(places)
             assert len(places) == index + 1
+            # Often it is only looked at: then time stands, and others get their places.
+            if source.random() < 0.5:
+                continue
             state = scheduler._waiting.pop(lane, index)
             before = {s.key for s in states[:-1] if s is not None}
             older = {k for k, call in waiting.items() if call == waiting[state.key]}
             assert {k for k in older if k < state.key} <= before, "an older one of its flow waits"
             del waiting[state.key]
+        scheduler._waiting.check()
     assert sorted(keys_in_order(scheduler)) == sorted(waiting)
 
 
