@@ -412,6 +412,35 @@ async def test_nobody_gets_the_vector_of_another(name: str, encoder: Path, decod
     assert late
 
 
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+async def test_a_vector_among_63_others_is_that_of_its_text_alone(
+    name: str, encoder: Path, decoder: Path, tmp_path: Path
+) -> None:
+    path, log = encoder if name == "encoder" else decoder, tmp_path / "plans.jsonl"
+    prompts = random_prompts(64, longest=30, seed=14)
+    config = small_config(
+        path,
+        model__deterministic=True,
+        observability__plan_log=str(log),
+        scheduler__max_num_seqs=64,
+    )
+    async with AsyncEngine.open(config) as engine:
+        alone = [(await engine.embed([prompt]))[0].vector for prompt in prompts]
+        # As the texts come, and in another order, where each has another row.
+        made = [each.vector for each in await engine.embed(prompts)]
+        turned = [each.vector for each in await engine.embed(prompts[::-1])]
+        assert_idle(engine)
+    assert made == alone
+    assert turned[::-1] == alone
+    with log.open() as text:
+        plans = [line for line in read_lines(text) if isinstance(line, PlanLine)]
+    assert [len(plan.rows) for plan in plans if len(plan.rows) > 1] == [64, 64]
+    reference = load_encoder_reference(path) if name == "encoder" else load_reference(path).model
+    for prompt, vector in zip(prompts, made, strict=True):
+        want = states(reference, prompt)
+        check(vector, unit(want.mean(0)) if name == "encoder" else want[-1])
+
+
 async def test_tenants_share_an_encoder_whose_texts_are_longer_than_their_shares(
     encoder: Path,
 ) -> None:

@@ -145,6 +145,9 @@ async def test_each_answer_is_that_of_its_text_alone(tmp_path: Path, name: str, 
         await walk.ask_alone()
         await walk.run()
         await until_idle(engine)
+        # A text of an encoder holds no memory from one step to the next.
+        assert bool(engine.stats.preemptions) == (name == "decoder")
+        print("PREEMPTIONS", engine.stats.preemptions, engine.stats)
     kinds = {"embed", "token_embed"} | ({"generate"} if name == "decoder" else set())
     assert set(walk.ends) >= kinds | {"cancelled", "late", "long", "id"}, walk.ends
     assert sum(walk.ends[kind] for kind in kinds) > NUM_REQUESTS / 3

@@ -11,15 +11,17 @@ Flows get their turns by start-time fair queueing (Goyal, Vin and Cheng, "Start-
 - now is the latest start of those that were admitted.
 
 So where both want more than there is, requests that are alone get at most `WEIGHT_ALONE` times the
-tokens of each call, and calls get equal parts. Calls start one behind the other, or new ones could
-hold the time where it is, and the second text of none would start.
+tokens of each call, and calls get equal parts. New calls start one behind the other, as if their
+first texts were alone. Otherwise time could stand still, and no second text would ever start.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
+from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.request_state import Phase, RequestState
 
 WEIGHT_ALONE: Final = 16
@@ -160,10 +162,33 @@ class Places:
         if flow.head is not state:
             return None
         flow.head = None
+        return self.next(state)
+
+    def next(self, state: RequestState) -> RequestState | None:
+        """The next of a request's flow, now with a place, if that waits."""
+        flow = self._flow(state)
         follower = flow.next()
         if follower is not None:
             self._assign(flow, follower)
         return follower
+
+    def check(self, heap: Collection[RequestState]) -> int:
+        """Check that whoever waits without a place has one before it; returns how many do.
+
+        ``heap``: the waiting requests in the lane's heap.
+
+        Raises
+        ------
+        InvariantError
+            Nobody is before it, so that its turn would never come.
+        """
+        keys, count = {state.key for state in heap}, 0
+        for flow in (self._alone, *self._calls.values()):
+            waiting = sum(state.phase is Phase.WAITING for state in flow.behind)
+            if waiting and (flow.head is None or flow.head.key not in keys):
+                raise InvariantError(f"{waiting} requests wait behind nobody")
+            count += waiting
+        return count
 
     def admit(self, state: RequestState) -> None:
         """A request is admitted: what starts from now on starts no earlier."""

@@ -480,7 +480,7 @@ class Scheduler:
     # Checks of invariants.
 
     def check(self) -> None:
-        """Check that every block, row and request is accounted for; O(blocks).
+        """Check that every block, row and request is accounted for; O(blocks and requests).
 
         For tests: it is too slow for a scheduler at work.
 
@@ -491,6 +491,7 @@ class Scheduler:
         """
         allocator = self._allocator
         allocator.check([save for plan, _ in self._in_flight for save in plan.state_saves])
+        self._waiting.check()
         unfinished = sum(lane.num_unfinished for lane in self._waiting.lanes.values())
         preempting = sum(state.phase is Phase.PREEMPTING for state in allocator.leaving)
         expected = len(self._waiting) + len(allocator.running) + preempting

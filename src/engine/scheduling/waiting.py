@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final
 
 from src.core.errors import InvalidRequestError, QueueFullError
 from src.core.request import Request
+from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.admission import (
     MAX_MISFITS_PER_STEP,
@@ -30,9 +32,10 @@ class Lane:
     """The requests of one tenant, those that wait in order of their places.
 
     Admission looks at the first few requests only. These are kept in a sorted list. Behind it is a
-    heap, with the next request of each flow, and the others of the flow follow (`Places`). A request that ends in the heap stays there as a dead entry, until it reaches the top or
-    until the heap is rebuilt because most entries are dead. Every operation is O(log n) amortized;
-    looking at the first few is O(1).
+    heap, with the next request of each flow; the others of the flow follow (`Places`). A request
+    that ends in the heap stays there as a dead entry, until it reaches the top or until the heap is
+    rebuilt because most entries are dead. Every operation is O(log n) amortized; looking at the
+    first few is O(1).
 
     Attributes
     ----------
@@ -158,10 +161,10 @@ class Lane:
         """Let the next one of its flow come where a request leaves the heap."""
         places = self._places_of(state)
         follower = places.follow(state)
+        # Where others of its flow have ended, it may start before those that are in the front.
+        while follower is not None and self._put(follower):
+            follower = places.next(follower)
         if follower is not None:
-            assert follower.place is not None
-            # It is behind the one that leaves, and so behind the front.
-            heapq.heappush(self._heap, (follower.place, follower))
             places.hold(follower)
 
     def peek(self, index: int) -> RequestState | None:
@@ -214,6 +217,23 @@ class Lane:
             self._num_dead += 1
             self._follow(state)
         self.forget_dead()
+
+    def check(self, num_elsewhere: int) -> None:
+        """Check that each waiting request will have its turn; O(waiting requests), for tests.
+
+        Raises
+        ------
+        InvariantError
+            One is lost, or not in order.
+        """
+        heap = [state for _, state in self._heap if state.phase is Phase.WAITING]
+        front = [_by_place(state) for state in self._front]
+        if front != sorted(front) or (front and heap and min(map(_by_place, heap)) < front[-1]):
+            raise InvariantError(f"lane {self.name!r}: the front is not in order of places")
+        behind = sum(places.check(heap) for places in self._places.values())
+        found = len(front) + len(heap) + behind + len(self._aside) + num_elsewhere
+        if found != self.num_waiting:
+            raise InvariantError(f"lane {self.name!r}: {found} wait, {self.num_waiting} are counted")
 
     def forget_dead(self) -> None:
         """Rebuild the heap when most entries are dead, or empty it when all of them are."""
@@ -493,6 +513,12 @@ class WaitingQueue:
         if not states:
             del self._aside[key]
         return True
+
+    def check(self) -> None:
+        """See `Lane.check`."""
+        elsewhere = Counter(state.lane for states in self._aside.values() for state in states)
+        for lane in self.lanes.values():
+            lane.check(elsewhere[lane.name])
 
     def discard(self, state: RequestState) -> None:
         """Drop a request that has just ended while waiting."""

@@ -447,9 +447,9 @@ MUTATIONS = (
             "            pass\n",
         ),
         (
-            "slots of adapters go by rank whosever they are",
-            "return turns[state.lane], state.rank",
-            "return 0, state.rank",
+            "slots of adapters go by place whosever they are",
+            "return turns[state.lane], _by_place(state)",
+            "return 0, _by_place(state)",
         ),
         (
             "lanes of tenants that have gone are kept",
@@ -523,8 +523,8 @@ MUTATIONS = (
         ),
         (
             "who was brought back for a slot and ended keeps it from others",
-            "            self._slots.changed = True\n            if was_aside:",
-            "            if was_aside:",
+            "            self._slots.changed = True\n        lane.discard(",
+            "        lane.discard(",
         ),
         (
             "the newest of those who wait for an adapter is brought back",
@@ -565,6 +565,109 @@ MUTATIONS = (
             "StateMemory.begin",
             "[A.row for A in B.installs if A.row not in C]",
             "[i.row for i in B.installs if i.row not in C and i.generation == 1]",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/places.py",
+        (f"{_FOLDER}/test_places.py",),
+        (
+            "a lone query waits for a text that starts when it does",
+            "Places._assign",
+            "(state.rank[0], A, B, state.rank[1])",
+            "(state.rank[0], A, False, state.rank[1])",
+        ),
+        (
+            "a text of a call takes no longer than one that is alone",
+            "_units",
+            "1 if A else WEIGHT_ALONE",
+            "1",
+        ),
+        (
+            "time stands still while new calls come",
+            "Places._flow",
+            "if A: self._entry = B",
+            "",
+        ),
+        (
+            "a call that queues one text at a time is a new one each time",
+            "Places._flow",
+            "self._now + _units(A)",
+            "self._now",
+        ),
+        (
+            "what ends while it waits has taken its time",
+            "Places.discard",
+            "A.finish -= _units(B)",
+            "pass",
+        ),
+        (
+            "calls that end while they wait keep their places",
+            "Places.discard",
+            "self._entry -= A.prompt_len",
+            "pass",
+        ),
+        (
+            "what is admitted moves no time",
+            "Places.admit",
+            "self._now = max(self._now, A)",
+            "pass",
+        ),
+        (
+            "one goes before an older one of its flow",
+            "Places._assign",
+            "max(self._now, A.finish, A.last_start())",
+            "max(self._now, A.finish)",
+        ),
+        (
+            "those that had their turns are kept",
+            "_Flow.last_start",
+            "A[:] = filter(_is_new, A)",
+            "pass",
+        ),
+        (
+            "calls that have ended are kept",
+            "Places.leave",
+            "if A: B",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_FOLDER}/test_places.py",),
+        (
+            "whoever waits behind one that ends never has a turn",
+            "Lane.discard",
+            "self._follow(A)",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/plan_log.py",
+        ("tests/engine/telemetry/test_plan_log.py",),
+        (
+            "a plan log has no media",
+            "_Writer._add",
+            "self._numbered(A)",
+            "[]",
+        ),
+        (
+            "a plan log knows no calls",
+            "_Writer._add",
+            "request.call",
+            "None",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (
+            "tests/engine/test_embeddings.py"
+            "::test_a_lone_query_waits_a_step_behind_calls_of_many_texts",
+        ),
+        (
+            "texts of a call wait as if each were alone",
+            "EmbeddingRun._submission",
+            "if self._num_texts > 1: A",
+            "",
         ),
     ),
 )
