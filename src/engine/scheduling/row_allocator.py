@@ -271,7 +271,7 @@ class RowAllocator:
     def extend_for_drafts(
         self, state: RequestState, num_tokens: int, spare: int
     ) -> tuple[list[BlockAppend], int]:
-        """Give a running request blocks for up to ``num_tokens`` positions behind its launched ones.
+        """Give a running request blocks for up to ``num_tokens`` more positions than launched.
 
         Of its `lookahead` it may have all, because admission keeps that free for it anyway. Further
         blocks are lent to it, as long as the longest request would fit beside them: it returns them
