@@ -250,6 +250,11 @@ class Speculation:
         if tokens and (drafts or not self._has_asked):
             self._widths.took(tokens, drafts, seconds)
 
+    @property
+    def computes(self) -> bool:
+        """Whether a drafter computes before steps do."""
+        return bool(self._asking.batch_drafters)
+
     def rests(self, row: int) -> int:
         """For how many steps from the next one on a row will have no drafts; -1: it is woken."""
         return self._asking.resting.rests(row)

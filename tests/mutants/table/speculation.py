@@ -640,8 +640,8 @@ MUTATIONS = (
         (
             "drafts are asked for that hardly pay",
             "Widths.none_pays",
-            "A < _WORTH",
-            "A < 1",
+            "_WORTH",
+            "1",
         ),
         (
             "nobody's step is too long for a neighbour's drafts",
@@ -739,6 +739,12 @@ MUTATIONS = (
     *rewrites_of(
         "src/engine/speculation/costs.py",
         ("tests/engine/speculation/test_widths.py",),
+        (
+            "what was measured long ago weighs as ever",
+            "Costs.took",
+            "A > _LONG_AGO",
+            "False",
+        ),
         (
             "an old step is compared with",
             "Costs.is_measured",
