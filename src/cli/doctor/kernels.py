@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from src.cli.doctor.finding import Finding, short
 from src.core.config import Config
-from src.core.errors import ConfigError
+from src.core.errors import ConfigError, SlipstreamError
 from src.core.memory_report import size
 
 if TYPE_CHECKING:
+    from src.models import ServedModel
     from src.ops.build.installation import LevelState
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -130,26 +131,50 @@ def gpu() -> Iterator[Finding]:
 
 def drafts(config: Config) -> Iterator[Finding]:
     """Who guesses next tokens on this device, and why nobody does."""
-    from src.engine.speculation.choice import choose_sources
+    from src.engine.speculation.choice import Traits, choose_sources
     from src.ops.build.installation import torch_build
 
     method, kind = config.speculation.method, str(config.device.type)
     if kind == "auto":
         kind = "cuda" if torch_build().gpus else "cpu"
+    model = _outlined(config)
+    traits = Traits(kind) if model is None else Traits.of(config, model)._replace(device_type=kind)
     try:
-        choice = choose_sources(config.speculation, device_type=kind)
+        choice = choose_sources(config.speculation, traits)
     except ConfigError as error:
         remedy = "--set speculation.method=auto"
         yield Finding("drafts", "broken", str(error), remedy)
         return
     text = str(choice) if method == "off" else f"{method}: {choice}"
-    if choice.sources:
-        # What the model says is known at a start, and to `plan`.
+    if choice.sources and model is None:
+        # What the model says is known at a start.
         joins = "and windows" if kind == "cpu" else "or step inputs of their own"
-        text += f"; not for models with recurrent states {joins}"
-        if method == "auto" and kind == "cpu":
-            text += "; and mtp where the checkpoint brings a layer for it"
+        text += f"; not for models that do not generate, or with recurrent states {joins}"
+    if choice.sources and method == "auto" and (model is None or _may_predict(model)):
+        text += "; and mtp where the checkpoint brings a layer for it"
+    if choice.sources and model is not None and traits.has_states:
+        text += "; if memory has slots for recurrent states to spare (`plan` says)"
     yield Finding("drafts", "good", text)
+
+
+def _outlined(config: Config) -> ServedModel | None:
+    """The configured model, if it is on this machine and of a native family."""
+    from src.engine.sizing.planning import outline_of
+
+    if not Path(config.model.path).expanduser().exists():
+        return None
+    try:
+        return outline_of(config)
+    # What is wrong with it is another finding.
+    except SlipstreamError:
+        return None
+
+
+def _may_predict(model: ServedModel) -> bool:
+    """Whether its configuration describes a layer that predicts further tokens."""
+    from src.models import Model
+
+    return isinstance(model, Model) and model.config.predictor is not None
 
 
 def _triton() -> Iterator[Finding]:

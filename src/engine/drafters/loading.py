@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from src.core.config import Config
-from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
+from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import size
 from src.engine.drafters.draft_model import load_draft_model
 from src.engine.drafters.eagle3 import load_eagle3, required_taps
@@ -18,8 +18,8 @@ from src.engine.drafters.mtp import brings_predictor, load_mtp
 from src.engine.drafters.source import DraftSource, Source
 from src.engine.execution.kv_cache import block_size_of
 from src.engine.execution.kv_groups import lay_out
-from src.engine.speculation.choice import choose_sources
-from src.models import Model, ServedModel, load_config, resolve_model
+from src.engine.speculation.choice import Traits, choice_of, choose_sources
+from src.models import Model, ServedModel, device_of, load_config, resolve_model
 from src.models.config_file import read_config_file
 from src.models.registry import has_family
 from src.text import Tokenizer
@@ -62,17 +62,28 @@ def taps_for(config: Config, path: Path) -> tuple[int, ...]:
 
 
 def load_drafts(
-    config: Config, target: ServedModel, tokenizer: Tokenizer | None, *, outlines: bool = False
+    config: Config,
+    target: ServedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    outlines: bool = False,
+    free: int | None = None,
 ) -> DraftSource | None:
     """The drafter of ``speculation.method`` that has weights; ``None`` if there is none.
 
-    Arguments are those of `LoadSource`.
+    Parameters
+    ----------
+    target, tokenizer, outlines
+        Those of `LoadSource`.
+    free
+        Bytes that are free beside the model; ``None``: any number. One that nobody has asked for by
+        name gets half of them at most.
 
     Raises
     ------
     ConfigError
-        The method and ``speculation.model`` do not go together, or the drafter does not fit the
-        model; the message says what was expected.
+        The method cannot be served, it and ``speculation.model`` do not go together, or the drafter
+        does not fit the model; the message says what was expected.
     """
     section = config.speculation
     method, source = section.method, SOURCES.get(section.method)
@@ -84,16 +95,13 @@ def load_drafts(
             f"{' or '.join(methods)}, got {method}"
         )
     if source is None:
-        return _brought(config, target, tokenizer, outlines=outlines)
+        return _brought(config, target, tokenizer, outlines=outlines, free=free)
     if section.model is None and has_path:
         raise ConfigError(
             f"speculation.method = {method} needs speculation.model, the directory of its weights"
         )
-    if any(layer.lasts == "step" for layer in target.kv_cache_spec()):
-        raise ConfigError(
-            f"speculation.method = {method} is for models that generate, and "
-            f"{config.model.path} is an encoder"
-        )
+    # Before its weights are read.
+    choice_of(config, target)
     try:
         return _load(source, config, target, tokenizer, outlines=outlines)
     except (ModelLoadError, ValueError) as error:
@@ -116,42 +124,55 @@ def _load(
     path = resolve_model(named, revision, weights=_reads(config, outlines=outlines))
     drafts = source.load(path, config, target, tokenizer, outlines=outlines)
     layers = (*target.kv_cache_spec(), *drafts.memory.layers)
-    lay_out(layers, block_size_of(config.cache, target.spec.device))
+    lay_out(layers, block_size_of(config.cache, device_of(target)))
     logger.info("drafts: %s, %s of weights", named, size(drafts.memory.nbytes))
     return drafts
 
 
 def _brought(
-    config: Config, target: ServedModel, tokenizer: Tokenizer | None, *, outlines: bool
+    config: Config,
+    target: ServedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    outlines: bool,
+    free: int | None,
 ) -> DraftSource | None:
     """The drafter that the model's checkpoint brings, if the method asks such a one too.
 
     Nobody has asked for it by name, so what is wrong with it ends no start.
     """
-    layers = target.kv_cache_spec()
-    if not isinstance(target, Model) or any(layer.lasts == "step" for layer in layers):
+    traits = Traits.of(config, target)
+    choice = choose_sources(config.speculation, traits, brought=tuple(SOURCES))
+    if not isinstance(target, Model):
         return None
-    device = target.options.served_on or target.spec.device
-    choice = choose_sources(
-        config.speculation,
-        device_type=device.type,
-        has_states=any(layer.per == "sequence" for layer in layers),
-        has_windows=any(isinstance(layer.window, int) for layer in layers),
-        brought=tuple(SOURCES),
-    )
     for name in choice.sources:
         source = SOURCES.get(name)
         if source is None or source.comes_with is None:
             continue
         model = config.model
-        path = resolve_model(model.path, model.revision, weights=_reads(config, outlines=outlines))
         try:
-            if source.comes_with(path):
-                return _load(source, config, target, tokenizer, outlines=outlines)
+            path = resolve_model(
+                model.path, model.revision, weights=_reads(config, outlines=outlines)
+            )
+            if not source.comes_with(path):
+                continue
+            # Its sizes are known from the configuration, before anything is read.
+            outline = source.load(path, config, target, tokenizer, outlines=True)
+            if free is not None and 2 * outline.memory.nbytes > free:
+                raise ModelLoadError(
+                    f"it takes {size(outline.memory.nbytes)}, more than half of the "
+                    f"{size(max(0, free))} that are free beside the model"
+                )
+            return _load(source, config, target, tokenizer, outlines=outlines)
         # Whatever is wrong with it, the model itself can be served: also without memory for it.
-        except (SlipstreamError, ValueError, OSError, RuntimeError, MemoryError) as error:
-            logger.warning("the drafter %s that the checkpoint brings is not used: %s", name, error)
+        except Exception as error:
+            tell_left_out(name, f"{error}" or type(error).__name__)
     return None
+
+
+def tell_left_out(name: str, reason: str) -> None:
+    """Say in the log that a drafter is not used although the checkpoint brings it."""
+    logger.warning("the drafter %s that the checkpoint brings is not used: %s", name, reason)
 
 
 def _reads(config: Config, *, outlines: bool) -> bool:
