@@ -31,6 +31,7 @@ from src.ops.build.level_check import KILLED, PASSED
 from src.ops.build.levels import LEVELS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.classifiers import make_classifier
+from tests.support.drafts import make_mtp
 from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
 
 pytestmark = pytest.mark.timeout(180)
@@ -350,7 +351,7 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
     ("key", "value", "state", "words"),
     [
         ("method", "off", "good", "nothing drafts: speculation.method = off"),
-        ("method", "auto", "good", "auto: prediction, suffix; not for models with recurrent"),
+        ("method", "auto", "good", "auto: prediction, suffix; not for models that do not gen"),
         ("method", "auto", "good", "; and mtp where the checkpoint brings a layer for it"),
         ("method", "mtp", "good", "mtp: prediction, mtp;"),
         ("method", "ngram", "good", "ngram: prediction, ngram;"),
@@ -358,7 +359,8 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -> None:
-    overrides = [("device.type", "cpu"), (f"speculation.{key}", value)]
+    """What is said of any model: this one is not here."""
+    overrides = [("model.path", "no/such"), ("device.type", "cpu"), (f"speculation.{key}", value)]
     [found] = kernels.drafts(load_config(None, overrides=overrides))
     assert found.state == state
     assert words in found.text
@@ -367,7 +369,7 @@ def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -
 @pytest.mark.parametrize(
     ("method", "state", "words"),
     [
-        ("auto", "good", "auto: suffix; not for models with recurrent states or step inputs"),
+        ("auto", "good", "auto: nothing drafts: no GPU has run drafts yet; speculation.method ="),
         ("ngram", "good", "ngram: ngram; not for"),
         ("draft", "broken", "it needs device.type = cpu, and this is cuda"),
     ],
@@ -378,10 +380,41 @@ def test_it_says_who_would_draft_on_a_gpu(
     gpus = (("NVIDIA H200", 150 << 30),)
     build_of = TorchBuild(installation.torch_build().version, "13.0", gpus)
     monkeypatch.setattr(installation, "torch_build", lambda: build_of)
-    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", method)]))
+    overrides = [("model.path", "no/such"), ("speculation.method", method)]
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
     assert found.state == state
     assert words in found.text
     assert "mtp" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "state", "words"),
+    [
+        ("demo", "auto", "good", "auto: prediction, suffix"),
+        ("demo", "mtp", "broken", "describes no layer that predicts further tokens"),
+        ("bert", "auto", "good", "auto: nothing drafts: the model does not generate"),
+        ("bert", "suffix", "broken", "suffix cannot be served: the model does not generate"),
+        ("hybrid", "auto", "good", "auto: prediction, suffix; if memory has slots for recurrent"),
+        ("predicting", "auto", "good", "; and mtp where the checkpoint brings a layer for it"),
+    ],
+)
+def test_it_says_who_would_draft_for_a_model_that_is_here(
+    kind: str, method: str, state: str, words: str, tmp_path: Path
+) -> None:
+    path = CHECKOUT / "configs" / "demo"
+    if kind == "bert":
+        path = make_bert(tmp_path)
+    elif kind == "hybrid":
+        path = make_checkpoint(tmp_path, "granite_moehybrid")
+    elif kind == "predicting":
+        path = make_mtp(tmp_path, "glm4_moe").path
+    overrides = [
+        ("model.path", str(path)), ("device.type", "cpu"), ("speculation.method", method)
+    ]  # fmt: skip
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
+    assert found.state == state
+    assert words in found.text
+    assert ("mtp where" in found.text) == (kind == "predicting")
 
 
 def make_bert(directory: Path) -> Path:

@@ -145,6 +145,10 @@ def drafts(config: Config) -> Iterator[Finding]:
         remedy = "--set speculation.method=auto"
         yield Finding("drafts", "broken", str(error), remedy)
         return
+    if method == "mtp" and model is not None and not _may_predict(model):
+        text = f"{config.model.path} describes no layer that predicts further tokens"
+        yield Finding("drafts", "broken", text, "--set speculation.method=auto")
+        return
     text = str(choice) if method == "off" else f"{method}: {choice}"
     if choice.sources and model is None:
         # What the model says is known at a start.

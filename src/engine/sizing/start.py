@@ -278,7 +278,7 @@ def _size(
     traits = Traits.of(config, model, drafts.layers)
     choose = partial(choose_sources, section, traits, brought=brought_by(section, drafts))
 
-    def plan(choice: Choice) -> tuple[KVCachePlan, int]:
+    def plan(choice: Choice, history: int) -> tuple[KVCachePlan, int]:
         return plan_kv_cache(
             layers,
             config.cache,
@@ -286,20 +286,20 @@ def _size(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=model.spec.max_positions,
             max_model_len_is_fixed=config.model.max_model_len is not None,
-            reserved_bytes=step + graphs + history_bytes(section, choice),
+            reserved_bytes=step + graphs + history,
             free_bytes=free,
             state_backups=state_backups(choice, traits),
             backups_are_spare=section.method == "auto",
         )
 
     choice = choose()
-    kv, max_model_len = plan(choice)
-    if choice.sources and kv.states is not None:
-        reserved = history_bytes(section, choice)
-        choice = choose(num_backups=kv.states.num_backups)
-        if not choice.sources and reserved:
-            kv, max_model_len = plan(choice)
     history = history_bytes(section, choice)
+    kv, max_model_len = plan(choice, history)
+    if choice.sources and kv.states is not None:
+        choice = choose(num_backups=kv.states.num_backups)
+        if not choice.sources and history:
+            history = 0
+            kv, max_model_len = plan(choice, history)
     report = MemoryReport(
         name,
         (*weight_parts(model), *drafts.parts),

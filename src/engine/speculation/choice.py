@@ -88,8 +88,9 @@ def most_drafts(section: SpeculationSection, choice: Choice) -> int:
 
 def device_bounds(section: SpeculationSection, traits: Traits) -> Bounds | None:
     """What a device that drafts itself looks up; ``None`` if this one does not, or not so."""
-    device_type, has_states, _, has_own_inputs, generates = traits
-    if device_type not in _DRAFTING_DEVICES or has_states or has_own_inputs or not generates:
+    if traits.device_type not in _DRAFTING_DEVICES or not traits.generates:
+        return None
+    if traits.has_states or traits.has_own_inputs:
         return None
     most = section.num_speculative_tokens
     # Not "auto": no GPU has run drafts yet.

@@ -692,7 +692,7 @@ MUTATIONS = (
         (
             "logits of drafts are not counted",
             "_most_sampled",
-            "0 if A else B",
+            "most_drafts(A, B)",
             "0",
         ),
     ),
