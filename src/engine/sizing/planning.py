@@ -258,7 +258,7 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
         drafts = attempt.choice
         has_weights = bool(attempt.reckoned.drafts.parts)
         takes = "their weights and KV are counted above" if has_weights else "they take logits only"
-        yield f"drafts of next tokens ({section.method}): {drafts}" + (
+        yield f"drafts ({section.method}): {drafts}" + (
             f"; {takes}, and the step above has their logits" if drafts.sources else ""
         )
         if attempt.left_out:
