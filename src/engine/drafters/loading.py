@@ -143,7 +143,8 @@ def _brought(
     """
     traits = Traits.of(config, target)
     choice = choose_sources(config.speculation, traits, brought=tuple(SOURCES))
-    if not isinstance(target, Model):
+    # Most models have no such layer, and their path is not asked for again: it may be on a hub.
+    if not isinstance(target, Model) or target.config.predictor is None:
         return None
     for name in choice.sources:
         source = SOURCES.get(name)
