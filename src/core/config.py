@@ -153,11 +153,11 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 class SpeculationSection(Section, frozen=True, kw_only=True):
     """``[speculation]``: guesses of next tokens, which one step verifies (docs/speculation.md)."""
 
-    # What guesses. "suffix": they go on as where the longest end of the row's tokens stood before.
-    # "ngram": the same with the bounds below. "auto": "suffix" where it can be served, and "mtp".
-    # "draft": a small model of the same vocabulary does. "medusa", "eagle3": heads on the model do.
-    # "mtp": a layer does that the model's checkpoint brings.
-    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "off"
+    # What guesses. "auto": on the CPU "suffix" where it can be served, and "mtp"; on a GPU nothing.
+    # "off": nothing. "suffix": they go on as where the end of the row's tokens stood before.
+    # "ngram": the same with the bounds below. "draft": a small model of the same vocabulary does.
+    # "medusa", "eagle3": heads on the model do. "mtp": a layer that the model's checkpoint brings.
+    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "auto"
     model: str | None = None  # directory or hub id of the draft model, or of heads
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram
