@@ -229,7 +229,9 @@ class Lane:
         behind = sum(places.check(heap) for places in self._places.values())
         found = len(front) + len(heap) + behind + len(self._aside) + num_elsewhere
         if found != self.num_waiting:
-            raise InvariantError(f"lane {self.name!r}: {found} wait, {self.num_waiting} are counted")
+            raise InvariantError(
+                f"lane {self.name!r}: {found} wait, {self.num_waiting} are counted"
+            )
 
     def forget_dead(self) -> None:
         """Rebuild the heap when most entries are dead, or empty it when all of them are."""
