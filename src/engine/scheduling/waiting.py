@@ -46,8 +46,8 @@ class Lane:
     num_waiting, num_tokens
         Waiting requests, those aside included, and their tokens. A prediction counts once, however
         many of them share it.
-    num_pooled_tokens, num_predicted_tokens
-        How many of these tokens are of pooled requests, and of predictions, which no step computes.
+    num_pooled_tokens
+        How many of these tokens are of pooled requests.
     credit
         Prompt tokens that it may still have computed before the next lane's turn; kept over steps
         that are too small for a turn.
@@ -65,7 +65,6 @@ class Lane:
         "credit",
         "name",
         "num_pooled_tokens",
-        "num_predicted_tokens",
         "num_tokens",
         "num_unfinished",
         "num_waiting",
@@ -80,7 +79,6 @@ class Lane:
         self.num_waiting = 0
         self.num_tokens = 0
         self.num_pooled_tokens = 0
-        self.num_predicted_tokens = 0
         self.credit = 0
         self.passed = 0
         # Priority -> the places of its requests.
@@ -98,9 +96,7 @@ class Lane:
         """Count a waiting request: 1 if it begins to wait, -1 if it ends; returns its tokens."""
         num_tokens = len(state.token_ids)
         if state.request.prediction:
-            predicted = self._count_prediction(state.request, sign)
-            num_tokens += predicted
-            self.num_predicted_tokens += sign * predicted
+            num_tokens += self._count_prediction(state.request, sign)
         num_tokens *= sign
         self.num_waiting += sign
         self.num_tokens += num_tokens
@@ -233,8 +229,9 @@ class Lane:
         behind = sum(places.check(heap) for places in self._places.values())
         found = len(front) + len(heap) + behind + len(self._aside) + num_elsewhere
         if found != self.num_waiting:
-            text = f"lane {self.name!r}: {found} wait, {self.num_waiting} are counted"
-            raise InvariantError(text)
+            raise InvariantError(
+                f"lane {self.name!r}: {found} wait, {self.num_waiting} are counted"
+            )
 
     def forget_dead(self) -> None:
         """Rebuild the heap when most entries are dead, or empty it when all of them are."""

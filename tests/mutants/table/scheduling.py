@@ -640,6 +640,12 @@ MUTATIONS = (
             "self._follow(A)",
             "pass",
         ),
+        (
+            "a follower waits behind those that start later",
+            "Lane._follow",
+            "while A is not None and self._put(A): B",
+            "if A is not None: heapq.heappush(self._heap, (A.place, A))",
+        ),
     ),
     *rewrites_of(
         "src/engine/telemetry/plan_log.py",
