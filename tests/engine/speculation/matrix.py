@@ -108,7 +108,7 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in range(1, 10)},
 }
 # Blocks of the pool in which requests are preempted, where layers with windows need fewer or more.
-TIGHT = {"gemma3": 56, "mixtral": 26}
+TIGHT = {"gemma3": 56, "mixtral": 9}
 # With whom each real drafter is tried.
 REAL_WAYS = ("depth-1", "depth-2", "chunked", "preempted", "uncached", "rows-3")
 REAL = ("suffix", "ngram", "auto", "predicted", "medusa", "eagle3", "draft", "itself", "mtp")
