@@ -123,6 +123,20 @@ MUTATIONS = (
             "reach = 0",
         ),
     ),
+    *mutations_of(
+        "src/engine/scheduling/pace.py",
+        ("tests/engine/scheduling/test_pace.py",),
+        (
+            "a step that verifies drafts takes as long as one without",
+            "return self._verify if drafts else self._decode",
+            "return self._decode",
+        ),
+        (
+            "a step that verifies drafts is one with a prompt",
+            "if plan.num_tokens - drafts > len(plan.rows):",
+            "if plan.num_tokens > len(plan.rows):",
+        ),
+    ),
     *rewrites_of(
         "src/engine/speculation/verification.py",
         _ENGINE,
