@@ -26,6 +26,9 @@ from src.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Of the memory that is free beside the model, a drafter that nobody has asked for gets one part.
+_SHARE_OF_FREE: Final = 10
+
 # Source of guesses, which is a method too -> how its drafter is read.
 SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
     {
@@ -114,7 +117,7 @@ def load_drafts(
         Those of `LoadSource`.
     free
         Bytes that are free beside the model; ``None``: any number. One that nobody has asked for by
-        name gets half of them at most.
+        name gets a tenth of them at most: most of the memory is for keys and values.
 
     Raises
     ------
@@ -186,9 +189,9 @@ def _brought(
                 continue
             # Its sizes are known from the configuration, before anything is read.
             outline = source.load(path, config, target, tokenizer, outlines=True)
-            if free is not None and 2 * outline.memory.nbytes > free:
+            if free is not None and _SHARE_OF_FREE * outline.memory.nbytes > free:
                 raise ModelLoadError(
-                    f"it takes {size(outline.memory.nbytes)}, more than half of the "
+                    f"it takes {size(outline.memory.nbytes)}, more than a tenth of the "
                     f"{size(max(0, free))} that are free beside the model"
                 )
             return _load(source, config, target, tokenizer, outlines=outlines)

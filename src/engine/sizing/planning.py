@@ -266,9 +266,9 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
         drafts = attempt.choice
         has_weights = bool(attempt.reckoned.drafts.parts)
         takes = "their weights and KV are counted above" if has_weights else "they take logits only"
-        yield f"drafts ({section.method}): {drafts}" + (
-            f"; {takes}, and the step above has their logits" if drafts.sources else ""
-        )
+        if drafts.sources and attempt.report.step:
+            takes += ", and the step above has their logits"
+        yield f"drafts ({section.method}): {drafts}" + (f"; {takes}" if drafts.sources else "")
         if attempt.left_out:
             yield f"the drafter that the checkpoint brings is not used: {attempt.left_out}"
     plan = attempt.plan

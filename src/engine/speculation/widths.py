@@ -19,7 +19,7 @@ from src.engine.speculation.guess import FORCED, Guess
 # Drafts must be expected to bring this much more than what they cost: both are estimates.
 _MARGIN: Final = 1.2
 # In steps in which a sure draft was seen to cost more than this part of what it brings, nobody is
-# asked. What is planned for drafts and looked for takes time as well, and most guesses are not sure.
+# asked. Planning for drafts and looking for them take time as well, and most guesses are not sure.
 _WORTH: Final = 0.6
 # How much longer drafts of others may make a step for rows that have none, if there are many.
 _NEIGHBOURLY: Final = 0.04
@@ -33,8 +33,8 @@ _LONGEST_SEARCH: Final = 8
 # The part of a step's time that asking in vain may take, spread over the steps of a pause.
 _ASKING: Final = 0.005
 _FRESH: Final = 0.1
-# The longest pause of rows with a grammar, while asking for them pays: what it forces comes and goes
-# with every few tokens.
+# The longest pause of rows with a grammar, while asking for them pays: what it forces comes and
+# goes with every few tokens.
 _LONGEST_RESTRICTED: Final = 2
 # Of steps without drafts one in so many is measured.
 _MEASURED: Final = 8
