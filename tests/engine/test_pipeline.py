@@ -21,7 +21,9 @@ from src.core.errors import ConfigError, EngineDeadError, ModelLoadError
 from src.core.plan import StepPlan
 from src.core.steps import StepRecord
 from src.engine import startup
+from src.engine.execution.row_owners import RowOwners
 from src.engine.execution.step_computer import StepComputer
+from src.engine.execution.step_results import StepResults
 from src.engine.execution.warm_up import KERNEL_WARM_UP_TOKENS
 from src.engine.execution.worker import Worker
 from src.engine.loading import Loaded, Loading
@@ -472,4 +474,63 @@ async def test_warming_up_writes_nothing_and_draws_for_nobody(
         during = await busy
         assert (await engine.generate([5, 6, 7], LONG)).token_ids == before.token_ids
         assert (await engine.generate([8, 9, 10], LONG)).token_ids == during.token_ids
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_loop_is_told_of_a_result_when_the_step_behind_computes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Whoever wakes takes the interpreter from a step that begins, and the device waits."""
+    told: list[str] = []
+    launched = threading.Semaphore(0)
+    post, wake = StepResults.post, StepResults.wake
+    launch, compute, meet = Worker.launch, StepComputer.compute, RowOwners.meet
+
+    def noted_post(self: StepResults[Any], item: Any, *, wakes: bool = True) -> None:
+        told.append("with" if wakes else "held")
+        post(self, item, wakes=wakes)
+
+    def noted_wake(self: StepResults[Any]) -> None:
+        told.append("wake")
+        wake(self)
+
+    def counting_launch(self: Worker, *arguments: Any, **named: Any) -> Any:
+        in_flight = launch(self, *arguments, **named)
+        launched.release()
+        return in_flight
+
+    def patient_compute(self: StepComputer, *arguments: Any, **named: Any) -> Any:
+        told.append("compute")
+        if told.count("compute") < 6:
+            # Until the step behind this one is queued: it is this step's own, and that one's.
+            for _ in range(2 if told.count("compute") == 1 else 1):
+                assert launched.acquire(timeout=60)
+        return compute(self, *arguments, **named)
+
+    def failing_meet(self: RowOwners, *arguments: Any, **named: Any) -> Any:
+        if fails and told.count("compute") == 3 and "failed" not in told:
+            told.append("failed")
+            raise RuntimeError("on purpose")
+        return meet(self, *arguments, **named)
+
+    monkeypatch.setattr(StepResults, "post", noted_post)
+    monkeypatch.setattr(StepResults, "wake", noted_wake)
+    monkeypatch.setattr(Worker, "launch", counting_launch)
+    monkeypatch.setattr(StepComputer, "compute", patient_compute)
+    monkeypatch.setattr(RowOwners, "meet", failing_meet)
+    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+        if fails:
+            with pytest.raises(EngineDeadError, match="a step of this request failed"):
+                await engine.generate([5, 6, 7], LONG)
+        else:
+            await engine.generate([5, 6, 7], LONG)
+        # Nobody is told before the next step computes, and then at once.
+        begins = [index for index, what in enumerate(told) if what == "held"]
+        assert len(begins) >= (2 if fails else 4)
+        for index in begins[: 2 if fails else 4]:
+            # A step that fails tells of those before it as well.
+            assert told[index + 1 : index + 3] == ["wake", "compute"]
+        # Behind the last step there is none.
+        assert told[-2:] == ["with", "wake"]
         assert_idle(engine)

@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -31,19 +32,21 @@ class DeviceThread:
 
     def __init__(self, begin: Work) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        # Of all work that is queued, whether it is a step.
+        self._kinds: deque[bool] = deque([False])
         self._lock = threading.Lock()
         self._is_closed = False
         self._queue.put(begin)
         # A daemon, because at exit the interpreter waits for other threads before `atexit`
         # functions could stop them.
         self._thread = threading.Thread(
-            target=_work, args=(self._queue,), name="slipstream-device", daemon=True
+            target=_work, args=(self._queue, self._kinds), name="slipstream-device", daemon=True
         )
         self._thread.start()
         _running.add(self)
         weakref.finalize(self, self._queue.put, None).atexit = False
 
-    def post(self, work: Work) -> None:
+    def post(self, work: Work, *, is_step: bool = False) -> None:
         """Queue ``work`` behind earlier work. An error that it raises is logged.
 
         Raises
@@ -54,7 +57,13 @@ class DeviceThread:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the device thread has ended")
+            self._kinds.append(is_step)
             self._queue.put(work)
+
+    @property
+    def next_is_step(self) -> bool:
+        """Whether a step is queued right behind the work that runs. For that work alone."""
+        return bool(self._kinds) and self._kinds[0]
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Like `post`, but returns a future with the result or the error.
@@ -88,8 +97,9 @@ class DeviceThread:
         self._thread.join()
 
 
-def _work(queue: SimpleQueue[Work | None]) -> None:
+def _work(queue: SimpleQueue[Work | None], kinds: deque[bool]) -> None:
     while (work := queue.get()) is not None:
+        kinds.popleft()
         try:
             work()
         # A library's panic is not an Exception. The thread must survive it to run later steps.

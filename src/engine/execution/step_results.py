@@ -22,7 +22,8 @@ class StepResults(Generic[T]):
     Linux assumes that a thread which writes to another thread's socket is about to sleep. So it may
     move the reader to the writer's CPU, but here the writer goes on with the next step. Also, the
     write keeps the interpreter lock. Otherwise the loop that it wakes would take the lock for a
-    whole turn, while the device waits for the next step.
+    whole turn, while the device waits for the next step. For the same reason a result may be posted
+    without waking the loop, until the next step computes and leaves the lock to it.
 
     Parameters
     ----------
@@ -60,9 +61,19 @@ class StepResults(Generic[T]):
             raise
         self._event, self._signal = event, _signaling()
 
-    def post(self, arrival: T) -> None:
-        """Post an item from any thread. Does nothing once the loop is closed."""
+    def post(self, arrival: T, *, wakes: bool = True) -> None:
+        """Post an item from any thread. Does nothing once the loop is closed.
+
+        Without ``wakes`` the loop may take it now, but is told of it by `wake` only.
+        """
         self._posted.append(arrival)
+        if wakes:
+            self.wake()
+
+    def wake(self) -> None:
+        """Tell the loop of posted items, if there are some."""
+        if not self._posted:
+            return
         event, signal = self._event, self._signal
         if event is not None and signal is not None and signal(event, 1) != _FAILED:
             return

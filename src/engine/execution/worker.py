@@ -244,7 +244,7 @@ class Worker:
         for key in message.ended:
             self._grammars.abandon(key)
         in_flight = InFlight(message.plan, StepTimes(launched=time.monotonic()), then)
-        self._device_thread.post(partial(self._run, in_flight, message))
+        self._device_thread.post(partial(self._run, in_flight, message), is_step=True)
         self.idle.step_launched()
         return in_flight
 
@@ -359,6 +359,7 @@ class Worker:
                 exact = verification.plan
         if exact.rows:
             keeps_hidden = "none" if speculation is None else speculation.hidden.wanted
+            self._arrivals.wake()  # see `_deliver`
             output = span.copy_out(
                 self._computer.compute(exact, span.computes, keeps_hidden=keeps_hidden)
             )
@@ -579,7 +580,10 @@ class Worker:
         if isinstance(outcome, Exception):
             self._fail(in_flight, outcome)
         else:
-            self._arrivals.post((in_flight, outcome))
+            # The loop that wakes takes the interpreter for a whole turn. So it is told once the
+            # step behind computes, if that begins now. On CUDA other threads tell of results.
+            held = self._device.is_host and self._device_thread.next_is_step
+            self._arrivals.post((in_flight, outcome), wakes=not held)
 
     def _fail(self, in_flight: InFlight, error: Exception) -> None:
         in_flight.times.device_end = time.monotonic()

@@ -18,6 +18,9 @@ from src.engine.speculation.guess import FORCED, Guess
 
 # Drafts must be expected to bring this much more than what they cost: both are estimates.
 _MARGIN: Final = 1.2
+# In steps in which a sure draft would cost more than this part of what it brings, nobody is asked.
+# What is planned for drafts and looked for takes time as well, and most guesses are not sure.
+_WORTH: Final = 0.6
 # How much longer drafts of others may make a step for rows that have none, if there are many.
 _NEIGHBOURLY: Final = 0.04
 # Once in so many steps likely guesses are tried where they are not expected to pay.
@@ -104,9 +107,9 @@ class Widths:
         return self._always or self._costs.is_measured(num_tokens)
 
     def none_pays(self, num_tokens: int) -> bool:
-        """Whether no guess, however likely, would pay in a step of so many tokens."""
+        """Whether no guess, however likely, would be worth its work in a step of so many tokens."""
         self._only_tries = False
-        if self._always or num_tokens * self._costs.least_price(num_tokens) * _MARGIN < 1:
+        if self._always or num_tokens * self._costs.least_price(num_tokens) < _WORTH:
             return False
         self._only_tries = self._is_probe
         return not self._only_tries

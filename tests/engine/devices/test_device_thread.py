@@ -45,6 +45,22 @@ def test_begins_first_and_goes_on_in_turn() -> None:
     assert done == ["slipstream-device", *range(100)]
 
 
+def test_knows_whether_a_step_is_next(thread: DeviceThread) -> None:
+    hold, seen = threading.Event(), []
+
+    def look() -> None:
+        seen.append(thread.next_is_step)
+
+    thread.post(lambda: hold.wait(SECONDS))
+    thread.post(look)
+    thread.post(look, is_step=True)
+    thread.post(look)
+    thread.post(lambda: None, is_step=True)
+    hold.set()
+    thread.close()
+    assert seen == [True, False, True]
+
+
 def test_a_call_has_an_outcome(thread: DeviceThread) -> None:
     assert thread.call(lambda: 3).result(SECONDS) == 3
     with pytest.raises(ZeroDivisionError):

@@ -97,6 +97,26 @@ async def test_all_is_taken_on_the_loop_in_its_order(loop_kind: str) -> None:
     arrivals.close()
 
 
+async def test_what_is_posted_quietly_waits_until_the_loop_is_told(loop_kind: str) -> None:
+    taker = Taker()
+    arrivals = StepResults(taker.take)
+    arrivals.listen(asyncio.get_running_loop())
+    # Nothing was posted, so nobody is told.
+    arrivals.wake()
+    arrivals.post(1, wakes=False)
+    # A loop that has something to do may look, but nothing makes it.
+    assert not taker.taken
+    poster = threading.Thread(target=arrivals.wake)
+    poster.start()
+    await taker.until(1)
+    poster.join()
+    arrivals.post(2, wakes=False)
+    arrivals.post(3)
+    await taker.until(3)
+    assert taker.taken == [1, 2, 3]
+    arrivals.close()
+
+
 async def test_one_that_cannot_be_taken_keeps_no_other_one_waiting(loop_kind: str) -> None:
     taker, told = Taker(), []
     loop = asyncio.get_running_loop()

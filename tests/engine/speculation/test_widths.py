@@ -31,6 +31,13 @@ def test_free_drafts_are_all_taken_and_dear_ones_not() -> None:
     assert not priced(0.01, 0.001).none_pays(1)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_nobody_is_asked_where_a_sure_draft_costs_most_of_what_it_brings(rows: int) -> None:
+    # A draft costs half of a token of the step, and then two thirds.
+    assert not priced(0.01 * rows, 0.01).none_pays(rows)
+    assert priced(0.005 * rows, 0.01).none_pays(rows)
+
+
 def test_the_dearer_a_token_the_fewer_drafts() -> None:
     counts = [priced(0.01, price).choose([SURE], 1, 1)[0] for price in (1e-4, 1e-3, 3e-3, 6e-3)]
     assert counts == sorted(counts, reverse=True)

@@ -576,6 +576,12 @@ MUTATIONS = (
         "src/engine/speculation/widths.py",
         ("tests/engine/speculation/test_widths.py",),
         (
+            "drafts are asked for that hardly pay",
+            "Widths.none_pays",
+            "A < _WORTH",
+            "A < 1",
+        ),
+        (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
             "if A > B: break",
