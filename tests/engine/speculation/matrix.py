@@ -107,8 +107,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "aborted": {"scheduler__max_num_seqs": 24},
     **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in range(1, 10)},
 }
-# Blocks of the pool in which requests are preempted, where layers with windows need fewer or more.
-TIGHT = {"gemma3": 56, "mixtral": 9}
+# Blocks of the pool in which requests are preempted: windows and a full group need more of them.
+TIGHT = {"gemma3": 56}
+# All of its layers have windows: a row that was admitted never needs more, and nobody is preempted.
+NEVER_PREEMPTED = ("mixtral",)
 # With whom each real drafter is tried.
 REAL_WAYS = ("depth-1", "depth-2", "chunked", "preempted", "uncached", "rows-3")
 REAL = ("suffix", "ngram", "auto", "predicted", "medusa", "eagle3", "draft", "itself", "mtp")
@@ -321,7 +323,7 @@ async def test_the_adversary_changes_nothing(
     assert 0 < accepted < drafted
     assert len(set(adversary.widths)) > 2
     if way == "preempted":
-        assert preemptions > 0
+        assert (preemptions > 0) == (name not in NEVER_PREEMPTED)
 
 
 async def test_no_drafter_changes_anything(
@@ -354,7 +356,7 @@ async def test_no_drafter_changes_anything(
     )
     assert drafted > 0
     if way == "preempted":
-        assert preemptions > 0
+        assert (preemptions > 0) == (name not in NEVER_PREEMPTED)
     if source in ("auto", "predicted", "itself", "mtp"):
         assert accepted > 0
 
