@@ -46,8 +46,8 @@ class Lane:
     num_waiting, num_tokens
         Waiting requests, those aside included, and their tokens. A prediction counts once, however
         many of them share it.
-    num_pooled_tokens
-        How many of these tokens are of pooled requests.
+    num_pooled_tokens, num_predicted_tokens
+        How many of these tokens are of pooled requests, and of predictions, which no step computes.
     credit
         Prompt tokens that it may still have computed before the next lane's turn; kept over steps
         that are too small for a turn.
@@ -65,6 +65,7 @@ class Lane:
         "credit",
         "name",
         "num_pooled_tokens",
+        "num_predicted_tokens",
         "num_tokens",
         "num_unfinished",
         "num_waiting",
@@ -79,6 +80,7 @@ class Lane:
         self.num_waiting = 0
         self.num_tokens = 0
         self.num_pooled_tokens = 0
+        self.num_predicted_tokens = 0
         self.credit = 0
         self.passed = 0
         # Priority -> the places of its requests.
@@ -96,7 +98,9 @@ class Lane:
         """Count a waiting request: 1 if it begins to wait, -1 if it ends; returns its tokens."""
         num_tokens = len(state.token_ids)
         if state.request.prediction:
-            num_tokens += self._count_prediction(state.request, sign)
+            predicted = self._count_prediction(state.request, sign)
+            self.num_predicted_tokens += sign * predicted
+            num_tokens += predicted
         num_tokens *= sign
         self.num_waiting += sign
         self.num_tokens += num_tokens

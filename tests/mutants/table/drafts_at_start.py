@@ -119,7 +119,7 @@ MUTATIONS = (
         (
             "a layer may take all memory that is free beside the model",
             "_brought",
-            "2 * A > B",
+            "_SHARE_OF_FREE * A > B",
             "A > B",
         ),
     ),

@@ -660,8 +660,8 @@ MUTATIONS = (
         (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
-            "if A > B: break",
-            "if False: break",
+            "if A > B: continue",
+            "if False: continue",
         ),
         (
             "a row that fails is asked in every step",
