@@ -143,6 +143,11 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         return self.limit - 1
 
     @property
+    def certain(self) -> int:
+        """Positions whose KV the launched steps compute at least, however few drafts are right."""
+        return self.launched - self.slack
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether its last token is launched: it ends once the steps in flight are committed."""
         return self.target - self.slack >= self.limit

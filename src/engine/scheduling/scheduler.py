@@ -300,6 +300,7 @@ class Scheduler:
 
         With no step in flight it is ``None`` only if there is no request.
         """
+        self._planner.begin(len(self._in_flight))
         most, snapshots = self.limits.max_num_batched_tokens, self._allocator.snapshots
         builder = PlanBuilder(self._last_launched + 1, most, snapshots)
         prefills: list[RequestState] = []
@@ -350,7 +351,7 @@ class Scheduler:
     def _preempt(self, victim: RequestState) -> None:
         """Take a running request's row; it waits again behind its fence."""
         self.stats.preemptions += 1
-        self.stats.recomputed_tokens += victim.launched - victim.slack
+        self.stats.recomputed_tokens += victim.certain
         self._preempted.append(victim.key)
         self._leave(victim, Phase.PREEMPTING)
 

@@ -204,7 +204,7 @@ class SharingPlanner:
     def _order(self, state: RequestState, taken: int) -> tuple[float, int, int, int]:
         """Who is preempted first: who has most, least importance, least to recompute, came last."""
         weight = self._waiting.lanes[state.lane].weight
-        return -taken / weight, -state.rank[0], state.launched, -state.rank[1]
+        return -taken / weight, -state.rank[0], state.certain, -state.rank[1]
 
     # The step.
 

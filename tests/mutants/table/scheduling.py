@@ -224,18 +224,18 @@ MUTATIONS = (
         ),
         (
             "victims are taken whatever their class",
-            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
-            "key=lambda state: (state.launched, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),",
+            "key=lambda state: (state.certain, -state.rank[1]),",
         ),
         (
             "the victim with the most to recompute is taken",
-            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
-            "key=lambda state: (-state.rank[0], -state.launched, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], -state.certain, -state.rank[1]),",
         ),
         (
             "of equal victims the earliest is taken",
-            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
-            "key=lambda state: (-state.rank[0], state.launched, state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, state.rank[1]),",
         ),
         (
             "cached blocks that nobody holds count as a saving",

@@ -2,7 +2,11 @@
 
 from tests.mutants.mutation import mutations_of, rewrites_of
 
-_PURE = ("tests/engine/scheduling/test_drafts.py", "tests/engine/scheduling/test_properties.py")
+_PURE = (
+    "tests/engine/scheduling/test_drafts.py",
+    "tests/engine/scheduling/test_drafts_come_last.py",
+    "tests/engine/scheduling/test_properties.py",
+)
 _ENGINE = ("tests/engine/speculation",)
 
 MUTATIONS = (
@@ -66,13 +70,23 @@ MUTATIONS = (
         ),
         (
             "drafts leave no position for the step behind them",
-            "return room if state.capacity >= state.max_kv_tokens else room - 1",
+            "return room if state.capacity >= state.max_kv_tokens else room - self.kept",
             "return room",
         ),
         (
             "drafts take blocks while a request waits",
-            "spare = 0 if len(self.waiting) else None",
+            "spare = -1 if len(self.waiting) else None",
             "spare = None",
+        ),
+        (
+            "drafts keep one position for however many steps are planned behind them",
+            "        self.kept = max(self.kept, num_in_flight)\n",
+            "",
+        ),
+        (
+            "blocks that were lent for drafts stay while a request waits",
+            "            len(self.waiting) or allocator.pool.num_free < allocator.longest\n",
+            "            allocator.pool.num_free < allocator.longest\n",
         ),
         (
             "somebody is preempted for a block that perhaps nobody needs",
@@ -85,13 +99,42 @@ MUTATIONS = (
         _PURE,
         (
             "drafts in flight count twice, and a table grows past the context's end",
-            "wanted = blocks_for(min(state.launched + drafts, state.max_kv_tokens), size)",
-            "wanted = blocks_for(state.launched + drafts, size)",
+            "end = min(state.launched + num_tokens, state.max_kv_tokens)",
+            "end = state.launched + num_tokens",
         ),
         (
             "drafts take the blocks that rows need soon",
-            "return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))",
+            "return self.pool.num_free - sum(map(self.lookahead, self.running))",
             "return self.pool.num_free",
+        ),
+        (
+            "drafts in flight reserve blocks, and a request waits for them",
+            "certain = state.target - state.slack",
+            "certain = state.target",
+        ),
+        (
+            "drafts are lent the blocks that a request will want",
+            "lent = max(0, (spare - self.longest) // len(short))",
+            "lent = spare // len(short)",
+        ),
+        (
+            "what steps in flight may write is given to others",
+            "reach = blocks_for(state.launched + (kept if state.slack else 0), size)",
+            "reach = 0",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/pace.py",
+        ("tests/engine/scheduling/test_pace.py",),
+        (
+            "a step that verifies drafts takes as long as one without",
+            "return self._verify if drafts else self._decode",
+            "return self._decode",
+        ),
+        (
+            "a step that verifies drafts is one with a prompt",
+            "if plan.num_tokens - drafts > len(plan.rows):",
+            "if plan.num_tokens > len(plan.rows):",
         ),
     ),
     *rewrites_of(
