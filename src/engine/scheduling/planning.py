@@ -162,6 +162,8 @@ class StepPlanner:
         groups = allocator.short_groups(state)
         while allocator.pool.num_free < len(groups):
             if allocator.take_back_lent(self.kept):
+                # Perhaps from this row too.
+                groups = allocator.short_groups(state)
                 continue
             builder.short = True
             # While steps in flight will free blocks anyway, nobody else is preempted, nor for a

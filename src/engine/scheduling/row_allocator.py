@@ -313,10 +313,14 @@ class RowAllocator:
             if state.phase is not Phase.RUNNING:
                 continue
             reach = blocks_for(state.launched + (kept if state.slack else 0), size)
-            for group, table in enumerate(state.block_ids):
-                end = max(reach, len(table) + min(0, self._reserved(state, group)))
-                self.pool.release(table[end:])
-                del table[end:]
+            # All tables of a row that decodes end at one place, and so they do afterwards.
+            end = max(
+                len(table) + min(0, self._reserved(state, group))
+                for group, table in enumerate(state.block_ids)
+            )
+            for table in state.block_ids:
+                self.pool.release(table[max(reach, end) :])
+                del table[max(reach, end) :]
             state.capacity = min(map(len, state.block_ids)) * size
             if state.slack:
                 self.borrowers[state.key] = state

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.core.blocks import blocks_for
+from src.core.blocks import Chunk, blocks_for
 from src.core.plan import StepPlan
 from src.core.request import Request
 from src.engine.scheduling.request_state import Phase, RequestState
@@ -229,3 +229,36 @@ def test_the_first_in_line_comes_in_as_soon_as_tokens_leave_room(
         while launch() is not None:
             pass
         simulation.commit()
+
+
+@pytest.mark.parametrize("windows", [(None, 3), (None, Chunk(4)), (1, None, 5)])
+def test_blocks_that_were_lent_are_given_back_by_all_groups_alike(
+    windows: tuple[int | Chunk | None, ...],
+) -> None:
+    """A group that is longer than the others is of no use, and its row has drafts nowhere."""
+    taken = 0
+    for seed in range(60):
+        chance = random.Random(seed)
+        size = chance.choice([1, 2, 3])
+        longest = len(windows) * -(-48 // size)
+        limits = make_limits(
+            max_num_seqs=5,
+            max_num_batched_tokens=chance.choice([16, 64]),
+            block_size=size,
+            windows=windows,
+            num_blocks=chance.choice([longest * 3 // 2, longest * 2, longest * 3]),
+            max_model_len=48,
+            lookahead_tokens=chance.choice([0, 1, 3, 8]),
+            max_drafts=chance.choice([5, 16]),
+        )
+        simulation = Simulation(limits, chance.randint(1, 3))
+        simulation.worker.chance = random.Random(seed)
+        for key in range(24):
+            prompt = [chance.choice([1, 2]) for _ in range(chance.randint(1, 12))]
+            simulation.add(make_request(key, prompt, chance.randint(1, 24)))
+            for _ in range(chance.randint(1, 6)):
+                # Each looks at all tables.
+                simulation.step()
+                taken += len(simulation.scheduler._allocator.borrowers)
+        simulation.drain()
+    assert taken
