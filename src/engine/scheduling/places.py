@@ -39,20 +39,20 @@ class _Flow:
         The last request that has its place, while it is in its lane's heap; those in ``behind``
         have none until it leaves. ``None`` only if nothing is behind.
     placed
-        Those that wait with a place and never had a row, in order. Others may be among them.
+        Key -> request, of those that wait with a place and never had a row, in order. Others that
+        have not ended may be among them.
     finish
         Where the next one starts in virtual time, if that is not before now.
     num_unfinished
         Its unfinished requests, wherever they are.
     """
 
-    __slots__ = ("behind", "finish", "head", "num_dead", "num_unfinished", "placed", "swept_at")
+    __slots__ = ("behind", "finish", "head", "num_dead", "num_unfinished", "placed")
 
     def __init__(self, start: int) -> None:
         self.behind: deque[RequestState] = deque()
         self.head: RequestState | None = None
-        self.placed: list[RequestState] = []
-        self.swept_at = _MIN_DEAD
+        self.placed: dict[int, RequestState] = {}
         self.finish = start
         self.num_dead = 0
         self.num_unfinished = 0
@@ -68,13 +68,12 @@ class _Flow:
 
     def last_start(self) -> int:
         """Where the last of `placed` starts: nobody goes before one that came earlier."""
-        placed = self.placed
-        while placed and not _is_new(placed[-1]):
-            placed.pop()
-        if len(placed) > self.swept_at:
-            placed[:] = filter(_is_new, placed)
-            self.swept_at = _MIN_DEAD + 2 * len(placed)
-        return placed[-1].place[1] if placed and placed[-1].place else 0
+        while self.placed:
+            state = self.placed[next(reversed(self.placed))]
+            if _is_new(state) and state.place is not None:
+                return state.place[1]
+            del self.placed[state.key]
+        return 0
 
     def forget(self) -> None:
         """One without a place has ended: it is swept with others, or passed over by `next`."""
@@ -133,6 +132,8 @@ class Places:
         self.num_unfinished -= 1
         flow = self._flow(state)
         flow.num_unfinished -= 1
+        # Nothing is kept of a request that has ended.
+        flow.placed.pop(state.key, None)
         if not flow.num_unfinished and flow is not self._alone:
             del self._calls[state.request.call]  # type: ignore[arg-type]
 
@@ -150,7 +151,7 @@ class Places:
         flow.finish = start + _units(state)
         is_of_call = flow is not self._alone
         state.place = (state.rank[0], start, is_of_call, state.rank[1])
-        flow.placed.append(state)
+        flow.placed[state.key] = state
 
     def hold(self, state: RequestState) -> None:
         """The last one that got a place is in the heap: later ones of its flow wait behind it."""
@@ -193,6 +194,7 @@ class Places:
     def admit(self, state: RequestState) -> None:
         """A request is admitted: what starts from now on starts no earlier."""
         assert state.place is not None
+        self._flow(state).placed.pop(state.key, None)
         self._now = max(self._now, state.place[1])
 
     def discard(self, state: RequestState) -> None:
