@@ -154,8 +154,8 @@ MUTATIONS = (
         (
             "the last guess counts as read",
             "ModelDrafter._draft",
-            "max(0, len(A) - 1)",
-            "len(A)",
+            "self._read[A] = B[A] + max(0, len(C) - 1)\nself._guessed[A] = B[A], C[:-1]",
+            "self._read[A] = B[A] + len(C)\nself._guessed[A] = B[A], C",
         ),
         (
             "what was read of wrong guesses counts as read",
