@@ -190,7 +190,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/drafters/draft_model.py",
-        _ENGINE,
+        _ALONE,
         (
             "blocks that a late reader sees are freed with those of its window",
             "_kept",
