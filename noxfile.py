@@ -212,8 +212,9 @@ def compiled(session: nox.Session) -> None:
 def speculation(session: nox.Session) -> None:
     """Whoever drafts, every answer is that of a server without: the whole matrix, both ways.
 
-    Uncompiled, then compiled: the best part of an hour each. Arguments go to pytest instead:
-    `nox -s speculation -- -k "gpt_oss and adversary" --compiled`.
+    Uncompiled, then compiled: hours each on two cores. Arguments go to pytest instead:
+    `nox -s speculation -- --quarter` is a quarter of it, uncompiled, in about half an hour, and
+    `nox -s speculation -- -k "gpt_oss and adversary" --compiled` some of it.
     """
     install(session, "test")
     build_kernels(session)

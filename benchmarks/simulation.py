@@ -62,6 +62,8 @@ def parse() -> argparse.Namespace:
 def configuration(options: argparse.Namespace) -> Config:
     overrides = [("observability.timeline_steps", str(TIMELINE_STEPS)), ("compile.startup", "off")]
     overrides += [("observability.stats_interval", "0"), ("observability.log_level", "warning")]
+    # The simulator knows nothing of drafts.
+    overrides.append(("speculation.method", "off"))
     for assignment in options.overrides:
         name, _, value = assignment.partition("=")
         overrides.append((name, value))

@@ -16,9 +16,18 @@ pairs lies, 95 of 100 times. The ratio of the fastest of all runs is what other 
 disturbs least. `--cpu` takes processor time of the whole process instead, prompts included, where
 other work on the machine makes times say nothing; use it with --set device.num_threads=1.
 
+Behind each case stands how many drafts were right: by who has drafted, and for each place among a
+row's drafts the part of the rows in which that one was right. At the end of an engine's cases
+stands what a draft has cost, as it was measured while serving: how much longer each makes a step,
+as a part of the step without any, by the tokens that the step has anyway and by the drafts in it.
+Both are kept with the figures.
+
+What `off` costs against a commit before is not measured here, where one process has one commit's
+code: `python -m benchmarks.commits COMMIT --set speculation.method=off`.
+
 - repeated: a text that stands in the prompt several times goes on
 - predicted: `prediction` is the answer
-- again: a question that was asked before; needs --set speculation.shared_history_bytes=1048576
+- again: a question that was asked before, on engines that keep what they said
 - json: twenty objects of one form, by a schema
 - plain: random prompts, greedy and at temperature 1: what looking for drafts costs
 - neighbour: seven rows at temperature 1 beside one that repeats itself; the time of the seven
@@ -44,7 +53,9 @@ from benchmarks.record import Figure, Recorder, add_common
 from src import AsyncEngine, Config, SamplingParams
 from src.core.settings import load_config
 from src.core.structured_output import StructuredOutput
-from src.engine.speculation.drafter import DRAFTERS
+from src.engine.speculation import Widths, verification
+from src.engine.speculation.drafter import SOURCES
+from src.engine.speculation.guess import FORCED
 from src.ops.build.kernels import ensure_built
 
 # Case -> how many rows it is measured with.
@@ -58,6 +69,10 @@ CASES: Final[Mapping[str, Sequence[int]]] = {
     "first": (8,),
 }
 _FIXED: Final = ("neighbour", "first")
+# Bytes of outputs that engines of the case `again` keep, unless a setting says how many.
+_KEPT_BYTES: Final = 1 << 20
+# Whoever may draft, grammars included.
+_DRAFTING: Final = sorted({FORCED, *(each for some in SOURCES.values() for each in some)})
 # Runs of each engine in a pair.
 _FEWEST_RUNS, _MOST_RUNS = 2, 64
 _ITEM: Final = {
@@ -114,8 +129,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def configuration(
-    file: Path | str | None, method: str, settings: Sequence[str], rows: int
+    file: Path | str | None,
+    method: str,
+    settings: Sequence[str],
+    rows: int,
+    *,
+    keeps: bool = False,
 ) -> Config:
+    """Of an engine for so many rows; ``keeps``: it drafts from what it said before."""
     overrides = [] if file is None else [("model.path", str(file))]
     overrides += [
         ("cache.memory_bytes", str(2**30)),
@@ -125,10 +146,13 @@ def configuration(
         ("speculation.method", method),
         ("observability.stats_interval", "0"),
     ]
+    if keeps:
+        overrides.append(("speculation.shared_history_bytes", str(_KEPT_BYTES)))
     pairs = [each.partition("=") for each in settings]
     given = [(key, value) for key, _, value in pairs]
     if method == "off":
         given = [(key, value) for key, value in given if not key.startswith("speculation.")]
+        overrides = [each for each in overrides if each[0] != "speculation.shared_history_bytes"]
     return load_config(None, overrides=[*overrides, *given])
 
 
@@ -295,50 +319,149 @@ async def measure(
     return found
 
 
-def acceptance(engine: AsyncEngine) -> str:
-    """Drafts since the start, by who has drafted."""
-    # Reads the engine.
-    total, _ = engine.metrics.draft_counts
-    found = []
-    for source in DRAFTERS:
-        drafted, accepted = (
-            engine.metrics.value(f"slipstream_{name}_total", source=source)
-            for name in ("draft_tokens", "accepted_draft_tokens")
+@dataclass(frozen=True)
+class Acceptance:
+    """Drafts since the start, or since another count.
+
+    Attributes
+    ----------
+    rows
+        Rows of steps that verified drafts, each step's counted.
+    by_source
+        Who has drafted -> how many tokens, and how many of them were right.
+    right_at
+        For each place among a row's drafts, in how many of these rows that one was right.
+    """
+
+    rows: float
+    by_source: Mapping[str, tuple[float, float]]
+    right_at: Sequence[float]
+
+    @classmethod
+    def of(cls, engine: AsyncEngine) -> Acceptance:
+        """All of an engine."""
+        metrics = engine.metrics
+        # Reads the engine.
+        _ = metrics.draft_counts
+        names = [f"slipstream_{each}_total" for each in ("draft_tokens", "accepted_draft_tokens")]
+        place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        most = engine.config.speculation.num_speculative_tokens
+        return cls(
+            metrics.value("vllm:spec_decode_num_drafts_total"),
+            {
+                source: (
+                    metrics.value(names[0], source=source),
+                    metrics.value(names[1], source=source),
+                )
+                for source in _DRAFTING
+            },
+            [metrics.value(place, position=str(at)) for at in range(most)],
         )
-        if drafted:
-            found.append(f"{source} {accepted:.0f} of {drafted:.0f}")
-    return f"{total:.0f} drafts: {', '.join(found)}" if found else "none"
+
+    def since(self, before: Acceptance) -> Acceptance:
+        """What has come since."""
+        return Acceptance(
+            self.rows - before.rows,
+            {
+                source: (drafted - before.by_source[source][0], right - before.by_source[source][1])
+                for source, (drafted, right) in self.by_source.items()
+            },
+            [now - then for now, then in zip(self.right_at, before.right_at, strict=True)],
+        )
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What is kept with a case's figures."""
+        return {
+            "drafting_rows": self.rows,
+            "drafted_and_right": {
+                source: counts for source, counts in self.by_source.items() if counts[0]
+            },
+            "right_at": self.right_at,
+        }
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no drafts"
+        found = [
+            f"{source} {right:.0f} of {drafted:.0f}"
+            for source, (drafted, right) in self.by_source.items()
+            if drafted
+        ]
+        last = max((at for at, count in enumerate(self.right_at, 1) if count), default=1)
+        places = " ".join(f"{count / self.rows:.2f}" for count in self.right_at[:last])
+        return f"right drafts: {', '.join(found)}; by place {places} of {self.rows:.0f} rows"
+
+
+def cost_figures(widths: Widths) -> dict[str, Figure]:
+    """What steps take without drafts, and the price of a draft, as an engine has measured them."""
+    found = {
+        f"{tokens} tokens, no drafts": Figure("ms", *[1000 * seconds] * 3, repeats=1)
+        for tokens, seconds in widths.costs.usual_seconds.items()
+    }
+    for tokens, drafts, price, steps in widths.costs.measured:
+        name = f"{_range(tokens)} tokens, {_range(drafts)} drafts"
+        found[name] = Figure("of the step", price, price, price, repeats=steps)
+    return found
+
+
+def _range(bounds: tuple[int, int | None]) -> str:
+    least, most = bounds
+    if most is None:
+        return f"{least} or more"
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def engines_of(options: argparse.Namespace) -> dict[tuple[bool, bool], list[tuple[str, int]]]:
+    """Cases and rows by the engines that they need: for many rows, and with kept outputs."""
+    plan: dict[tuple[bool, bool], list[tuple[str, int]]] = {}
+    for case in options.cases or CASES:
+        sizes = CASES[case] if case in _FIXED else options.rows or CASES[case]
+        for count in sizes:
+            plan.setdefault((count > 64, case == "again"), []).append((case, count))
+    return plan
 
 
 async def run(options: argparse.Namespace) -> None:
     recorder = Recorder("speculation", save=not options.no_save)
     kernels = ensure_built(wait=True)
-    file = options.file
-    name = "demo" if file is None else Path(file).stem
-    # Rows -> cases; what has more rows than an engine has by default gets engines of its own.
-    plan: dict[bool, list[tuple[str, int]]] = {}
-    for case in options.cases or CASES:
-        sizes = CASES[case] if case in _FIXED else options.rows or CASES[case]
-        for count in sizes:
-            plan.setdefault(count > 64, []).append((case, count))
-    for cases in plan.values():
+    name = "demo" if options.file is None else Path(options.file).stem
+    made: list[Widths] = []
+
+    def noted() -> Widths:
+        made.append(Widths())
+        return made[-1]
+
+    # Each engine that drafts makes one.
+    verification.Widths = noted  # type: ignore[misc, assignment]
+    for (_, keeps), cases in engines_of(options).items():
         most = max(count for _, count in cases)
-        config = configuration(file, "auto", options.settings, most)
-        without = configuration(file, "off", options.settings, most)
+        config, without = (
+            configuration(options.file, method, options.settings, most, keeps=keeps)
+            for method in ("auto", "off")
+        )
         async with AsyncExitStack() as stack:
             on = await stack.enter_async_context(AsyncEngine.open(config))
             off = await stack.enter_async_context(AsyncEngine.open(without))
+            about = {"config": config, "kernels": kernels}
             for case, count in cases:
-                for what, pairs in (await measure(case, on, off, count, options)).items():
+                before = Acceptance.of(on)
+                found = await measure(case, on, off, count, options)
+                accepted = Acceptance.of(on).since(before)
+                for what, pairs in found.items():
                     recorder.add(
                         f"{name}: {what}, {count} rows",
                         pairs.figures(),
-                        config=config,
-                        kernels=kernels,
+                        **about,
                         rows=count,
                         processor_time=options.cpu,
+                        **accepted.details,
                     )
-                print(f"  drafts accepted so far: {acceptance(on)}", flush=True)
+                print(f"  {accepted}", flush=True)
+            told = ", ".join(dict.fromkeys(case for case, _ in cases))
+            for widths in made:
+                recorder.add(f"{name}: what drafts cost in {told}", cost_figures(widths), **about)
+            made.clear()
 
 
 if __name__ == "__main__":

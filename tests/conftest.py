@@ -39,6 +39,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "compile the engines of tests that do not say themselves whether theirs are compiled"
     parser.addoption("--compiled", action="store_true", help=help)
+    help = "of the matrix of drafters, run a quarter (tests/engine/speculation/matrix.py)"
+    parser.addoption("--quarter", action="store_true", help=help)
     help = "run the tests of this file or folder before all others; may be given several times"
     parser.addoption("--first", action="append", default=[], metavar="PATH", help=help)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -40,17 +40,21 @@ def speculative_settings(text: str) -> list[tuple[str, str]]:
     Raises
     ------
     ConfigError
-        It is no JSON object, or has a key or a method without a meaning here; the message names it.
+        It is no JSON object, or has a key, a value or a method without a meaning here; the message
+        names it.
     """
     try:
-        given = msgspec.json.decode(text.encode(), type=dict[str, str | int | float | bool | None])
+        given = msgspec.json.decode(text.encode(), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise ConfigError(f"{_OPTION}: expected a JSON object of plain values: {error}") from None
-    for key in given:
+        raise ConfigError(f"{_OPTION}: expected a JSON object: {error}") from None
+    for key, value in given.items():
         if key not in _SETTINGS:
             raise ConfigError(
                 f"{_OPTION}: {key!r} has no meaning here, expected some of {', '.join(_SETTINGS)}"
             )
+        if isinstance(value, dict | list):
+            kind = "object" if isinstance(value, dict) else "array"
+            raise ConfigError(f"{_OPTION}: {key} must be a plain value, got an {kind}")
     method = given.get("method")
     if method is None and given.get("model") is not None:
         raise ConfigError(

@@ -138,7 +138,7 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     max_num_batched_tokens: Positive = 2048
     # Prompt tokens in a step with decoding rows. None: 256 on the CPU, no limit on CUDA.
     max_mixed_prefill_tokens: Positive | None = None
-    # Those of them that are of requests for vectors. None: 16 on the CPU, no limit on CUDA.
+    # Those of them that are of requests for vectors. None: all of them.
     max_mixed_pooled_tokens: Positive | None = None
     max_waiting_requests: Positive = 2048
     max_waiting_tokens: Positive = 8_388_608
@@ -153,11 +153,11 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
 class SpeculationSection(Section, frozen=True, kw_only=True):
     """``[speculation]``: guesses of next tokens, which one step verifies (docs/speculation.md)."""
 
-    # What guesses. "suffix": they go on as where the longest end of the row's tokens stood before.
-    # "ngram": the same with the bounds below. "auto": "suffix" where it can be served, and "mtp".
-    # "draft": a small model of the same vocabulary does. "medusa", "eagle3": heads on the model do.
-    # "mtp": a layer does that the model's checkpoint brings.
-    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "off"
+    # What guesses. "auto": on the CPU "suffix" where it can be served, and "mtp"; on a GPU nothing.
+    # "off": nothing. "suffix": they go on as where the end of the row's tokens stood before.
+    # "ngram": the same with the bounds below. "draft": a small model of the same vocabulary does.
+    # "medusa", "eagle3": heads on the model do. "mtp": a layer that the model's checkpoint brings.
+    method: Literal["auto", "off", "suffix", "ngram", "draft", "medusa", "eagle3", "mtp"] = "auto"
     model: str | None = None  # directory or hub id of the draft model, or of heads
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 16  # most of a row in a step
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] = 2  # tokens of an n-gram
@@ -246,7 +246,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
     max_json_values: Positive = 524_288
     max_prompts_per_request: Positive = 128
     max_embedding_inputs: Positive = 2048  # texts of one request for vectors
-    max_embedding_values: Positive = 2**22  # numbers in one answer of a task
+    max_embedding_values: Positive = 2**23  # numbers in one answer of a task
     # Of all answers with vectors together, from their requests on until they are sent.
     max_held_vector_bytes: Positive = 256 * MIB
     max_logprobs_per_answer: Positive = 4_194_304  # over all positions, choices and prompts

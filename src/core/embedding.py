@@ -21,6 +21,8 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
         Which hidden states of its tokens make the vector.
     size
         Numbers of the vector.
+    token_size
+        Numbers of a token's vector: modules behind the pooling do not change these.
     normalizes
         Whether it is scaled to length 1.
     max_tokens
@@ -38,6 +40,7 @@ class EmbeddingRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     pooling: Pooling
     size: int
+    token_size: int
     normalizes: bool = False
     max_tokens: int
     prompts: Mapping[str, str] = {}

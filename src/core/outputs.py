@@ -61,8 +61,8 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens
         Prompt tokens whose KV came from the prefix cache.
     accepted_prediction_tokens, rejected_prediction_tokens
-        Tokens of its prediction that were tried as drafts, and were right or wrong; ``None`` if it
-        came without a prediction.
+        Tokens of its prediction that were tried as drafts: those that its output has, and all
+        others; ``None`` if it came without a prediction.
     """
 
     prompt_tokens: int
@@ -83,6 +83,10 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         New text, possibly empty; the pieces join to exactly the completion's text.
     token_ids, logprobs
         The tokens committed since the last delta; text may lag behind them.
+    step_starts
+        Indices among ``token_ids`` at which tokens of another step begin, where deltas were joined
+        or one was cut; ``None``: all of them are of one step. A step that verifies drafts gives
+        several tokens.
     finish_reason
         Set on the completion's last delta only.
     stop_reason
@@ -105,6 +109,14 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     usage: Usage
     vector: bytes | None = None
+    step_starts: list[int] | None = None
+
+    @property
+    def begins_steps(self) -> list[int]:
+        """``step_starts``, whoever made the delta."""
+        if self.step_starts is None:
+            return [0] if self.token_ids else []
+        return self.step_starts
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,6 +87,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_unpooled
         How many of its first tokens are left out of what is pooled; fewer than it has, and 0 if
         ``pooling`` is ``all``. Only the device half reads it.
+    call
+        Key of the first of the texts that a call has asked for together, also of that one itself.
+        Calls of one tenant take turns (``places.py``). ``None``: it is alone.
     grammar_times
         When the grammar was requested and when it was ready, on the same clock.
     """
@@ -112,6 +115,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prediction: bytes | None = None
     pooling: Pooling | None = None
     num_unpooled: int = 0
+    call: int | None = None
     grammar_times: tuple[float, float] | None = None
 
     @property

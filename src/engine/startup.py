@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,20 @@ from src.core.sampler_parameters import SAMPLER_PARAMETERS
 from src.core.start_timeline import StartTimeline
 from src.core.status import STARTUP_PHASES, ModelInfo, StepInputShape, served_names
 from src.engine.devices import give_back_memory, open_device
-from src.engine.drafters.loading import load_drafts, taps_for
-from src.engine.drafters.source import NO_MEMORY, DraftPlace, DraftSource
+from src.engine.drafters.loading import load_drafts, taps_for, tell_left_out
+from src.engine.drafters.source import NO_MEMORY, DraftMemory, DraftPlace, DraftSource
 from src.engine.execution.attention_choice import choose_attention, require_attention
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.compilation import HEAD_START, ProgramCompilation
 from src.engine.execution.forward_pass import Code, WorkerClosedError
 from src.engine.execution.graphs import DraftsNotCapturedError, GraphPlan, bounds_of
-from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_size_of
+from src.engine.execution.kv_cache import (
+    KVCachePlan,
+    allocate_kv_cache,
+    block_size_of,
+    free_memory,
+)
+from src.engine.execution.memory_profile import most_tokens
 from src.engine.execution.profiler import StepProfiler
 from src.engine.execution.row_state import RowState
 from src.engine.execution.warm_up import warm_up_tokens
@@ -48,10 +56,14 @@ from src.engine.requests.prompts import RequestBuilder
 from src.engine.sampling import Sampler, SamplingState
 from src.engine.sampling.processors import Processors
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from src.engine.sizing.start import MemoryPlan, measure_memory, refuse_for_device
-from src.engine.speculation.choice import choose_speculation, state_backups
+from src.engine.sizing.start import (
+    MemoryPlan,
+    measure_memory,
+    refuse_for_device,
+    why_left_out,
+)
+from src.engine.speculation.choice import Traits, choose_speculation
 from src.engine.speculation.device_check import why_not
-from src.engine.speculation.states_behind import MOST_AGAIN
 from src.engine.telemetry.plan_log import PlanLog, RecordingScheduler
 from src.models import (
     Implementation,
@@ -177,7 +189,6 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
         tokenizer = reading.result()
         set_cache_dtype(config.cache, model)
-        drafts = load_drafts(config, model, tokenizer)
         if unknown := tokenizer.fit_model(model.spec.vocab_size):
             logger.warning(
                 "the tokenizer has tokens that the model does not have, %d to %d: requests whose "
@@ -187,7 +198,7 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
             )
         tokenizer.render_in(templates)
         return _build_parts(
-            config, report, timeline, path, tokenizer, model, drafts, compilation, processors, ends
+            config, report, timeline, path, tokenizer, model, compilation, processors, ends
         )
 
 
@@ -203,9 +214,7 @@ def _begin_compilation(
 ) -> ProgramCompilation:
     """Begin compiling from the weights' shapes, while the weights are read."""
     scheduler, graphs = config.scheduler, config.compile.cuda_graph_max_tokens
-    # The family is not known yet. Those with recurrent states may compute tokens again.
-    again = MOST_AGAIN if state_backups(config.speculation, device.type) else 0
-    most = max(scheduler.max_num_batched_tokens + again, scheduler.max_num_seqs, graphs)
+    most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, graphs)
     if device.type != "cpu":
         return ProgramCompilation(
             None, 1, cache_root(), timeline, awaited=_awaits_code(config), most_tokens=most
@@ -219,7 +228,7 @@ def _begin_compilation(
         cache_root(),
         timeline,
         awaited=_awaits_code(config),
-        most_tokens=most,
+        most_tokens=max(most, most_tokens(config, outline)),
         in_strips=in_strips and config.model.quantization is None,
     )
 
@@ -322,7 +331,6 @@ def _build_parts(
     path: Path,
     tokenizer: Tokenizer,
     model: ServedModel,
-    drafts: DraftSource | None,
     compilation: ProgramCompilation | None,
     processors: Processors,
     ends: contextlib.ExitStack,
@@ -339,7 +347,7 @@ def _build_parts(
         ends.callback(plan_log.close)
     tasks = _tasks(config, path, model, tokenizer)
     report("kv_cache", STARTUP_PHASES["kv_cache"], "allocating KV memory")
-    worker, memory = _build_runner(config, model, drafts, attention, processors, tasks, ends)
+    worker, memory = _build_runner(config, model, tokenizer, attention, processors, tasks, ends)
     tasks = tasks.within(memory.max_model_len)
     if compilation is not None:
         # Registered again, so that it is closed before the worker that it swaps code into.
@@ -411,7 +419,7 @@ def _limits(
 def _build_runner(
     config: Config,
     model: ServedModel,
-    drafts: DraftSource | None,
+    tokenizer: Tokenizer,
     attention: Backend | None,
     processors: Processors,
     tasks: ModelTasks,
@@ -422,24 +430,24 @@ def _build_runner(
     max_num_seqs = config.scheduler.max_num_seqs
     step_device = open_device(device)
     ends.callback(step_device.close)
-    drafts_take = NO_MEMORY if drafts is None else drafts.memory
     bounds = bounds_of(config, model)
     reason = None if bounds is None else why_not(bounds, device)
 
-    def measured(config: Config) -> MemoryPlan:
+    def measured(config: Config, drafts: DraftMemory) -> MemoryPlan:
         backend = capture_backend(device)
-        return measure_memory(config, step_device, model, backend, attention, drafts_take)
+        return measure_memory(config, step_device, model, backend, attention, drafts)
 
     if reason is None:
         try:
-            memory = measured(config)
+            memory, drafts = _with_drafts(config, model, tokenizer, partial(measured, config))
         except DraftsNotCapturedError as error:
             reason = str(error)
     if reason is not None:
         config = _without_drafts(config, reason)
-        memory = measured(config)
+        memory, drafts = measured(config, NO_MEMORY), None
     own = model.kv_cache_spec()
-    kv_cache = allocate_kv_cache((*own, *drafts_take.layers), memory.kv, device)
+    further = () if drafts is None else drafts.memory.layers
+    kv_cache = allocate_kv_cache((*own, *further), memory.kv, device)
     max_num_seqs = memory.kv.num_rows(max_num_seqs)
     rows = RowState(
         max_num_seqs=max_num_seqs,
@@ -452,14 +460,11 @@ def _build_runner(
     sampler = Sampler(SamplingState(max_num_seqs, model.spec.vocab_size, device, processors))
     drafter = None
     if drafts is not None:
-        its_layers = kv_cache.part(len(own), len(drafts_take.layers))
+        its_layers = kv_cache.part(len(own), len(further))
         drafter = drafts.drafter(DraftPlace(rows, sampler, its_layers))
     speculation = choose_speculation(
         config.speculation,
-        device_type=device.type,
-        has_states=memory.kv.states is not None,
-        has_windows=any(window is not None for window in memory.kv.windows),
-        has_own_inputs=bool(model.own_inputs),
+        Traits.of(config, model, further),
         num_backups=0 if memory.kv.states is None else memory.kv.states.num_backups,
         drafter=drafter,
     )
@@ -478,6 +483,33 @@ def _build_runner(
     )
     ends.callback(worker.close)
     return worker, memory
+
+
+def _with_drafts(
+    config: Config,
+    model: ServedModel,
+    tokenizer: Tokenizer,
+    measured: Callable[[DraftMemory], MemoryPlan],
+) -> tuple[MemoryPlan, DraftSource | None]:
+    """Memory, and the drafter that has weights, unless nobody asked for it and it does not fit."""
+    section, free = config.speculation, free_memory(model.spec.device)
+    drafts = load_drafts(config, model, tokenizer, free=free)
+    if drafts is None:
+        return measured(NO_MEMORY), None
+    try:
+        memory = measured(drafts.memory)
+        reason = why_left_out(section, model, memory)
+        if reason is None:
+            return memory, drafts
+    except ConfigError as error:
+        reason = why_left_out(section, model, str(error))
+        if reason is None:
+            raise
+    tell_left_out("mtp", reason)
+    # Memory is measured without its weights.
+    drafts = None
+    gc.collect()
+    return measured(NO_MEMORY), None
 
 
 def _without_drafts(config: Config, reason: str) -> Config:
@@ -587,7 +619,9 @@ def _labeller(info: ModelInfo, tokenizer: Tokenizer, builder: RequestBuilder) ->
     recipe = info.labels or info.scoring
     if recipe is None:
         return None
-    plain = EmbeddingRecipe(pooling=recipe.pooling, size=1, max_tokens=recipe.max_tokens)
+    plain = EmbeddingRecipe(
+        pooling=recipe.pooling, size=1, token_size=1, max_tokens=recipe.max_tokens
+    )
     return Embedder(plain, tokenizer, builder)
 
 

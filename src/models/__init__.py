@@ -14,7 +14,7 @@ from src.models.loading.loader import load_model, outline_model
 from src.models.model import Model, ModelSpec
 from src.models.program import Call, Mixer, Program
 from src.models.registry import load_config, supported_architectures
-from src.models.served import ImplementationName, ServedModel
+from src.models.served import ImplementationName, ServedModel, device_of
 
 __all__ = [
     "Call",
@@ -29,6 +29,7 @@ __all__ = [
     "Program",
     "ServedModel",
     "choose_implementation",
+    "device_of",
     "keys_and_values",
     "load_config",
     "load_model",

@@ -85,12 +85,21 @@ def resolve_model(
     with_file = _WITH_FILE.fullmatch(model)
     if with_file is None and is_gguf(local):
         raise ModelLoadError(f"there is no file {model}")
-    is_path = local.is_absolute() or model.startswith((".", "~"))
-    if is_path or (with_file is None and model.count("/") > 1):
+    if not is_hub_id(model):
         raise ModelLoadError(f"there is no directory {model}")
     if with_file is not None:
         return _gguf_of(with_file[1], with_file[2], revision, cache_dir, fetches=weights)
     return _download(model, revision, weights, cache_dir)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a name means a repository of the hub, and no file or directory."""
+    local = Path(model).expanduser()
+    with_file = _WITH_FILE.fullmatch(model)
+    if local.exists() or (with_file is None and is_gguf(local)):
+        return False
+    is_path = local.is_absolute() or model.startswith((".", "~"))
+    return not (is_path or (with_file is None and model.count("/") > 1))
 
 
 def _described(file: Path) -> str:

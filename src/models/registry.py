@@ -22,6 +22,7 @@ from src.models.families.deepseek_v3 import DeepseekV3
 from src.models.families.distilbert import DistilBert
 from src.models.families.exaone4 import Exaone4
 from src.models.families.family import Family, Wrapper
+from src.models.families.gemma import Gemma
 from src.models.families.gemma2 import Gemma2
 from src.models.families.gemma3 import Gemma3
 from src.models.families.glm import Glm
@@ -61,6 +62,7 @@ FAMILIES: tuple[type[Family], ...] = (
     DeepseekV2,
     DeepseekV3,
     Exaone4,
+    Gemma,
     Gemma2,
     Gemma3,
     GraniteHybrid,

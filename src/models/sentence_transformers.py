@@ -88,7 +88,9 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     source = path / MODULES_FILE
     if not source.is_file():
         sizes = _sizes(path / "config.json", size)
-        return EmbeddingRecipe(pooling=pooling, size=size, max_tokens=context, sizes=sizes)
+        return EmbeddingRecipe(
+            pooling=pooling, size=size, token_size=size, max_tokens=context, sizes=sizes
+        )
     own = _optional(path / _OWN)
     if _optional(path / "config.json").get("auto_map"):
         logger.warning(
@@ -110,6 +112,7 @@ def read_recipe(path: Path, *, size: int, context: int, is_encoder: bool) -> Emb
     return EmbeddingRecipe(
         pooling=pooling,
         size=made,
+        token_size=size,
         normalizes=normalizes,
         max_tokens=_longest(path / modules[0].path, context),
         prompts=prompts,

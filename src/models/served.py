@@ -13,7 +13,7 @@ from src.models.adapters.memory import AdapterMemory
 from src.models.config import ClassifierConfig
 from src.models.generation import GenerationDefaults
 from src.models.layer_kv import LayerKVSpec
-from src.models.model import ModelSpec
+from src.models.model import Model, ModelSpec
 from src.models.program import Function, Mix, Mixer, StepInput
 
 ImplementationName = Literal["native", "transformers"]
@@ -89,3 +89,10 @@ class ServedModel(Protocol):
 
     def buffers(self) -> dict[str, Tensor]:
         """Tables that were computed for it, by name."""
+
+
+def device_of(model: ServedModel) -> torch.device:
+    """The device that serves a model, also where it is an outline on the meta device."""
+    if isinstance(model, Model) and model.options.served_on is not None:
+        return model.options.served_on
+    return model.spec.device

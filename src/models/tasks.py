@@ -133,6 +133,13 @@ def find_tasks(
     return found
 
 
+def may_generate(model: ServedModel, wish: Literal["auto"] | tuple[Task, ...]) -> bool:
+    """Whether "generate" is among the tasks of a model, or of its outline, with such a ``wish``."""
+    if model.classifier is not None or (wish != "auto" and "generate" not in wish):
+        return False
+    return all(layer.lasts != "step" for layer in model.kv_cache_spec())
+
+
 @dataclass
 class _Finder:
     path: Path

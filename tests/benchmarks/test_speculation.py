@@ -69,15 +69,29 @@ def test_a_pair_has_runs_for_about_its_time() -> None:
 async def test_each_case_measures_both_engines() -> None:
     arguments = ["--no-save", "--repeats", "1", "--seconds", "0.01", "--output-len", "12"]
     compiled = [f"compile.{key}={value}" for key, value in compile_settings().items()]
-    settings = [*compiled, "device.num_threads=1", "speculation.shared_history_bytes=65536"]
+    settings = [*compiled, "device.num_threads=1"]
     made = {
-        method: speculation.configuration(DEMO, method, settings, 8) for method in ("auto", "off")
+        method: speculation.configuration(DEMO, method, settings, 8, keeps=True)
+        for method in ("auto", "off")
     }
-    assert made["off"].speculation.shared_history_bytes == 0
+    kept = {method: each.speculation.shared_history_bytes for method, each in made.items()}
+    assert kept == {"auto": 1 << 20, "off": 0}
     async with AsyncEngine.open(made["auto"]) as on, AsyncEngine.open(made["off"]) as off:
+        total = 0.0
+        begun = before = speculation.Acceptance.of(on)
+        assert str(begun) == "no drafts"
         for case in speculation.CASES:
             options = speculation.parse([case, *arguments])
             found = await speculation.measure(case, on, off, 2, options)
+            now = speculation.Acceptance.of(on)
+            details = now.since(before).details
+            before = now
+            # Of every source, grammars included: none is left out of the sum.
+            drafted = sum(count for count, _ in details["drafted_and_right"].values())
+            assert sum(details["right_at"]) == sum(
+                right for _, right in details["drafted_and_right"].values()
+            )
+            total += drafted
             assert off.metrics.draft_counts == (0, 0)
             for pairs in found.values():
                 ratios = [pairs.ratios, pairs.scatter]
@@ -85,4 +99,45 @@ async def test_each_case_measures_both_engines() -> None:
                 assert all(math.isfinite(ratio) and ratio > 0 for each in ratios for ratio in each)
                 assert statistics.median(pairs.ratios) == pairs.figures()["off over on"].median
         # What pays is measured, so not every case has some on every machine.
-        assert on.metrics.draft_counts[0] > 0
+        assert on.metrics.draft_counts[0] == total > 0
+        assert "right drafts: " in str(before.since(begun))
+
+
+def test_acceptance_is_told_by_source_and_place() -> None:
+    counts = {"suffix": (9.0, 5.0), "grammar": (4.0, 4.0), "mtp": (0.0, 0.0)}
+    before = speculation.Acceptance(2, {**counts, "suffix": (1.0, 1.0)}, [1, 0, 0, 0])
+    now = speculation.Acceptance(6, counts, [5, 3, 1, 0])
+    assert str(now.since(before)) == (
+        "right drafts: suffix 4 of 8; by place 1.00 0.75 0.25 of 4 rows"
+    )
+    assert str(now).startswith("right drafts: suffix 5 of 9, grammar 4 of 4; by place 0.83 0.50")
+    assert set(speculation._DRAFTING) >= {"suffix", "grammar", "mtp", "eagle3", "history"}
+
+
+def test_what_drafts_cost_is_told_by_tokens_and_drafts() -> None:
+    widths = speculation.Widths()
+    for _ in range(3):
+        widths.costs.took(8, 0, 0.002)
+        widths.costs.took(8, 3, 0.0026)
+    figures = speculation.cost_figures(widths)
+    assert list(figures) == ["8 tokens, no drafts", "5 to 8 tokens, 2 to 3 drafts"]
+    assert str(figures["8 tokens, no drafts"]) == "2 ms"
+    price = figures["5 to 8 tokens, 2 to 3 drafts"]
+    # Some of it is still assumed.
+    assert price.repeats == 3
+    assert 1 / 12 < price.median < 0.1
+
+
+def test_the_same_question_again_has_engines_that_keep_what_they_say() -> None:
+    plan = speculation.engines_of(speculation.parse(["plain", "again", "--rows", "8", "128"]))
+    assert plan == {
+        (False, False): [("plain", 8)],
+        (True, False): [("plain", 128)],
+        (False, True): [("again", 8)],
+        (True, True): [("again", 128)],
+    }
+    kept = speculation.configuration(
+        DEMO, "auto", ["speculation.shared_history_bytes=65536"], 8, keeps=True
+    )
+    assert kept.speculation.shared_history_bytes == 65536
+    assert speculation.configuration(DEMO, "auto", [], 8).speculation.shared_history_bytes == 0

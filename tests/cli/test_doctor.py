@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from src import LLM
 from src.cli.doctor import kernels, machine, model, software
 from src.cli.doctor.finding import Finding, run_check
 from src.cli.main import main
 from src.core.config import GIB, Config
+from src.core.errors import ConfigError
 from src.core.settings import CHECKOUT, load_config
 from src.ops.build import cpp_compiler, installation
 from src.ops.build import kernels as build
@@ -31,6 +33,7 @@ from src.ops.build.level_check import KILLED, PASSED
 from src.ops.build.levels import LEVELS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.classifiers import make_classifier
+from tests.support.drafts import make_mtp
 from tests.support.encoders import make_encoder, save_encoder_tokenizer, save_modules
 
 pytestmark = pytest.mark.timeout(180)
@@ -350,15 +353,16 @@ def test_doctor_asks_the_code_that_serves(monkeypatch: pytest.MonkeyPatch) -> No
     ("key", "value", "state", "words"),
     [
         ("method", "off", "good", "nothing drafts: speculation.method = off"),
-        ("method", "auto", "good", "auto: prediction, suffix; not for models with recurrent"),
+        ("method", "auto", "good", "auto: prediction, suffix; not for models that do not gen"),
         ("method", "auto", "good", "; and mtp where the checkpoint brings a layer for it"),
-        ("method", "mtp", "good", "mtp: prediction, mtp;"),
+        ("method", "mtp", "good", "mtp: prediction, suffix under grammars, mtp;"),
         ("method", "ngram", "good", "ngram: prediction, ngram;"),
         ("prompt_lookup_min", "9", "broken", "prompt_lookup_min must be at most"),
     ],
 )
 def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -> None:
-    overrides = [("device.type", "cpu"), (f"speculation.{key}", value)]
+    """What is said of any model: this one is not here."""
+    overrides = [("model.path", "no/such"), ("device.type", "cpu"), (f"speculation.{key}", value)]
     [found] = kernels.drafts(load_config(None, overrides=overrides))
     assert found.state == state
     assert words in found.text
@@ -367,7 +371,7 @@ def test_it_says_who_would_draft(key: str, value: str, state: str, words: str) -
 @pytest.mark.parametrize(
     ("method", "state", "words"),
     [
-        ("auto", "good", "auto: suffix; not for models with recurrent states or step inputs"),
+        ("auto", "good", "auto: nothing drafts: no GPU has run drafts yet; speculation.method ="),
         ("ngram", "good", "ngram: ngram; not for"),
         ("draft", "broken", "it needs device.type = cpu, and this is cuda"),
     ],
@@ -378,10 +382,121 @@ def test_it_says_who_would_draft_on_a_gpu(
     gpus = (("NVIDIA H200", 150 << 30),)
     build_of = TorchBuild(installation.torch_build().version, "13.0", gpus)
     monkeypatch.setattr(installation, "torch_build", lambda: build_of)
-    [found] = kernels.drafts(load_config(None, overrides=[("speculation.method", method)]))
+    overrides = [("model.path", "no/such"), ("speculation.method", method)]
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
     assert found.state == state
     assert words in found.text
     assert "mtp" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "state", "words"),
+    [
+        ("demo", "auto", "good", "auto: prediction, suffix"),
+        ("demo", "mtp", "broken", "describes no layer that predicts further tokens"),
+        ("bert", "auto", "good", "auto: nothing drafts: the model does not generate"),
+        ("bert", "suffix", "broken", "suffix cannot be served: the model does not generate"),
+        ("hybrid", "auto", "good", "auto: prediction, suffix; if memory has slots for recurrent"),
+        ("predicting", "auto", "good", "; and mtp where the checkpoint brings a layer for it"),
+    ],
+)
+def test_it_says_who_would_draft_for_a_model_that_is_here(
+    kind: str, method: str, state: str, words: str, tmp_path: Path
+) -> None:
+    path = CHECKOUT / "configs" / "demo"
+    if kind == "bert":
+        path = make_bert(tmp_path)
+    elif kind == "hybrid":
+        path = make_checkpoint(tmp_path, "granite_moehybrid")
+    elif kind == "predicting":
+        path = make_mtp(tmp_path, "glm4_moe").path
+    overrides = [
+        ("model.path", str(path)), ("device.type", "cpu"), ("speculation.method", method)
+    ]  # fmt: skip
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
+    assert found.state == state
+    assert words in found.text
+    assert ("mtp where" in found.text) == (kind == "predicting")
+
+
+NOWHERE = {"speculation.model": "/no/where"}
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("draft", {}, "speculation.method = draft needs speculation.model, the directory"),
+        ("eagle3", {}, "speculation.method = eagle3 needs speculation.model, the directory"),
+        ("draft", NOWHERE, "speculation.model: there is no directory /no/where"),
+        ("medusa", NOWHERE, "speculation.model: there is no directory /no/where"),
+        ("eagle3", NOWHERE, "speculation.model: there is no directory /no/where"),
+        ("suffix", NOWHERE, "speculation.model = '/no/where' is for speculation.method = draft or"),
+        ("mtp", NOWHERE, "speculation.model = '/no/where' is for speculation.method = draft or"),
+        ("off", NOWHERE, "speculation.model = '/no/where' is for speculation.method = draft or"),
+        (
+            "suffix",
+            {"speculation.shared_history_bytes": "100"},
+            "speculation.shared_history_bytes must be 0 or at least 20480, got 100",
+        ),
+    ],
+)
+def test_fields_that_end_a_start_are_broken(
+    method: str, settings: dict[str, str], words: str, *, is_here: bool
+) -> None:
+    path = str(CHECKOUT / "configs" / "demo") if is_here else "no/such"
+    overrides = [("model.path", path), ("device.type", "cpu"), *settings.items()]
+    config = load_config(None, overrides=[*overrides, ("speculation.method", method)])
+    [found] = kernels.drafts(config)
+    assert found.state == "broken"
+    assert words in found.text
+    assert found.remedy
+    # A start says the same.
+    if is_here:
+        with pytest.raises(ConfigError) as refused:
+            LLM(config)
+        assert found.text == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "state", "words"),
+    [
+        ("eagle3", "eagle3", "good", "eagle3: prediction, suffix under grammars, eagle3"),
+        ("medusa", "eagle3", "broken", "speculation.model: "),
+        ("draft", "demo", "good", "draft: prediction, suffix under grammars, draft"),
+        ("draft", "padded", "good", "draft: prediction, suffix under grammars, draft"),
+        ("draft", "others", "broken", "its vocabulary is another one: token 5 must be"),
+        ("draft", "some/repository", "good", "; some/repository is fetched at a start"),
+    ],
+)
+def test_weights_that_draft_are_compared_with_a_model_that_is_here(
+    method: str, model: str, state: str, words: str, tmp_path: Path
+) -> None:
+    demo = CHECKOUT / "configs" / "demo"
+    given = {"eagle3": str(demo / "eagle3"), "demo": str(demo)}.get(model, model)
+    if model in ("padded", "others"):
+        size = json.loads((demo / "config.json").read_text())["vocab_size"]
+        given = str(make_checkpoint(tmp_path, vocab_size=size + 64))
+        text = (demo / "tokenizer.json").read_text()
+        if model == "others":
+            vocabulary = json.loads(text)
+            names = {number: name for name, number in vocabulary["model"]["vocab"].items()}
+            vocabulary["model"]["vocab"].update({names[5]: 6, names[6]: 5})
+            text = json.dumps(vocabulary)
+        (tmp_path / "tokenizer.json").write_text(text)
+        (tmp_path / "tokenizer_config.json").write_text(
+            (demo / "tokenizer_config.json").read_text()
+        )
+    overrides = [("model.path", str(demo)), ("device.type", "cpu")]
+    overrides += [("speculation.method", method), ("speculation.model", given)]
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
+    assert found.state == state, found.text
+    assert words in found.text
+    # Where the model is not here, nothing can be compared.
+    overrides[0] = ("model.path", "no/such")
+    [found] = kernels.drafts(load_config(None, overrides=overrides))
+    assert found.state == "good"
+    assert ("fits the model is seen" in found.text) == ("repository" not in model)
 
 
 def make_bert(directory: Path) -> Path:

@@ -128,13 +128,17 @@ def test_a_number_that_cannot_be_is_a_usage_error(
 
 
 @pytest.mark.parametrize(
-    ("device", "words"),
-    [("cpu", "(auto): prediction, suffix"), ("h100-80gb", "(auto): suffix; they take logits only")],
+    ("device", "method", "words"),
+    [
+        ("cpu", "auto", "(auto): prediction, suffix; they take logits only"),
+        ("h100-80gb", "auto", "(auto): nothing drafts: no GPU has run drafts yet"),
+        ("h100-80gb", "suffix", "(suffix): suffix; they take logits only"),
+    ],
 )
 def test_it_says_who_would_draft(
-    device: str, words: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    device: str, method: str, words: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["plan", str(checkpoint), "--device", device, "--set", "speculation.method=auto"]
+    asked = ["plan", str(checkpoint), "--device", device, "--set", f"speculation.method={method}"]
     assert main(asked) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Note: ")]
     assert any(words in note for note in notes)

@@ -55,7 +55,10 @@ def test_set_goes_before_it() -> None:
     [
         ("[]", "expected a JSON object"),
         ("{", "expected a JSON object"),
-        ('{"method": {}}', "expected a JSON object"),
+        ('{"method": {}}', "method must be a plain value, got an object"),
+        ('{"method": "suffix", "model": ["a"]}', "model must be a plain value, got an array"),
+        ('{"draft_load_config": {}}', "'draft_load_config' has no meaning here"),
+        ('{"attention_backends": [1]}', "'attention_backends' has no meaning here"),
         ('{"model": "a/draft"}', "method must be named beside model"),
         ('{"draft_tensor_parallel_size": 2}', "'draft_tensor_parallel_size' has no meaning here"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 8}', "suffix_decoding_max_tree"),

@@ -33,6 +33,7 @@ from src.engine.requests.pairs import PairBuilder
 from src.engine.requests.prompts import TextTokens
 from src.engine.scheduling.replay import read_lines, replay
 from src.text import Tokenizer as Backend
+from tests.engine.test_embeddings import ROUNDED
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.classifiers import (
     DECODER_STEMS,
@@ -508,19 +509,28 @@ async def test_a_plan_log_with_tasks_is_replayed(decoder: Path, tmp_path: Path) 
         assert report.stats.admissions == 20
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["bert", "qwen3"])
+# The most by which the numbers of a head differ from those of the float32 checkpoint, by norm: in
+# bfloat16, with int8, with both. docs/tasks.md has them.
+MOST_OF_LABELS = {
+    "bert": (0.03, 0.04, 0.05),
+    "modernbert": (0.03, 0.03, 0.04),
+    "qwen3": (0.05, 0.08, 0.1),
+    "gemma2": (0.1, 0.12, 0.2),
+    "gemma3": (0.25, 0.25, 0.35),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("name", MOST_OF_LABELS)
 async def test_labels_of_rounded_weights_are_near(tmp_path: Path, name: str, kind: str) -> None:
     directory = make_classifier(tmp_path, name)
-    changes = {"model__dtype": "bfloat16" if kind == "bfloat16" else "float32"}
-    if kind == "int8":
-        changes["model__quantization"] = "int8"
+    changes, most = ROUNDED[kind], MOST_OF_LABELS[name][list(ROUNDED).index(kind)]
     reference, prompts = load_classifier_reference(directory), random_prompts(20, longest=60)
     async with AsyncEngine.open(small_config(directory, **changes)) as engine:
         made = await engine.classify(prompts, use_activation=False)
     got = torch.stack([torch.from_numpy(np.asarray(each.probs).copy()) for each in made]).double()
     want = torch.stack([reference_logits(reference, prompt) for prompt in prompts])
-    assert (got - want).norm() < 0.06 * want.norm()
+    assert (got - want).norm() < most * want.norm()
     assert (got.argmax(1) == want.argmax(1)).double().mean() > 0.9
 
 

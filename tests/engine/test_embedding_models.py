@@ -13,7 +13,7 @@ from src.core.errors import ConfigError, ModelLoadError
 from src.engine.client import AsyncEngine
 from tests.architectures.check import error_of_vector
 from tests.architectures.tiny import make_tiny_encoder
-from tests.engine.test_embeddings import ROUNDED, check, states, unit
+from tests.engine.test_embeddings import ROUNDED, check, least_cosine, states, unit
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.encoders import (
     BOTH_WAYS,
@@ -75,8 +75,8 @@ async def test_rounded_weights(tmp_path: Path, name: str, kind: str) -> None:
     directory = make_encoder(tmp_path, name)
     save_encoder_tokenizer(directory)
     reference, prompts = load_encoder_reference(directory), random_prompts(20, longest=60, seed=6)
-    changes, least = ROUNDED[kind]
-    async with AsyncEngine.open(small_config(directory, **changes)) as engine:
+    least = least_cosine(name, kind)
+    async with AsyncEngine.open(small_config(directory, **ROUNDED[kind])) as engine:
         made = await engine.embed(prompts)
     wanted = torch.stack([unit(states(reference, prompt).mean(0)) for prompt in prompts])
     for index, embedding in enumerate(made):

@@ -17,11 +17,13 @@ from src.core.outputs import Score
 from src.engine.client import AsyncEngine
 from src.text.quoted import QuotingTokenizer
 from src.text.token_length import UNBOUNDED
-from tests.support.checkpoints import load_reference, make_checkpoint, save_tokenizer
+from tests.engine.test_embeddings import ROUNDED
+from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.classifiers import (
     load_classifier_reference,
     make_classifier,
     reference_logits,
+    with_words,
 )
 from tests.support.engines import assert_idle, small_config
 
@@ -44,15 +46,6 @@ ROLES = (
 QUERY = "a small engine"
 DOCUMENTS = ("the long train", "pulls a small engine over the hill", "fox", "12 plus 30 makes 42")
 PAIRS = [(QUERY, document) for document in DOCUMENTS]
-
-
-def with_words(directory: Path) -> Path:
-    """A tokenizer with the tokens "yes" and "no" beside the checkpoint."""
-    save_tokenizer(directory, 300)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.add_tokens(["yes", "no"])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +105,21 @@ async def test_a_published_reranker_scores_by_yes_and_no(
         assert result.prompt_tokens == len(ids)
     # The template and the query are computed once.
     assert all(result.cached_tokens > len(BEFORE) // 4 for result in made)
+
+
+# The most by which log-odds differ from those of the float32 checkpoint, by norm.
+MOST_OF_SCORES = {"bfloat16": 0.03, "int8": 0.03, "int8 in bfloat16": 0.06}
+
+
+@pytest.mark.parametrize("kind", MOST_OF_SCORES)
+async def test_scores_by_yes_and_no_of_rounded_weights_are_near(published: Path, kind: str) -> None:
+    pairs = [(QUERY, f"{text}{more}") for text in DOCUMENTS for more in ("", " the hill", " 42")]
+    config = small_config(published, model__tasks=("score",), **ROUNDED[kind])
+    async with AsyncEngine.open(config) as engine:
+        made = await engine.score(pairs, use_activation=False)
+    odds = [log_odds(published, ids_of(published, prompt(*pair))) for pair in pairs]
+    got, want = torch.tensor([one.score for one in made]), torch.tensor(odds)
+    assert 0 < (got - want).norm() < MOST_OF_SCORES[kind] * want.norm()
 
 
 async def test_a_converted_reranker_scores_by_its_head(converted: Path) -> None:

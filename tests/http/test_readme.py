@@ -51,6 +51,18 @@ async def test_the_curl_line_gets_the_answer_below_it(demo_app: Starlette) -> No
     assert list(given) == list(shown)
 
 
+async def test_the_curl_line_for_a_vector_gets_one(demo_app: Starlette) -> None:
+    command = block("sh", "A vector of a text")
+    path = re.search(r"http://127\.0\.0\.1:8000(\S+)", command)
+    assert path is not None
+    body = json.loads(command[command.index("-d '") + 4 : command.rindex("'")])
+    async with client_of(demo_app) as client:
+        answer = await client.post(path[1], json=body)
+    assert answer.status_code == 200, answer.text
+    (item,) = answer.json()["data"]
+    assert len(item["embedding"]) > 100
+
+
 async def test_the_snippet_prints_the_text_below_it(demo_app: Starlette) -> None:
     snippet = block("python", "With the `openai` package", CLIENTS)
     prompt = re.search(r'"content": "([^"]+)"', snippet)

@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from src.cli.batch_file import URLS
 from src.core.settings import CHECKOUT
 from src.http.endpoints import ENDPOINTS
 from src.http.openapi.bounds import accepted_fields, refused_fields
@@ -116,6 +117,27 @@ def test_every_error_code_is_listed() -> None:
     assert len(codes) > 25
     # `unavailable` stands for kinds that are to come.
     assert not [code for code in codes - {"unavailable"} if f"`{code}`" not in PAGE]
+
+
+def test_every_url_of_a_batch_is_listed() -> None:
+    section = PAGE[PAGE.index("OpenAI's batches") :]
+    listed = re.findall(r"`(/[\w/]+)`", section[: section.index("An answer's line")])
+    assert listed == list(URLS)
+
+
+TASKS = (CHECKOUT / "docs" / "tasks.md").read_text()
+
+
+def test_every_endpoint_of_a_task_beside_text_is_on_its_page() -> None:
+    packages = ("src.http.embeddings", "src.http.ranks")
+    paths = {op.path for op in ENDPOINTS if op.handler.__module__.startswith(packages)}
+    assert len(paths) > 10
+    assert not [path for path in paths if f"`{path}`" not in TASKS]
+
+
+@pytest.mark.parametrize("code", ["answers_full", "invalid_vector", "too_many_values"])
+def test_codes_of_tasks_beside_text_are_on_their_page(code: str) -> None:
+    assert f"`{code}`" in TASKS
 
 
 def test_every_metric_has_a_row() -> None:

@@ -207,8 +207,8 @@ def test_those_above_know_of_the_engine_its_client_only() -> None:
     }
     # `plan` asks how an engine would be sized, without one.
     planned = {"sizing.answer", "sizing.planning"}
-    # `doctor` asks who would guess next tokens.
-    examined = {"speculation.choice"}
+    # `doctor` asks who would guess next tokens, and whether the weights of these fit.
+    examined = {"speculation.choice", "drafters.loading"}
     # `simulate` asks the scheduler what it would do, and when, in a time of its own.
     simulated = {"scheduling.scheduler", "scheduling.admission", "scheduling.pace"}
     of_package = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from src.core.blocks import Chunk
@@ -24,7 +25,8 @@ from src.models.generic.positions import position_limit
 from src.models.loading.options import LoadHooks, LoadOptions
 from src.ops.attention.spec import ALL_AHEAD
 from tests.architectures import tiny
-from tests.architectures.tiny import make_tiny
+from tests.architectures.tiny import make_tiny, make_tiny_encoder
+from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -60,8 +62,6 @@ def test_experts_for_which_a_device_is_waited_for_are_told(
 
 
 def test_weights_are_those_of_the_files_and_stay_so(phi: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     told: list[tuple[int, int]] = []
     directory = changed(phi, tmp_path / "copy")
     model = load_by_transformers(
@@ -113,7 +113,25 @@ def test_dummy_weights_follow_the_seed(phi: Path, tmp_path: Path) -> None:
         ),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
         ({"model_type": "vit", "architectures": ["ViTModel"]}, "not among its causal language"),
-        ({"architectures": ["PhiForTokenClassification"]}, "not a causal language model"),
+        (
+            {"architectures": ["PhiForTokenClassification"]},
+            "PhiForTokenClassification: its head is not served; PhiForCausalLM is",
+        ),
+        *(
+            ({"model_type": kind, "architectures": [f"{name}ForSequenceClassification"]}, message)
+            for kind, name, message in (
+                ("gpt2", "GPT2", "its head is not served; GPT2LMHeadModel is"),
+                ("phi3", "Phi3", "its head is not served; Phi3ForCausalLM is"),
+                ("mixtral", "Mixtral", "its head is not served; MixtralForCausalLM is"),
+                ("gemma3", "Gemma3", "its head is not served; Gemma3ForConditionalGeneration is"),
+            )
+        ),
+        # Somebody's own class, whose head transformers would leave out.
+        (
+            {"architectures": ["PhiForRewardModel"]},
+            "PhiForRewardModel: its head is not served; PhiForCausalLM is",
+        ),
+        ({"architectures": ["PhiBiModel"]}, "PhiBiModel is not a causal language model"),
         (
             {"quantization_config": {"quant_method": "awq"}},
             r"quantization_config \(awq\) is for native families; use the unquantized checkpoint",
@@ -131,6 +149,66 @@ def test_a_checkpoint_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(ModelLoadError, match=reason):
         load_by_transformers(changed(phi, tmp_path / "copy", **fields))
+
+
+def test_a_model_of_rewards_with_a_class_of_its_own_is_refused_by_name(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, "qwen2", tie=True)
+    file, weights = directory / "config.json", directory / "model.safetensors"
+    raw = json.loads(file.read_text())
+    tensors = load_file(weights)
+    save_file({**tensors, "score.0.weight": torch.ones(1, 64)}, weights, {"format": "pt"})
+    for further in ({}, {"auto_map": {"AutoModel": "modeling.Qwen2ForRewardModel"}}):
+        file.write_text(json.dumps({**raw, "architectures": ["Qwen2ForRewardModel"], **further}))
+        with pytest.raises(ModelLoadError, match="Qwen2ForRewardModel: its head is not served"):
+            load_by_transformers(directory)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("T5", "T5EncoderModel: its attention has position biases"),
+        ("UMT5", "UMT5EncoderModel: its attention has position biases"),
+        ("T5Gemma", "T5GemmaEncoderModel: it is the encoder of an encoder-decoder"),
+    ],
+)
+def test_encoders_of_encoder_decoders_are_refused_with_their_reason(
+    tmp_path: Path, name: str, reason: str, is_whole: bool
+) -> None:
+    # As transformers saves them, and as the published files of sentence-t5 are.
+    fields = {"model_type": name.lower(), "architectures": [f"{name}EncoderModel"]}
+    raw = {**fields, "is_encoder_decoder": is_whole}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelLoadError, match=reason):
+        load_by_transformers(tmp_path)
+
+
+def test_models_without_heads_are_served_and_others_of_their_name_are_not(tmp_path: Path) -> None:
+    make_tiny(tmp_path / "decoder", "phi")
+    decoder = changed(tmp_path / "decoder", tmp_path / "bare", architectures=["PhiModel"])
+    assert load_by_transformers(decoder).spec.hidden_size == 64
+    make_tiny_encoder(tmp_path / "encoder", "albert")
+    other = changed(
+        tmp_path / "encoder", tmp_path / "other", architectures=["AlbertForRewardModel"]
+    )
+    with pytest.raises(ModelLoadError, match="AlbertForRewardModel has a head that is not served"):
+        load_by_transformers(other)
+
+
+@pytest.mark.parametrize("head", [None, "AlbertForMaskedLM"])
+def test_tensors_of_an_encoder_that_nothing_reads_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, head: str | None
+) -> None:
+    make_tiny_encoder(tmp_path, "albert")
+    weights, file = tmp_path / "model.safetensors", tmp_path / "config.json"
+    more = {name: torch.ones(4) for name in ("predictions.bias", "pooler.weight")}
+    save_file({**load_file(weights), **more}, weights, {"format": "pt"})
+    if head is not None:
+        file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": [head]}))
+    load_by_transformers(tmp_path)
+    told = [line for line in caplog.messages if "tensors that nothing reads" in line]
+    # A head for masked tokens is known not to be read.
+    assert [line.partition("reads: ")[2] for line in told] == ["predictions.bias"] * (head is None)
 
 
 @pytest.mark.parametrize(

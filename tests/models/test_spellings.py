@@ -293,6 +293,24 @@ class TestNames:
             load_config(tmp_path)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "silu", ...])
+def test_the_activation_of_gemma_is_the_reference_s(activation: Any, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, "gemma")
+    # Files of the first days have another field too, which the reference does not read.
+    change(directory, {"hidden_act": activation, "hidden_activation": None})
+    with torch.inference_mode():
+        want = load_reference(directory)(torch.tensor([PROMPT])).logits[0]
+    made = dense_logits(load_model(directory), PROMPT)
+    torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gemma_both_ways_is_refused_by_name(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, "gemma", num_hidden_layers=1)
+    change(directory, {"use_bidirectional_attention": True})
+    with pytest.raises(ModelLoadError, match="use_bidirectional_attention"):
+        load_config(directory)
+
+
 class TestExperts:
     @pytest.fixture(
         params=[

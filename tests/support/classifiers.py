@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint, save_tokenizer
 from tests.support.encoders import ENCODER_CLASSES, make_encoder, save_encoder_tokenizer
 
 SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
@@ -18,6 +19,7 @@ DECODER_STEMS = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3Text",
 }
@@ -36,6 +38,15 @@ def make_classifier(
         return directory
     kind = f"{DECODER_STEMS[name]}{ending}"
     return make_checkpoint(directory, name, class_name=kind, tokenizer=True, **fields, **overrides)
+
+
+def with_words(directory: Path) -> Path:
+    """A tokenizer with the tokens "yes" and "no" beside the checkpoint."""
+    save_tokenizer(directory, 300)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens(["yes", "no"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
 
 
 def load_classifier_reference(directory: Path, ending: str = SEQUENCE) -> Any:

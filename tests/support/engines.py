@@ -18,13 +18,17 @@ from tests.support.compiling import compile_settings
 
 
 def small_config(checkpoint: Path, **changes: Any) -> Config:
-    """Configuration of an engine on one thread; ``changes`` are ``section__key`` values."""
+    """Configuration of an engine on one thread; ``changes`` are ``section__key`` values.
+
+    Nobody drafts unless ``changes`` say so: tests count steps, and compare them.
+    """
     values: dict[str, dict[str, Any]] = {
         "model": {"path": str(checkpoint)},
         "device": {"num_threads": 1, "type": "cpu"},
         "compile": compile_settings(),
         "cache": {"block_size": 4},
         "scheduler": {"max_num_seqs": 8},
+        "speculation": {"method": "off"},
     }
     for name, value in changes.items():
         section, key = name.split("__")

@@ -60,8 +60,8 @@ def calibration_of(
     """
     if any(step.drafted_tokens for step in view.steps):
         raise ConfigError(
-            f"steps with drafts cannot be simulated: start the engine with speculation.method = "
-            f"off, not {config.speculation.method}"
+            "steps with drafts cannot be simulated: the engine that recorded them has to be "
+            "started with speculation.method = off"
         )
     # From arrival until queueing, a request takes time of the event loop: its prompt is processed.
     submits = [track.queued - track.arrival for track in view.requests]

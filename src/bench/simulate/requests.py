@@ -42,6 +42,9 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
         What it asks for. Its output is 0 tokens long unless that is text.
     pooling
         How hidden states become its vector; ``None`` of text.
+    call
+        The number of the first text of its call among all requests, in the order in which they are
+        submitted; ``None`` if it is alone.
     """
 
     at: float
@@ -51,6 +54,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     task: Task = "generate"
     pooling: Pooling | None = None
+    call: int | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -73,6 +77,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
             priority=self.priority,
             task=self.task,
             pooling=self.pooling,
+            call=self.call,
         )
 
 

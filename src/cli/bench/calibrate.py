@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     from src.bench.simulate.calibration import save
 
     config = config_of(arguments)
+    if arguments.url is None:
+        config = _without_drafts(config)
     if not arguments.duration > 0:
         raise ConfigError(f"--duration must be over 0, got {arguments.duration:g}")
     if not 0 <= arguments.embed_share <= 1:
@@ -92,6 +94,25 @@ def price_lines(found: Calibration) -> list[str]:
     lines.append(f"{'dispatch':<16}{_MS * cost.dispatch:>12.3f}")
     lines.append(f"{'submit':<16}{_MS * cost.submit:>12.3f}  (per request)")
     return lines
+
+
+def _without_drafts(config: Config) -> Config:
+    """The settings of the engine that is driven here, whose steps have no drafts.
+
+    Raises
+    ------
+    ConfigError
+        They name who drafts.
+    """
+    section = config.speculation
+    if section.method not in ("auto", "off"):
+        raise ConfigError(
+            f"speculation.method = {section.method}: bench calibrate prices steps without drafts, "
+            "because bench simulate knows nothing of them: leave it out, or set it to off"
+        )
+    return msgspec.structs.replace(
+        config, speculation=msgspec.structs.replace(section, method="off")
+    )
 
 
 async def _driven(config: Config, arguments: argparse.Namespace) -> Calibration:

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from src.cli.doctor.finding import Finding, short
-from src.core.config import Config
-from src.core.errors import ConfigError
+from src.core.config import Config, SpeculationSection
+from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
 from src.core.memory_report import size
 
 if TYPE_CHECKING:
+    from src.models import ServedModel
     from src.ops.build.installation import LevelState
 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -130,26 +133,89 @@ def gpu() -> Iterator[Finding]:
 
 def drafts(config: Config) -> Iterator[Finding]:
     """Who guesses next tokens on this device, and why nobody does."""
-    from src.engine.speculation.choice import choose_sources
+    from src.engine.drafters.loading import require_fields
+    from src.engine.speculation.choice import Traits, choose_sources
     from src.ops.build.installation import torch_build
 
     method, kind = config.speculation.method, str(config.device.type)
     if kind == "auto":
         kind = "cuda" if torch_build().gpus else "cpu"
+    model = _outlined(config)
+    traits = Traits(kind) if model is None else Traits.of(config, model)._replace(device_type=kind)
     try:
-        choice = choose_sources(config.speculation, device_type=kind)
-    except ConfigError as error:
-        remedy = "--set speculation.method=auto"
-        yield Finding("drafts", "broken", str(error), remedy)
+        choice = choose_sources(config.speculation, traits)
+        require_fields(config.speculation)
+        if method == "mtp" and model is not None and not _may_predict(model):
+            path = config.model.path
+            raise ConfigError(f"{path} describes no layer that predicts further tokens")
+        weights = _weights(config, fits=model is not None)
+    # All of these end a start.
+    except SlipstreamError as error:
+        yield Finding("drafts", "broken", str(error), "--set speculation.method=auto")
         return
     text = str(choice) if method == "off" else f"{method}: {choice}"
-    if choice.sources:
-        # What the model says is known at a start, and to `plan`.
+    if choice.sources and model is None:
+        # What the model says is known at a start.
         joins = "and windows" if kind == "cpu" else "or step inputs of their own"
-        text += f"; not for models with recurrent states {joins}"
-        if method == "auto" and kind == "cpu":
-            text += "; and mtp where the checkpoint brings a layer for it"
-    yield Finding("drafts", "good", text)
+        text += f"; not for models that do not generate, or with recurrent states {joins}"
+    if choice.sources and method == "auto" and (model is None or _may_predict(model)):
+        text += "; and mtp where the checkpoint brings a layer for it"
+    if choice.sources and model is not None and traits.has_states:
+        text += "; if memory has slots for recurrent states to spare (`plan` says)"
+    yield Finding("drafts", "good", text + weights)
+
+
+def _weights(config: Config, *, fits: bool) -> str:
+    """What is to be said of a drafter's own weights; reads none, and fetches nothing.
+
+    ``fits``: the model is here too, so that they can be compared.
+
+    Raises
+    ------
+    SlipstreamError
+        They are missing or damaged, or not made for the model.
+    """
+    from src.engine.drafters.loading import SOURCES, load_drafts, tokenizer_for
+    from src.engine.sizing.planning import outline_of
+    from src.models import resolve_model
+    from src.models.hub import is_hub_id
+
+    named = config.speculation.model
+    if config.speculation.method not in SOURCES or (named is not None and is_hub_id(named)):
+        return "" if named is None else f"; {named} is fetched at a start, and compared there"
+    if fits:
+        path = resolve_model(config.model.path, config.model.revision, weights=False)
+        load_drafts(config, outline_of(config), tokenizer_for(config, path), outlines=True)
+        return ""
+    if named is None:
+        return ""
+    try:
+        resolve_model(named, weights=False)
+    except ModelLoadError as error:
+        raise ConfigError(f"speculation.model: {error}") from error
+    return f"; whether {named} fits the model is seen where that is"
+
+
+def _outlined(config: Config) -> ServedModel | None:
+    """The configured model, if it is on this machine and of a native family."""
+    from src.engine.sizing.planning import outline_of
+
+    if not Path(config.model.path).expanduser().exists():
+        return None
+    # What a drafter reads of it is asked later: what is wrong with that says nothing of the model.
+    alone = msgspec.structs.replace(config, speculation=SpeculationSection(method="off"))
+    try:
+        return outline_of(alone)
+    # What is wrong with it is another finding.
+    except SlipstreamError:
+        return None
+
+
+def _may_predict(model: ServedModel) -> bool:
+    """Whether its configuration describes a layer that predicts further tokens."""
+    from src.models import Model
+
+    return isinstance(model, Model) and model.config.predictor is not None
 
 
 def _triton() -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from src.engine.drafters.onward import OnwardDrafter, run_largest
 from src.engine.drafters.source import DraftMemory, DraftPlace
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.speculation import BatchDrafter
-from src.models import Model, ModelConfig, ServedModel, load_config
+from src.models import Model, ModelConfig, ServedModel, device_of, load_config
 from src.models.checkpoint import StoredTensor, tensor_names
 from src.models.config import PredictorConfig
 from src.models.loading.cache_scales import scale_names
@@ -102,7 +102,7 @@ def load_mtp(
     options = replace(
         target.options,
         device=torch.device("meta") if outlines else target.spec.device,
-        served_on=target.options.served_on or target.spec.device,
+        served_on=device_of(target),
         formats=target.formats,
         rotates_in_op=False,
         outlines_tables=outlines,

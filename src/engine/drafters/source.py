@@ -83,11 +83,14 @@ class Source(NamedTuple):
     comes_with
         Whether the checkpoint of a model has such a drafter, which is read from there. None: it has
         a path of its own.
+    compares_tokens
+        Whether it needs the model's tokenizer, to compare vocabularies.
     """
 
     load: LoadSource
     taps: Callable[[Path, int], tuple[int, ...]] | None = None
     comes_with: Callable[[Path], bool] | None = None
+    compares_tokens: bool = False
 
 
 class LoadSource(Protocol):

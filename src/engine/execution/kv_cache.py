@@ -123,6 +123,7 @@ def plan_kv_cache(
     reserved_bytes: int = 0,
     free_bytes: int | None = None,
     state_backups: int = 0,
+    backups_are_spare: bool = False,
 ) -> tuple[KVCachePlan, int]:
     """Choose the number of blocks; returns the plan and the context length in tokens.
 
@@ -141,6 +142,8 @@ def plan_kv_cache(
         device need not be here.
     state_backups
         The most rows of a step that may have drafts although they have recurrent states.
+    backups_are_spare
+        See `plan_states`.
 
     Raises
     ------
@@ -158,6 +161,7 @@ def plan_kv_cache(
         max_num_seqs,
         snapshots=section.enable_prefix_caching,
         backups=state_backups,
+        backups_are_spare=backups_are_spare,
     )
     budget -= 0 if states is None else states.total_bytes
     num_blocks = section.num_blocks or budget // bytes_per_block

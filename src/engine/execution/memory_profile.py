@@ -25,7 +25,7 @@ from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_
 from src.engine.execution.pooling import RowPooling, Vectors, pooled_by
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import SampleBatch, Sampler, SamplingState
-from src.engine.speculation.choice import state_backups
+from src.engine.speculation.choice import Traits, choice_of, most_drafts, state_backups
 from src.engine.speculation.states_behind import MOST_AGAIN
 from src.models import ServedModel
 from src.ops.declaration import Backend
@@ -148,7 +148,7 @@ def compute_largest_step(
     if not is_captured and drafts is not None:
         waiting = drafts(forward(inputs, model.functions))
     hidden = forward(inputs, model.functions)
-    count = min(_most_sampled(config), scheduler.max_num_batched_tokens)
+    count = min(_most_sampled(config, model), scheduler.max_num_batched_tokens)
     # In a real step `hidden` lives until prompts are scored, in slices of at most this many rows.
     demanding = _demanding(config.limits.max_logprobs)
     for params in demanding[:1] if is_captured else demanding:
@@ -225,16 +225,13 @@ def _whole_prompts(config: Config, longest: int) -> StepPlan:
 def most_tokens(config: Config, model: ServedModel) -> int:
     """The most tokens of a step: those that are planned, and those that are computed again."""
     planned = config.scheduler.max_num_batched_tokens
-    if not any(layer.per == "sequence" for layer in model.kv_cache_spec()):
-        return planned
-    drafts = state_backups(config.speculation, model.spec.device.type) > 0
-    return planned + MOST_AGAIN if drafts else planned
+    falls_behind = state_backups(choice_of(config, model), Traits.of(config, model)) > 0
+    return planned + MOST_AGAIN if falls_behind else planned
 
 
-def _most_sampled(config: Config) -> int:
-    """The most positions that a step samples, with drafts if there may be some."""
-    section = config.speculation
-    drafts = 0 if section.method == "off" else section.num_speculative_tokens
+def _most_sampled(config: Config, model: ServedModel) -> int:
+    """The most positions that a step samples, with drafts if somebody drafts for the model."""
+    drafts = most_drafts(config.speculation, choice_of(config, model))
     return most_sampled(config.scheduler.max_num_seqs, drafts)
 
 

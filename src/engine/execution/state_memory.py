@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT = 64
 # The most snapshots for each row; further ones would hardly ever be found again.
 _SNAPSHOTS_PER_ROW = 4
+# Of so many snapshots one makes room for a row with drafts that nobody has asked for by name.
+_SNAPSHOTS_PER_SPARE = 4
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,19 @@ def plan_states(
     *,
     snapshots: bool,
     backups: int = 0,
+    backups_are_spare: bool = False,
 ) -> StatePlan | None:
     """Divide up to half of ``budget`` bytes into slots; ``None`` if the model has no such states.
 
     Snapshots get what rows leave, and at least about a quarter. If ``max_num_seqs`` rows do not
     fit, there are fewer. Rows with drafts get up to ``backups`` slots, and at most an eighth, or
     one if there are two.
+
+    Parameters
+    ----------
+    backups_are_spare
+        Whether nobody has asked for rows with drafts by name. Then they get no row's slot, and at
+        most a quarter of those of snapshots, which may be none.
 
     Raises
     ------
@@ -97,7 +106,13 @@ def plan_states(
             f"cache: half of {budget / MIB:.1f} MiB does not hold the recurrent states of one "
             f"sequence ({size / MIB:.1f} MiB): raise cache.memory_bytes"
         )
-    backups = min(backups, max_num_seqs, max(most // 8, 1 if most > 1 else 0))
+    if backups_are_spare:
+        rows = min(max_num_seqs, max(1, most * 3 // 4) if snapshots else most)
+        kept = min(most - rows, _SNAPSHOTS_PER_ROW * rows) if snapshots else 0
+        unused = most - rows - kept
+        backups = min(backups, max_num_seqs, most // 8, unused + kept // _SNAPSHOTS_PER_SPARE)
+    else:
+        backups = min(backups, max_num_seqs, max(most // 8, 1 if most > 1 else 0))
     # Where there are snapshots these make room for rows with drafts, and else rows do.
     rows = min(max_num_seqs, max(1, most * 3 // 4) if snapshots else most - backups)
     most -= backups

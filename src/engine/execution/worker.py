@@ -233,6 +233,13 @@ class Worker:
         with contextlib.suppress(RuntimeError):
             self._device_thread.post(partial(self._adapters.drop, key))
 
+    def forget_history(self) -> None:
+        """Let drafts come from nothing that was said so far, behind the launched steps."""
+        if (speculation := self._speculation) is not None:
+            # A worker that is closed at this moment releases everything anyway.
+            with contextlib.suppress(RuntimeError):
+                self._device_thread.post(speculation.forget)
+
     def launch(self, message: StepMessage, then: Callable[[], object]) -> InFlight:
         """Queue a step behind the launched ones; returns at once.
 
@@ -583,7 +590,14 @@ class Worker:
             # The loop that wakes takes the interpreter for a whole turn. So it is told once the
             # step behind computes, if that begins now. On CUDA other threads tell of results.
             held = self._device.is_host and self._device_thread.next_is_step
+            # Neither where that step begins with much work of a drafter's own.
+            held = held and self._on_device is None and not self._drafter_computes
             self._arrivals.post((in_flight, outcome), wakes=not held)
+
+    @property
+    def _drafter_computes(self) -> bool:
+        """Whether a drafter computes at the beginning of steps."""
+        return self._speculation is not None and self._speculation.computes
 
     def _fail(self, in_flight: InFlight, error: Exception) -> None:
         in_flight.times.device_end = time.monotonic()

@@ -150,6 +150,8 @@ class EmbeddingRun:
         # Ends the preparation at the deadline, or at an abort; ``None`` where none is under way.
         self._limit: asyncio.Timeout | None = None
         self._num_texts = 0
+        # Key of its first request; the queue knows by it which ones belong together.
+        self._call: int | None = None
         # Token ids of the texts that are not queued yet, int32: a list takes eight times as much.
         self._left: deque[array[int]] = deque()
         # Text -> how many of its first tokens are left out of what is pooled.
@@ -384,6 +386,10 @@ class EmbeddingRun:
         )
         if pooling != "all" and self._unpooled[index]:
             request = msgspec.structs.replace(request, num_unpooled=self._unpooled[index])
+        if self._num_texts > 1:
+            if self._call is None:
+                self._call = request.key
+            request = msgspec.structs.replace(request, call=self._call)
         submission = Submission(self._loop, self._parts.tokenizer, self.request_id, [request])
         if self.first is None:
             self.first = submission.choices[0].record

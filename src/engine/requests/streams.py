@@ -81,7 +81,7 @@ class RequestStream:
             self._cached_tokens = max(self._cached_tokens, cached_tokens)
 
     def count_predicted(self, drafted: int, accepted: int) -> None:
-        """Account for tokens of the prediction that a step has tried, and those that were right."""
+        """Account for tokens of the prediction that a step has tried, and those the output has."""
         right, wrong = self._predicted or (0, 0)
         self._predicted = (right + accepted, wrong + drafted - accepted)
 
@@ -158,6 +158,11 @@ def _joined(deltas: list[Delta]) -> Delta:
     logprobs: list[TokenLogprobs] | None = None
     if any(delta.logprobs is not None for delta in deltas):
         logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    step_starts: list[int] = []
+    begin = 0
+    for delta in deltas:
+        step_starts += [begin + start for start in delta.begins_steps]
+        begin += len(delta.token_ids)
     return Delta(
         request_id=last.request_id,
         index=last.index,
@@ -170,6 +175,7 @@ def _joined(deltas: list[Delta]) -> Delta:
             (delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None
         ),
         usage=last.usage,
+        step_starts=step_starts,
     )
 
 
@@ -222,9 +228,9 @@ class Choice:
         If a stop string ended it, the scheduler does not know that; the caller has to end the
         request there. Tokens after the one that completed the stop string are dropped.
         """
-        if event.drafted:
-            self._count_drafts(event)
         if event.finish_reason is None and not self.watches_text:
+            if event.drafted:
+                self._count_drafts(event, len(event.token_ids))
             self._go_on(event)
             return None
         token_ids, finish_reason = event.token_ids, event.finish_reason
@@ -243,6 +249,8 @@ class Choice:
             finish_reason, stop_reason = FinishReason.STOP, self._text.stop
             if delta.stop is not None:
                 token_ids = token_ids[: delta.num_tokens]
+        if event.drafted:
+            self._count_drafts(event, len(token_ids))
         if self.pieces is not None:
             self.pieces.append(text)
         self.num_tokens += len(token_ids)
@@ -266,11 +274,13 @@ class Choice:
         )
         return finish_reason
 
-    def _count_drafts(self, event: RequestEvent) -> None:
+    def _count_drafts(self, event: RequestEvent, num_tokens: int) -> None:
+        """Account for a step's drafts, of which the output has no more than ``num_tokens``."""
+        accepted = min(event.accepted, num_tokens)
         self.record.drafted += event.drafted
-        self.record.accepted += event.accepted
+        self.record.accepted += accepted
         if event.source == "prediction":
-            self._stream.count_predicted(event.drafted, event.accepted)
+            self._stream.count_predicted(event.drafted, accepted)
 
     def _go_on(self, event: RequestEvent) -> None:
         """The fast path of `take`: more tokens, no end, and no stop strings to look for."""

@@ -126,12 +126,12 @@ class TokenVectorRun(EmbeddingRun):
 
     def _window(self) -> int:
         assert self._embedder is not None
-        return _window_of(super()._window(), self._longest, self._embedder.recipe.size)
+        return _window_of(super()._window(), self._longest, self._embedder.recipe.token_size)
 
     def _values(self, num_tokens: int) -> int:
         assert self._embedder is not None
         self._longest = max(self._longest, num_tokens)
-        return num_tokens * self._embedder.recipe.size
+        return num_tokens * self._embedder.recipe.token_size
 
     def _pooling(self) -> Any:
         return "all"
@@ -140,8 +140,8 @@ class TokenVectorRun(EmbeddingRun):
         assert self._embedder is not None
         recipe = self._embedder.recipe
         if recipe.normalizes if self._normalizes is None else self._normalizes:
-            numbers = _in_blocks(numbers, recipe.size, _normalized)
-        return _encoding(self.request_id, numbers, recipe.size, last)
+            numbers = _in_blocks(numbers, recipe.token_size, _normalized)
+        return _encoding(self.request_id, numbers, recipe.token_size, last)
 
 
 class PairRun(EmbeddingRun):

@@ -55,7 +55,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len
         The most tokens of a request, prompt and output together.
     policy
-        ``fcfs`` orders by arrival, ``priority`` by the request's priority and then arrival.
+        ``fcfs`` orders by arrival, ``priority`` by the request's priority and then arrival. In both
+        calls of several texts take turns (``places.py``).
     max_waiting_requests, max_waiting_tokens
         Bounds of the waiting queue. An empty queue takes any request.
     max_bypasses

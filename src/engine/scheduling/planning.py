@@ -39,6 +39,18 @@ class StepPlanner:
         self.waiting = waiting
         self.stats = stats
         self.preempt = preempt
+        # Positions that a row with drafts keeps behind them: one for each step that may be planned
+        # before theirs is committed.
+        self.kept = 1
+
+    def begin(self, num_in_flight: int) -> None:
+        """Begin a step; blocks that were lent for drafts come back if somebody may want them."""
+        self.kept = max(self.kept, num_in_flight)
+        allocator = self.allocator
+        if allocator.borrowers and (
+            len(self.waiting) or allocator.pool.num_free < allocator.longest
+        ):
+            allocator.take_back_lent(self.kept)
 
     def fill(self, builder: PlanBuilder, prefills: list[RequestState]) -> None:
         """Plan prompts: those of running requests by rank, and then of waiting ones by rank."""
@@ -73,8 +85,9 @@ class StepPlanner:
         """Let rows that sample one token verify drafts, as far as budget and memory are left.
 
         Drafts take nothing from anybody: they get tokens that nobody wanted, and further blocks
-        only while no request waits and the look-ahead of all rows stays free. How many of them the
-        device really has is another matter, so rows share what there is evenly.
+        only while no request waits and the look-ahead of all rows stays free
+        (`RowAllocator.extend_for_drafts`). How many of them the device really has is another
+        matter, so rows share what there is evenly.
 
         Each draft is one more position to sample, with logits of the whole vocabulary. So drafts
         fill a step up to ``SchedulerLimits.max_sampled`` such positions, which memory is sized for.
@@ -86,7 +99,7 @@ class StepPlanner:
         sampled = sum([step.num_sampled for step in builder.rows])
         most = min(limits.max_num_batched_tokens - builder.num_tokens, limits.max_sampled - sampled)
         # Found out once, and only if a row wants blocks.
-        spare = 0 if len(self.waiting) else None
+        spare = -1 if len(self.waiting) else None
         for given, (drafts, index) in enumerate(sorted(wanted)):
             if most < 1:
                 return
@@ -94,11 +107,10 @@ class StepPlanner:
             drafts = min(drafts, -(-most // (len(wanted) - given)))
             state = builder.states[index]
             room = self._draft_room(state)
-            if drafts > room and spare != 0:
+            if drafts > room and (spare is None or spare >= 0):
                 if spare is None:
                     spare = allocator.spare_blocks()
-                appends = allocator.extend_for_drafts(state, drafts + 1, spare)
-                spare -= sum(len(append.block_ids) for append in appends)
+                appends, spare = allocator.extend_for_drafts(state, drafts + self.kept, spare)
                 builder.appends += appends
                 room = self._draft_room(state)
             drafts = min(drafts, room)
@@ -113,9 +125,11 @@ class StepPlanner:
         None where the step copies the row's recurrent states, nor up to where a later one does:
         that must know where they stand.
         """
-        wanted = []
-        saved, snapshots = {save.row for save in builder.saves}, builder.snapshots
+        wanted: list[tuple[int, int]] = []
+        snapshots = builder.snapshots
+        saved = {save.row for save in builder.saves} if builder.saves else ()
         for index, state in enumerate(builder.states):
+            # Most rows rest, and every step asks.
             if state.rests:
                 state.rests -= 1
                 continue
@@ -132,21 +146,23 @@ class StepPlanner:
                 wanted.append((drafts, index))
         return wanted
 
-    @staticmethod
-    def _draft_room(state: RequestState) -> int:
+    def _draft_room(self, state: RequestState) -> int:
         """Positions for drafts in the blocks that a row has.
 
-        The next step is planned as if all of them were right, so it needs a position behind them,
-        except at the end. Without it that step would want a block, perhaps for nothing.
+        The next ``kept`` steps are planned as if all of them were right, so each needs a position
+        behind them, except at the end. Without it such a step would want a block, perhaps for
+        nothing.
         """
         room = state.capacity - state.launched
-        return room if state.capacity >= state.max_kv_tokens else room - 1
+        return room if state.capacity >= state.max_kv_tokens else room - self.kept
 
     def grow(self, state: RequestState, builder: PlanBuilder) -> bool:
         """Give a running row its next blocks, preempting others if need be; false if it waits."""
         allocator = self.allocator
         groups = allocator.short_groups(state)
         while allocator.pool.num_free < len(groups):
+            if allocator.take_back_lent(self.kept):
+                continue
             builder.short = True
             # While steps in flight will free blocks anyway, nobody else is preempted, nor for a
             # block that is needed only if drafts in flight are right.

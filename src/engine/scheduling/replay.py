@@ -4,7 +4,7 @@ Lines are in the order of the calls. Each is an array that begins with the kind 
 
     ["limits", version, {...}]                          the scheduler was built
     ["add", key, priority, max_tokens, min_tokens, prompt_logprobs, salt, [token, ...],
-            adapter, tenant, pooling, has_grammar, task]
+            adapter, tenant, pooling, has_grammar, task, call, media]
     ["finish", key, reason]                             a request was ended from outside
     ["expire", [key, ...]]                              deadlines passed
     ["plan", step_id, installs, block_appends, rows, state_loads, state_saves, adapters]
@@ -20,7 +20,8 @@ block ids per group of layers. Block appends are ``[row, group, index, block_ids
 ``[..., drafts, slack, limit]``; ``samples`` is 2 where a pooled row ends. Copies of recurrent
 states are ``[row, slot]``.
 A request's adapter is ``[key, number of its content]`` or null, and a plan has
-``[row, key, slot]`` for each install with one.
+``[row, key, slot]`` for each install with one. Its call is the key of the first of the texts that
+were asked for together, or null. Its media are ``[[block, number of their key], ...]``.
 
 Rests are ``[index of the row in its plan, steps without drafts]``.
 
@@ -47,7 +48,7 @@ from src.engine.scheduling.admission import SchedulerLimits
 from src.engine.scheduling.plan_builder import SchedulerStats
 from src.engine.scheduling.scheduler import Scheduler
 
-VERSION: Final = 5
+VERSION: Final = 6
 # Logs from this version on are replayed: what they lack has a default.
 OLDEST_VERSION: Final = 2
 END_TOKEN: Final = -1
@@ -80,6 +81,9 @@ class AddLine(_Line, frozen=True, tag="add"):
     has_grammar: bool = False
     # Logs up to version 4 have none: there were no tasks beside text and vectors.
     task: Task | None = None
+    # Logs up to version 5 have neither: texts waited in order of arrival, and media had no names.
+    call: int | None = None
+    media: list[tuple[int, int]] = []
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -339,6 +343,9 @@ def _request(line: AddLine) -> Request:
         tenant=line.tenant,
         task=line.task or ("generate" if line.pooling is None else "embed"),
         pooling=line.pooling,
+        call=line.call,
+        # Keys are not in a log; equal ones have equal numbers there.
+        media_keys={block: number.to_bytes(8) for block, number in line.media},
         # Of a grammar the scheduler knows only that there is one.
         grammar=True if line.has_grammar else None,
     )

@@ -28,6 +28,8 @@ from src.engine.kv.prefix_cache import Match
 
 # (priority class, arrival number): smaller goes first. Unique; a request keeps it for life.
 Rank = tuple[int, int]
+# (priority class, start in virtual time, whether it is of a call, arrival number): see `places`.
+Place = tuple[int, int, bool, int]
 
 
 class Phase(enum.Enum):
@@ -47,7 +49,10 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     key, prompt_len
         Copies of the request's key and its number of prompt tokens.
     rank
-        Its place in every order: admission, planning, preemption.
+        Its place in every order of requests that run: planning, preemption.
+    place
+        Its place among those that wait in its lane; kept for life. ``None`` while others of its
+        call, or others that are alone, are before it and not yet looked at.
     lane
         Whose requests it is served with (``SchedulerLimits.lane_of``).
     chain
@@ -113,6 +118,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     prompt_len: int
     limit: int
     lane: str = ""
+    place: Place | None = None
     match: Match | None = None
     in_progress: bytes | None = None
     prefix_leader: tuple[int, bool] | None = None
@@ -141,6 +147,11 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     def max_kv_tokens(self) -> int:
         """The most positions of KV it can need: the KV of the last token is never computed."""
         return self.limit - 1
+
+    @property
+    def certain(self) -> int:
+        """Positions whose KV the launched steps compute at least, however few drafts are right."""
+        return self.launched - self.slack
 
     @property
     def is_exhausted(self) -> bool:

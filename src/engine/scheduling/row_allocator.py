@@ -70,7 +70,7 @@ def victim_of_tenants(
 
     return min(
         filter(gives_way, running),
-        key=lambda state: (-held[state.lane], -state.rank[0], state.launched, -state.rank[1]),
+        key=lambda state: (-held[state.lane], -state.rank[0], state.certain, -state.rank[1]),
         default=None,
     )
 
@@ -88,6 +88,10 @@ class RowAllocator:
         The slots of adapters.
     snapshots
         When recurrent states are copied; ``None`` if they never are.
+    longest
+        Blocks that the longest request needs at a time.
+    borrowers
+        Key -> a running request that may have blocks beyond its look-ahead, for drafts.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -116,6 +120,8 @@ class RowAllocator:
         self._windows = [
             (group, window) for group, window in enumerate(limits.windows) if window is not None
         ]
+        self.longest = limits.blocks_held(limits.max_model_len)
+        self.borrowers: dict[int, RequestState] = {}
         # Digest of a block that is being computed -> the running request that computes it.
         self._in_progress: dict[bytes, RequestState] = {}
 
@@ -166,16 +172,26 @@ class RowAllocator:
     def lookahead(self, state: RequestState) -> int:
         """Blocks that a running request will need soon, less those that its windows return.
 
-        Soon means within ``limits.lookahead_tokens`` tokens.
+        Soon means within ``limits.lookahead_tokens`` tokens behind those that are certain to come:
+        nothing is reserved for drafts in flight.
         """
-        soon = min(state.target + self.limits.lookahead_tokens, state.max_kv_tokens)
-        blocks = blocks_for(soon, self.limits.block_size)
+        blocks = self._blocks_soon(state)
         missing = 0
         for table, behind, most in zip(state.block_ids, state.behind, self._most, strict=True):
             more = min(blocks, behind + most) - len(table)
             if more > 0:
                 missing += more
         return missing
+
+    def _reserved(self, state: RequestState, group: int) -> int:
+        """The part of a group in `lookahead`; negative if its table is longer than that."""
+        most = min(self._blocks_soon(state), state.behind[group] + self._most[group])
+        return most - len(state.block_ids[group])
+
+    def _blocks_soon(self, state: RequestState) -> int:
+        certain = state.target - state.slack
+        soon = min(certain + self.limits.lookahead_tokens, state.max_kv_tokens)
+        return blocks_for(soon, self.limits.block_size)
 
     def needed(self, state: RequestState) -> int:
         """Blocks for a request's known tokens and its lookahead, without what may be cached."""
@@ -249,23 +265,62 @@ class RowAllocator:
         return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
 
     def spare_blocks(self) -> int:
-        """Free blocks beyond what all running requests need soon (`lookahead`); 0 if there is none.
+        """Free blocks beyond what all running requests need soon (`lookahead`); may be negative."""
+        return self.pool.num_free - sum(map(self.lookahead, self.running))
 
-        They stay so while they are given to rows: what a row has it needs no longer.
+    def extend_for_drafts(
+        self, state: RequestState, num_tokens: int, spare: int
+    ) -> tuple[list[BlockAppend], int]:
+        """Give a running request blocks for up to ``num_tokens`` more positions than launched.
+
+        Of its `lookahead` it may have all, because admission keeps that free for it anyway. Further
+        blocks are lent to it, as long as the longest request would fit beside them: it returns them
+        when somebody wants them (`take_back_lent`).
+
+        Parameters
+        ----------
+        spare
+            `spare_blocks`. If it is negative there is nothing to give.
+
+        Returns
+        -------
+        The blocks, and what is spare behind that.
         """
-        return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))
-
-    def extend_for_drafts(self, state: RequestState, drafts: int, spare: int) -> list[BlockAppend]:
-        """Give a running request blocks for up to ``drafts`` positions behind its launched ones.
-
-        ``spare``: the most blocks that it gets.
-        """
+        if spare < 0:
+            return [], spare
         size = self.limits.block_size
         # What is launched is a bound, and may be as far as a request gets: its table ends there.
-        wanted = blocks_for(min(state.launched + drafts, state.max_kv_tokens), size)
-        missing = wanted - state.capacity // size
+        end = min(state.launched + num_tokens, state.max_kv_tokens)
         short = self.short_groups(state)
-        return self.append_blocks(state, short, max(0, min(missing, spare // len(short))))
+        own = max(0, min(self._reserved(state, group) for group in short))
+        lent = max(0, (spare - self.longest) // len(short))
+        missing = blocks_for(end, size) - state.capacity // size
+        if missing > own and lent:
+            self.borrowers[state.key] = state
+        others = spare - self.pool.num_free + self.lookahead(state)
+        appends = self.append_blocks(state, short, max(0, min(missing, own + lent)))
+        return appends, others + self.pool.num_free - self.lookahead(state)
+
+    def take_back_lent(self, kept: int) -> bool:
+        """Take back the blocks that drafts have beyond what their rows need soon (`lookahead`).
+
+        Those up to where steps in flight may reach stay, with ``kept`` positions behind them, until
+        these are committed. Returns whether some block was taken.
+        """
+        before, size = self.pool.num_free, self.limits.block_size
+        borrowers, self.borrowers = self.borrowers, {}
+        for state in borrowers.values():
+            if state.phase is not Phase.RUNNING:
+                continue
+            reach = blocks_for(state.launched + (kept if state.slack else 0), size)
+            for group, table in enumerate(state.block_ids):
+                end = max(reach, len(table) + min(0, self._reserved(state, group)))
+                self.pool.release(table[end:])
+                del table[end:]
+            state.capacity = min(map(len, state.block_ids)) * size
+            if state.slack:
+                self.borrowers[state.key] = state
+        return self.pool.num_free > before
 
     def short_groups(self, state: RequestState) -> list[int]:
         """The groups whose block tables end at the request's capacity; others reach further."""
@@ -363,7 +418,7 @@ class RowAllocator:
         """Per group with a window: the blocks that are released once all steps are committed."""
         size = self.limits.block_size
         # Blocks are released only when a further block has become full.
-        full = (state.launched - state.slack) // size
+        full = state.certain // size
         if full <= state.registered:
             return []
         return [
@@ -382,7 +437,7 @@ class RowAllocator:
         behind = [state for state in self.running if state.rank > needy.rank]
         return min(
             behind,
-            key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),
+            key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),
             default=None,
         )
 
@@ -392,6 +447,7 @@ class RowAllocator:
         """Mark a running request as ended or being preempted. It keeps its row and blocks."""
         state.phase = phase
         self._withdraw(state)
+        self.borrowers.pop(state.key, None)
         self.running.remove(state)
         self.leaving.append(state)
 

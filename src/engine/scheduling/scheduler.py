@@ -300,6 +300,7 @@ class Scheduler:
 
         With no step in flight it is ``None`` only if there is no request.
         """
+        self._planner.begin(len(self._in_flight))
         most, snapshots = self.limits.max_num_batched_tokens, self._allocator.snapshots
         builder = PlanBuilder(self._last_launched + 1, most, snapshots)
         prefills: list[RequestState] = []
@@ -350,7 +351,7 @@ class Scheduler:
     def _preempt(self, victim: RequestState) -> None:
         """Take a running request's row; it waits again behind its fence."""
         self.stats.preemptions += 1
-        self.stats.recomputed_tokens += victim.launched - victim.slack
+        self.stats.recomputed_tokens += victim.certain
         self._preempted.append(victim.key)
         self._leave(victim, Phase.PREEMPTING)
 
@@ -480,7 +481,7 @@ class Scheduler:
     # Checks of invariants.
 
     def check(self) -> None:
-        """Check that every block, row and request is accounted for; O(blocks).
+        """Check that every block, row and request is accounted for; O(blocks and requests).
 
         For tests: it is too slow for a scheduler at work.
 
@@ -491,6 +492,7 @@ class Scheduler:
         """
         allocator = self._allocator
         allocator.check([save for plan, _ in self._in_flight for save in plan.state_saves])
+        self._waiting.check()
         unfinished = sum(lane.num_unfinished for lane in self._waiting.lanes.values())
         preempting = sum(state.phase is Phase.PREEMPTING for state in allocator.leaving)
         expected = len(self._waiting) + len(allocator.running) + preempting

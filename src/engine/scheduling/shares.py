@@ -204,7 +204,7 @@ class SharingPlanner:
     def _order(self, state: RequestState, taken: int) -> tuple[float, int, int, int]:
         """Who is preempted first: who has most, least importance, least to recompute, came last."""
         weight = self._waiting.lanes[state.lane].weight
-        return -taken / weight, -state.rank[0], state.launched, -state.rank[1]
+        return -taken / weight, -state.rank[0], state.certain, -state.rank[1]
 
     # The step.
 
@@ -261,7 +261,7 @@ class SharingPlanner:
                 [state.target - state.launched for state in running if state.request.pooling]
             )
             if has_room and self._may_admit(lane, {}):
-                wanted[lane.name] += lane.num_tokens
+                wanted[lane.name] += lane.num_tokens - lane.num_predicted_tokens
                 pooled[lane.name] += lane.num_pooled_tokens
         tokens = self._share_out(builder.budget, lanes, wanted)
         if builder.pooled_budget < builder.budget:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final
 
 from src.core.errors import InvalidRequestError, QueueFullError
 from src.core.request import Request
+from src.engine.kv.block_pool import InvariantError
 from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.admission import (
     MAX_MISFITS_PER_STEP,
     MAX_PREFIX_WAITS_PER_STEP,
     URGENT,
 )
-from src.engine.scheduling.request_state import Phase, Rank, RequestState
+from src.engine.scheduling.places import Places
+from src.engine.scheduling.request_state import Phase, Place, RequestState
+
+_by_place = attrgetter("place")
 
 # A heap is rebuilt when more than this number and more than half of its entries are dead.
 _MIN_DEAD: Final = 64
@@ -24,12 +29,13 @@ _FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_PREFIX_WAITS_PER_STEP)
 
 
 class Lane:
-    """The requests of one tenant, those that wait in order of rank.
+    """The requests of one tenant, those that wait in order of their places.
 
-    Admission looks at the first few requests only. These are kept in a sorted list; the rest is a
-    heap. A request that ends in the heap stays there as a dead entry, until it reaches the top or
-    until the heap is rebuilt because most entries are dead. Every operation is O(log n) amortized;
-    looking at the first few is O(1).
+    Admission looks at the first few requests only. These are kept in a sorted list. Behind it is a
+    heap, with the next request of each flow; the others of the flow follow (`Places`). A request
+    that ends in the heap stays there as a dead entry, until it reaches the top or until the heap is
+    rebuilt because most entries are dead. Every operation is O(log n) amortized; looking at the
+    first few is O(1).
 
     Attributes
     ----------
@@ -40,8 +46,8 @@ class Lane:
     num_waiting, num_tokens
         Waiting requests, those aside included, and their tokens. A prediction counts once, however
         many of them share it.
-    num_pooled_tokens
-        How many of these tokens are of pooled requests.
+    num_pooled_tokens, num_predicted_tokens
+        How many of these tokens are of pooled requests, and of predictions, which no step computes.
     credit
         Prompt tokens that it may still have computed before the next lane's turn; kept over steps
         that are too small for a turn.
@@ -54,10 +60,12 @@ class Lane:
         "_front",
         "_heap",
         "_num_dead",
+        "_places",
         "_sharing",
         "credit",
         "name",
         "num_pooled_tokens",
+        "num_predicted_tokens",
         "num_tokens",
         "num_unfinished",
         "num_waiting",
@@ -72,13 +80,16 @@ class Lane:
         self.num_waiting = 0
         self.num_tokens = 0
         self.num_pooled_tokens = 0
+        self.num_predicted_tokens = 0
         self.credit = 0
         self.passed = 0
-        # Sorted by rank. All of them rank before everything in the heap, and none is dead.
+        # Priority -> the places of its requests.
+        self._places: dict[int, Places] = {}
+        # Sorted by place. All of them are before everything in the heap, and none is dead.
         self._front: list[RequestState] = []
-        # Pooled requests for which no step had room, sorted by rank.
+        # Pooled requests for which no step had room, sorted by place.
         self._aside: list[RequestState] = []
-        self._heap: list[tuple[Rank, RequestState]] = []
+        self._heap: list[tuple[Place, RequestState]] = []
         self._num_dead = 0
         # Identity of a prediction -> its waiting requests, which keep it.
         self._sharing: dict[int, int] = {}
@@ -87,7 +98,9 @@ class Lane:
         """Count a waiting request: 1 if it begins to wait, -1 if it ends; returns its tokens."""
         num_tokens = len(state.token_ids)
         if state.request.prediction:
-            num_tokens += self._count_prediction(state.request, sign)
+            predicted = self._count_prediction(state.request, sign)
+            self.num_predicted_tokens += sign * predicted
+            num_tokens += predicted
         num_tokens *= sign
         self.num_waiting += sign
         self.num_tokens += num_tokens
@@ -106,15 +119,53 @@ class Lane:
             del self._sharing[key]
         return 0 if before and after else request.num_predicted
 
+    def enter(self, state: RequestState) -> None:
+        """Count a new request as unfinished until `leave`."""
+        self.num_unfinished += 1
+        self._places_of(state).enter(state)
+
+    def leave(self, state: RequestState) -> None:
+        """Note that a request has ended."""
+        self.num_unfinished -= 1
+        places = self._places_of(state)
+        places.leave(state)
+        if not places.num_unfinished:
+            del self._places[state.rank[0]]
+
+    def _places_of(self, state: RequestState) -> Places:
+        places = self._places.get(state.rank[0])
+        if places is None:
+            places = self._places[state.rank[0]] = Places()
+        return places
+
     def insert(self, state: RequestState) -> None:
-        """Insert a request by its rank."""
-        if self._front and state.rank < self._front[-1].rank:
-            insort(self._front, state, key=attrgetter("rank"))
-            if len(self._front) > _FRONT_SIZE:
-                last = self._front.pop()
-                heapq.heappush(self._heap, (last.rank, last))
-        else:
-            heapq.heappush(self._heap, (state.rank, state))
+        """Insert a request by its place; a new one gets that here, or behind those before it."""
+        if state.place is not None:
+            self._put(state)
+        elif (places := self._places_of(state)).assign(state) and not self._put(state):
+            places.hold(state)
+
+    def _put(self, state: RequestState) -> bool:
+        """Put a request that has a place where it belongs; returns whether that is the front."""
+        assert state.place is not None
+        if not self._front or _by_place(self._front[-1]) < state.place:
+            heapq.heappush(self._heap, (state.place, state))
+            return False
+        insort(self._front, state, key=_by_place)
+        if len(self._front) > _FRONT_SIZE:
+            last = self._front.pop()
+            heapq.heappush(self._heap, (_by_place(last), last))
+        return True
+
+    def _follow(self, state: RequestState) -> None:
+        """Let the next one of its flow come where a request leaves the heap."""
+        places = self._places_of(state)
+        follower = places.follow(state)
+        # Where others of its flow have ended, it may start before those that are in the front.
+        while follower is not None and self._put(follower):
+            follower = places.next(follower)
+        if follower is not None:
+            places.hold(follower)
 
     def peek(self, index: int) -> RequestState | None:
         """The waiting request at place ``index``, counted from 0; ``None`` if there is none."""
@@ -122,6 +173,7 @@ class Lane:
             _, state = heapq.heappop(self._heap)
             if state.phase is Phase.WAITING:
                 self._front.append(state)
+                self._follow(state)
             else:
                 self._num_dead -= 1
         return self._front[index] if index < len(self._front) else None
@@ -130,9 +182,16 @@ class Lane:
         """Take out the request that ``peek(index)`` returned."""
         return self._front.pop(index)
 
+    def admit(self, index: int) -> RequestState:
+        """Take out the request that ``peek(index)`` returned, because it gets a row."""
+        state = self.take(index)
+        self._places_of(state).admit(state)
+        self.forget_dead()
+        return state
+
     def set_aside(self, index: int) -> None:
         """Let what ``peek(index)`` returned wait where nobody looks at it, until `bring_back`."""
-        insort(self._aside, self._front.pop(index), key=attrgetter("rank"))
+        insort(self._aside, self._front.pop(index), key=_by_place)
 
     def bring_back(self, num_tokens: int) -> None:
         """Bring back the first requests that were set aside, of so many tokens or a little more."""
@@ -141,21 +200,42 @@ class Lane:
             num_tokens -= len(state.token_ids)
             self.insert(state)
 
-    def discard(self, state: RequestState) -> None:
-        """Drop a request that has just ended while waiting here.
+    def discard(self, state: RequestState, *, was_aside: bool = False) -> None:
+        """Drop a request that has just ended while waiting, here or elsewhere (``was_aside``).
 
         What passed the first one does not count for the next.
         """
-        if _remove(self._aside, state):
+        self._places_of(state).discard(state)
+        if was_aside or state.place is None or _remove(self._aside, state):
             return
-        if self._front and state.rank <= self._front[-1].rank:
-            index = bisect_left(self._front, state.rank, key=attrgetter("rank"))
+        if self._front and state.place <= _by_place(self._front[-1]):
+            index = bisect_left(self._front, state.place, key=_by_place)
             del self._front[index]
             if index == 0:
                 self.passed = 0
         else:
             self._num_dead += 1
+            self._follow(state)
         self.forget_dead()
+
+    def check(self, num_elsewhere: int) -> None:
+        """Check that each waiting request will have its turn; O(waiting requests), for tests.
+
+        Raises
+        ------
+        InvariantError
+            One is lost, or not in order.
+        """
+        heap = [state for _, state in self._heap if state.phase is Phase.WAITING]
+        front = [_by_place(state) for state in self._front]
+        if front != sorted(front) or (front and heap and min(map(_by_place, heap)) < front[-1]):
+            raise InvariantError(f"lane {self.name!r}: the front is not in order of places")
+        behind = sum(places.check(heap) for places in self._places.values())
+        found = len(front) + len(heap) + behind + len(self._aside) + num_elsewhere
+        if found != self.num_waiting:
+            raise InvariantError(
+                f"lane {self.name!r}: {found} wait, {self.num_waiting} are counted"
+            )
 
     def forget_dead(self) -> None:
         """Rebuild the heap when most entries are dead, or empty it when all of them are."""
@@ -167,8 +247,10 @@ class Lane:
 
 
 def _remove(states: list[RequestState], state: RequestState) -> bool:
-    """Remove a request from those sorted by rank; returns whether it was there."""
-    index = bisect_left(states, state.rank, key=attrgetter("rank"))
+    """Remove a request from those sorted by place; returns whether it was there."""
+    if state.place is None:
+        return False
+    index = bisect_left(states, state.place, key=_by_place)
     if index == len(states) or states[index] is not state:
         return False
     del states[index]
@@ -258,7 +340,7 @@ class WaitingQueue:
         self._reserved: dict[str, int] = {}
         self.lanes: dict[str, Lane] = {}
         self._count = 0
-        # Key of an adapter -> its requests, sorted by rank.
+        # Key of an adapter -> its requests, sorted by place.
         self._aside: dict[int, list[RequestState]] = {}
 
     def __len__(self) -> int:
@@ -340,13 +422,13 @@ class WaitingQueue:
 
     def enter(self, state: RequestState) -> None:
         """Insert a new request, which counts as its lane's until `leave`."""
-        self._lane_of(state).num_unfinished += 1
+        self._lane_of(state).enter(state)
         self.push(state)
 
     def leave(self, state: RequestState) -> None:
         """Note that a request has ended; a lane of which all have ended is forgotten."""
         lane = self.lanes[state.lane]
-        lane.num_unfinished -= 1
+        lane.leave(state)
         if not lane.num_unfinished:
             del self.lanes[state.lane]
 
@@ -358,7 +440,7 @@ class WaitingQueue:
         return lane
 
     def push(self, state: RequestState) -> None:
-        """Insert a request by its rank."""
+        """Insert a request by its place."""
         lane = self._lane_of(state)
         self.num_tokens += lane.count(state, 1)
         self._count += 1
@@ -377,10 +459,9 @@ class WaitingQueue:
         self.lanes[lane.name] = lane
 
     def pop(self, lane: Lane, index: int) -> RequestState:
-        """Take out the request that ``lane.peek(index)`` returned."""
-        state = lane.take(index)
+        """Take out the request that ``lane.peek(index)`` returned, because it gets a row."""
+        state = lane.admit(index)
         self._remove(state)
-        lane.forget_dead()
         return state
 
     def set_aside(self, lane: Lane, index: int) -> None:
@@ -388,14 +469,14 @@ class WaitingQueue:
         state = lane.take(index)
         adapter = state.request.adapter
         assert adapter is not None
-        insort(self._aside.setdefault(adapter.key, []), state, key=attrgetter("rank"))
+        insort(self._aside.setdefault(adapter.key, []), state, key=_by_place)
         self._slots.wait(adapter)
 
     def bring_back(self) -> None:
         """Bring back requests that may be admitted now, since slots have changed.
 
         These are all of adapters that have a slot, and the first one of as many other adapters as
-        could get one, by their lanes' turns and then by rank. The others of such an adapter follow
+        could get one, by their lanes' turns and then by place. The others of such an adapter follow
         once it has its slot.
         """
         slots = self._slots
@@ -409,8 +490,8 @@ class WaitingQueue:
         lanes = sorted(self.lanes, key=lambda name: name != URGENT)
         turns = {name: turn for turn, name in enumerate(lanes)}
 
-        def place(state: RequestState) -> tuple[int, Rank]:
-            return turns[state.lane], state.rank
+        def place(state: RequestState) -> tuple[int, Place]:
+            return turns[state.lane], _by_place(state)
 
         # Not those of a closed one: it has a slot, and may not use it.
         heads = [
@@ -435,19 +516,24 @@ class WaitingQueue:
             del self._aside[key]
         return True
 
+    def check(self) -> None:
+        """See `Lane.check`."""
+        elsewhere = Counter(state.lane for states in self._aside.values() for state in states)
+        for lane in self.lanes.values():
+            lane.check(elsewhere[lane.name])
+
     def discard(self, state: RequestState) -> None:
         """Drop a request that has just ended while waiting."""
         lane = self._remove(state)
         adapter = state.request.adapter
+        was_aside = False
         if adapter is not None:
             was_aside = self._remove_aside(state, adapter.key)
             if adapter.key not in self._aside:
                 self._slots.give_up(adapter.key)
             # It may have been brought back for a slot, which another one can have now.
             self._slots.changed = True
-            if was_aside:
-                return
-        lane.discard(state)
+        lane.discard(state, was_aside=was_aside)
 
 
 class Deadlines:

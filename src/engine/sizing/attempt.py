@@ -15,16 +15,25 @@ from src.core.errors import ConfigError, ModelLoadError
 from src.core.memory_report import MemoryReport, size
 from src.distributed import Group
 from src.engine.drafters.loading import load_drafts, taps_for
-from src.engine.drafters.source import NO_MEMORY
+from src.engine.drafters.source import NO_MEMORY, DraftMemory
 from src.engine.execution.cache_dtype import set_cache_dtype
 from src.engine.execution.kv_cache import KVCachePlan, block_size_of
 from src.engine.execution.kv_groups import lay_out
 from src.engine.sizing.device_table import DeviceDescription
-from src.engine.sizing.start import MemoryPlan, Reckoned, reckon_memory
+from src.engine.sizing.start import (
+    MemoryPlan,
+    Reckoned,
+    reckon_memory,
+    table_bytes,
+    weight_bytes,
+    why_left_out,
+)
+from src.engine.speculation.choice import Choice, choice_of
 from src.models import Implementation, ModelConfig, ServedModel, load_config, outline_model
 from src.models.adapters.memory import AdapterRoom
 from src.models.loading.options import LoadOptions
 from src.ops.build.levels import cpu_flags, fastest_level
+from src.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +55,24 @@ class Attempt:
         ``None`` if KV memory does not fit.
     reason
         Why it does not fit; ``None`` if it does.
+    left_out
+        Why a drafter that the checkpoint brings is not used; empty: it is, or there is none.
     """
 
     reckoned: Reckoned
     plan: MemoryPlan | None
     reason: str | None
+    left_out: str = ""
 
     @property
     def report(self) -> MemoryReport:
         """Where memory goes."""
         return self.reckoned.report_without_kv() if self.plan is None else self.plan.report
+
+    @property
+    def choice(self) -> Choice:
+        """Who drafts: as a start says, or as far as it is known without KV memory."""
+        return self.reckoned.choice if self.plan is None else self.plan.choice
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,8 @@ class Setup:
         The model's directory.
     concurrency
         Requests of the whole context at once; ``None``: any number.
+    tokenizer
+        The model's, if a drafter's tokens are compared with it; see `tokenizer_for`.
     """
 
     config: Config
@@ -75,6 +94,7 @@ class Setup:
     implementation: Implementation
     tensor_parallel: int = 1
     concurrency: int | None = None
+    tokenizer: Tokenizer | None = None
 
     def changed(self, section: str, **values: object) -> Setup:
         """The same with other settings of one section."""
@@ -134,8 +154,21 @@ class Setup:
             It cannot be served whatever the device's size.
         """
         outline = self.outline(on_cpu=device.kind == "cpu")
-        drafts = load_drafts(self.config, outline, None, outlines=True)
-        taken = NO_MEMORY if drafts is None else drafts.memory
+        # A method that cannot be served is no question of size.
+        choice_of(self.config, outline)
+        free = device.free - weight_bytes(outline) - table_bytes(outline)
+        drafts = load_drafts(self.config, outline, self.tokenizer, outlines=True, free=free)
+        if drafts is None:
+            return self._with(device, outline, NO_MEMORY)
+        attempt = self._with(device, outline, drafts.memory)
+        found = attempt.plan or str(attempt.reason)
+        left_out = why_left_out(self.config.speculation, outline, found)
+        if left_out is None:
+            return attempt
+        return replace(self._with(device, outline, NO_MEMORY), left_out=left_out)
+
+    def _with(self, device: DeviceDescription, outline: ServedModel, taken: DraftMemory) -> Attempt:
+        """The attempt with a drafter that takes so much."""
         reckoned = reckon_memory(self.config, device, outline, taken)
         if reckoned.free <= 0:
             reason = (

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from src.core.config import Config
 from src.core.errors import ConfigError, ModelLoadError, SlipstreamError
+from src.engine.drafters.loading import tokenizer_for
 from src.engine.plugins import use_plugins
 from src.engine.sizing.advice import advise
 from src.engine.sizing.answer import DeviceFacts, ModelPlan
@@ -20,8 +21,6 @@ from src.engine.sizing.attempt import Attempt, Setup
 from src.engine.sizing.device_table import DeviceDescription, describe_device, kind_of
 from src.engine.sizing.speed import Work, decode_speed, prefill_speed, text_speed
 from src.engine.sizing.start import refuse_for_device
-from src.engine.speculation.choice import choose_sources
-from src.engine.speculation.drafter import SOURCES
 from src.models import Model, ServedModel, choose_implementation, resolve_model
 from src.models.config_file import read_config_file
 from src.models.cross_encoders import has_modules
@@ -73,7 +72,14 @@ def plan_model(config: Config, question: Question) -> ModelPlan:
     path = resolve_model(config.model.path, config.model.revision, weights=False)
     with _one_error(path):
         implementation = choose_implementation(path, config.model.implementation)
-        setup = Setup(config, path, implementation, question.tensor_parallel, question.concurrency)
+        setup = Setup(
+            config,
+            path,
+            implementation,
+            question.tensor_parallel,
+            question.concurrency,
+            tokenizer_for(config, path),
+        )
         outline = setup.outline()
         device = describe_device(
             question.device or config.device.type, outline.spec.dtype, config.device.num_threads
@@ -257,19 +263,14 @@ def _notes(setup: Setup, attempt: Attempt, device: DeviceDescription) -> Iterato
         yield "on a GPU the step is reckoned from shapes, and graphs are an estimate"
     section = setup.config.speculation
     if section.method != "off":
-        states = attempt.plan is not None and attempt.plan.kv.states is not None
+        drafts = attempt.choice
         has_weights = bool(attempt.reckoned.drafts.parts)
-        drafts = choose_sources(
-            section,
-            device_type=device.kind,
-            has_states=states,
-            has_own_inputs=bool(attempt.reckoned.outline.own_inputs),
-            brought=SOURCES[section.method] if has_weights else (),
-        )
         takes = "their weights and KV are counted above" if has_weights else "they take logits only"
-        yield f"drafts of next tokens ({section.method}): {drafts}" + (
-            f"; {takes}, and the step above has their logits" if drafts.sources else ""
-        )
+        if drafts.sources and attempt.report.step:
+            takes += ", and the step above has their logits"
+        yield f"drafts ({section.method}): {drafts}" + (f"; {takes}" if drafts.sources else "")
+        if attempt.left_out:
+            yield f"the drafter that the checkpoint brings is not used: {attempt.left_out}"
     plan = attempt.plan
     if plan is not None and plan.max_model_len < attempt.reckoned.outline.spec.max_positions:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ import torch
 
 from src.compile.graphs import CaptureBackend
 from src.core.blocks import most_seen
-from src.core.config import MIB, Config, ModelSection
+from src.core.config import MIB, Config, ModelSection, SpeculationSection
 from src.core.errors import ConfigError
 from src.core.gguf import is_gguf
 from src.core.memory_report import KVGroupReport, KVReport, MemoryReport
@@ -27,7 +28,14 @@ from src.engine.execution.memory_profile import compute_largest_step, memory_gau
 from src.engine.sizing.device_table import DeviceDescription
 from src.engine.sizing.shape_gauge import ShapeGauge
 from src.engine.sizing.weight_parts import weight_parts
-from src.engine.speculation.choice import history_bytes, state_backups
+from src.engine.speculation.choice import (
+    Choice,
+    Traits,
+    choose_sources,
+    history_bytes,
+    state_backups,
+)
+from src.engine.speculation.drafter import SOURCES
 from src.models import LayerKVSpec, Model, ServedModel
 from src.models.config import LayerConfig
 from src.models.registry import family_of
@@ -54,12 +62,15 @@ class MemoryPlan:
         Which steps are captured; ``None``: none.
     report
         All of it, for readers.
+    choice
+        Who drafts.
     """
 
     kv: KVCachePlan
     max_model_len: int
     graphs: GraphPlan | None
     report: MemoryReport
+    choice: Choice
 
 
 def refuse_for_device(section: ModelSection, path: Path, device_type: str) -> None:
@@ -112,7 +123,7 @@ def measure_memory(
     # large.
     step = step_bytes(config, device, model, memory_gauge(place), attention, drafts.largest)
     graphs = plan_graphs(config, device, model, backend, attention)
-    kv, max_model_len, report = _size(
+    kv, max_model_len, report, choice = _size(
         config,
         model,
         place,
@@ -126,7 +137,7 @@ def measure_memory(
         # There may be memory for the states of fewer rows.
         rows = kv.num_rows(config.scheduler.max_num_seqs)
         graphs = replace(graphs, ladder=ladder_of(config, model, rows))
-    return MemoryPlan(kv, max_model_len, graphs, report)
+    return MemoryPlan(kv, max_model_len, graphs, report, choice)
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,13 @@ class Reckoned:
     drafts: DraftMemory = NO_MEMORY
 
     @property
+    def choice(self) -> Choice:
+        """Who drafts, as long as KV memory is not sized."""
+        section = self.config.speculation
+        traits = Traits.of(self.config, self.outline, self.drafts.layers)
+        return choose_sources(section, traits, brought=brought_by(section, self.drafts))
+
+    @property
     def taken(self) -> int:
         """Bytes of weights and tables."""
         return weight_bytes(self.outline) + table_bytes(self.outline) + self.drafts.nbytes
@@ -173,7 +191,7 @@ class Reckoned:
         ConfigError
             It does not fit.
         """
-        kv, max_model_len, report = _size(
+        kv, max_model_len, report, choice = _size(
             self.config,
             self.outline,
             self.device.torch_device,
@@ -183,11 +201,11 @@ class Reckoned:
             drafts=self.drafts,
             name=self.device.name,
         )
-        return MemoryPlan(kv, max_model_len, None, report)
+        return MemoryPlan(kv, max_model_len, None, report, choice)
 
     def report_without_kv(self) -> MemoryReport:
         """The report where KV memory does not fit."""
-        history = history_bytes(self.config.speculation, self.device.kind)
+        history = history_bytes(self.config.speculation, self.choice)
         return MemoryReport(
             self.device.name,
             (*weight_parts(self.outline), *self.drafts.parts),
@@ -250,22 +268,38 @@ def _size(
     free: int,
     drafts: DraftMemory,
     name: str,
-) -> tuple[KVCachePlan, int, MemoryReport]:
-    """KV memory, the context length, and the report. ``free`` is beside weights and tables."""
-    layers = (*model.kv_cache_spec(), *drafts.layers)
+) -> tuple[KVCachePlan, int, MemoryReport, Choice]:
+    """KV memory, the context length, the report, and who drafts.
+
+    ``free`` is beside weights and tables.
+    """
+    section, layers = config.speculation, (*model.kv_cache_spec(), *drafts.layers)
     log_cache_dtype(model)
-    history = history_bytes(config.speculation, place.type)
-    kv, max_model_len = plan_kv_cache(
-        layers,
-        config.cache,
-        device=place,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=model.spec.max_positions,
-        max_model_len_is_fixed=config.model.max_model_len is not None,
-        reserved_bytes=step + graphs + history,
-        free_bytes=free,
-        state_backups=state_backups(config.speculation, place.type),
-    )
+    traits = Traits.of(config, model, drafts.layers)
+    choose = partial(choose_sources, section, traits, brought=brought_by(section, drafts))
+
+    def plan(choice: Choice, history: int) -> tuple[KVCachePlan, int]:
+        return plan_kv_cache(
+            layers,
+            config.cache,
+            device=place,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=model.spec.max_positions,
+            max_model_len_is_fixed=config.model.max_model_len is not None,
+            reserved_bytes=step + graphs + history,
+            free_bytes=free,
+            state_backups=state_backups(choice, traits),
+            backups_are_spare=section.method == "auto",
+        )
+
+    choice = choose()
+    history = history_bytes(section, choice)
+    kv, max_model_len = plan(choice, history)
+    if choice.sources and kv.states is not None:
+        choice = choose(num_backups=kv.states.num_backups)
+        if not choice.sources and history:
+            history = 0
+            kv, max_model_len = plan(choice, history)
     report = MemoryReport(
         name,
         (*weight_parts(model), *drafts.parts),
@@ -276,7 +310,35 @@ def _size(
         free - step - graphs - history - kv.total_bytes,
         history,
     )
-    return kv, max_model_len, report
+    return kv, max_model_len, report, choice
+
+
+def brought_by(section: SpeculationSection, drafts: DraftMemory) -> Sequence[str]:
+    """Sources for which a drafter with weights is there, as `choose_sources` takes them."""
+    return SOURCES[section.method] if drafts.parts else ()
+
+
+def why_left_out(
+    section: SpeculationSection, model: ServedModel, found: MemoryPlan | str
+) -> str | None:
+    """Why a drafter with weights is left out that nobody has asked for by name.
+
+    Parameters
+    ----------
+    found
+        Memory with what the drafter takes, or why it does not hold the engine then.
+
+    Returns
+    -------
+    None: it is not left out.
+    """
+    if section.method != "auto":
+        return None
+    if isinstance(found, str):
+        return found
+    if found.max_model_len < model.spec.max_positions:
+        return f"the context would be lowered to {found.max_model_len} tokens beside it"
+    return found.choice.reason or None
 
 
 def _kv_report(

@@ -13,8 +13,10 @@ import numpy as np
 from src.core.plan import RowStep, StepPlan
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
-from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, Follower
+from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, Follower, Lagging
 from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.history import SharedHistory
+from src.engine.speculation.lookup import RestrictedLookup
 from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
 
@@ -27,6 +29,11 @@ T = TypeVar("T")
 _LIKELY_ENOUGH: Final = 0.7
 # How long a step looks for guesses of rows that rest.
 _LOOKING_SECONDS: Final = 1e-3
+# What asking for restricted rows saves at first, in steps; how fast that follows the last times;
+# and how much longer it makes a step at most: a disturbed step says little.
+_SAVED_AT_FIRST: Final = 1.0
+_FRESH: Final = 0.1
+_MOST_LONGER: Final = 1.5
 
 
 class Restrictions(Protocol):
@@ -93,15 +100,26 @@ class Asking:
     ) -> None:
         self._drafters = list(drafters)
         self._followers = [each for each in self._drafters if isinstance(each, Follower)]
+        self._lagging = [each for each in self._drafters if isinstance(each, Lagging)]
         self._batch_drafters = [each for each in self._drafters if isinstance(each, BatchDrafter)]
         self._tokens = tokens
         self._restrictions = restrictions
         self._widths = widths
         self.resting = RestingRows(widths)
+        # Restricted rows that were asked for in this step, and their tokens that this has saved.
+        self._restricted: frozenset[int] = frozenset()
+        self._gained = 0
+        # Steps that asking for restricted rows has saved each time, less what it took.
+        self._saved = _SAVED_AT_FIRST
+        # Restricted rows that wait to be asked for, or were.
+        self._begun: set[int] = set()
 
     @property
     def batch_drafters(self) -> Sequence[BatchDrafter]:
         """Those that compute for all rows of a step at once, have not failed, and do not rest."""
+        # Every step asks for them several times, and mostly there are none.
+        if not self._batch_drafters:
+            return ()
         return [each for each in self._batch_drafters if not each.effort.rests]
 
     @property
@@ -119,6 +137,7 @@ class Asking:
     def vacate(self, row: int) -> None:
         """Nobody is in the row any more: what is kept of it goes."""
         self.resting.vacate(row)
+        self._begun.discard(row)
         for drafter in tuple(self._batch_drafters):
             self.attempt(drafter, drafter.vacate, row)
 
@@ -139,6 +158,8 @@ class Asking:
 
     def begin(self, plan: StepPlan) -> None:
         """A step begins: those that compute rest where that brings nothing."""
+        if not self._batch_drafters:
+            return
         for drafter in tuple(self._batch_drafters):
             effort = drafter.effort
             rested = effort.rests
@@ -149,8 +170,12 @@ class Asking:
             elif rested and not effort.rests:
                 self._widths.forget(drafter.source)
 
-    def verified(self, guess: Guess, accepted: int) -> None:
-        """A guess was verified, and so many of its tokens were right."""
+    def verified(self, row: int, guess: Guess, accepted: int) -> None:
+        """A row's guess was verified, and so many of its tokens were right."""
+        if row in self._restricted:
+            self._gained += accepted
+            if self._saved < 0:
+                self._widths.found_nothing(row, restricted=True, costs_more=True)
         for drafter in self._batch_drafters:
             if drafter.source == guess.source:
                 drafter.effort.verified(accepted)
@@ -160,10 +185,18 @@ class Asking:
         for follower in tuple(self._followers):
             self.attempt(follower, follower.leave, row, request, tokens)
 
-    def catch_up(self) -> None:
-        """Do a small part of what drafters that know requests have put off."""
+    def forget(self) -> None:
+        """Let nothing that this server has said so far be found any more."""
         for follower in tuple(self._followers):
-            self.attempt(follower, follower.catch_up)
+            if isinstance(follower, SharedHistory):
+                self.attempt(follower, follower.forget)
+
+    def catch_up(self) -> None:
+        """Do a small part of what drafters have put off."""
+        if not self._lagging:
+            return
+        for drafter in tuple(self._lagging):
+            self.attempt(drafter, drafter.catch_up)
 
     def most(self, step: RowStep, known: int) -> int:
         """The most drafts of a row in this step."""
@@ -174,7 +207,17 @@ class Asking:
             # So that no step is planned for its drafts.
             self.nothing_pays(step.row)
             return 0
+        if self._saved < 0 and self._begins_restricted(step.row, known + most):
+            self._widths.found_nothing(step.row, restricted=True, costs_more=True)
+            return 0
         return most
+
+    def _begins_restricted(self, row: int, position: int) -> bool:
+        """Whether a row is restricted up to this position for the first time."""
+        if row in self._begun or self._restrictions.leaves_free(row, position):
+            return False
+        self._begun.add(row)
+        return True
 
     def look(self, plan: StepPlan) -> bool:
         """Look whether there are guesses of rows that rest, and wake those that have some.
@@ -214,7 +257,7 @@ class Asking:
         for drafter in self.batch_drafters:
             if self._widths.may_pay(Guess([0], SURE, drafter.source), certain):
                 return True
-        guess = self._likeliest(self._drafters, Asked(step, known, 1)).guess
+        guess = self._likeliest(_for_free(self._drafters), Asked(step, known, 1)).guess
         return guess is not None and self._widths.may_pay(guess, certain)
 
     def found_nothing(self, row: int) -> None:
@@ -236,14 +279,19 @@ class Asking:
         """Place among the rows -> what is guessed of the row's next tokens.
 
         Those that compute for all rows at once are asked last, for rows that have no likely guess.
-        Drafters with weights know no grammar, so rows that have one are not asked of them.
+        Drafters with weights know no grammar, so rows that have one are not asked of them, but of a
+        look-up in their stead.
         """
         free = {
             place: self._restrictions.leaves_free(step.row, known + most)
             for place, (step, known, most) in asked.items()
         }
         quick = [each for each in self._drafters if not isinstance(each, BatchDrafter)]
-        found = {place: self._likeliest(quick, each) for place, each in asked.items()}
+        of_free = _for_free(quick)
+        found = {
+            place: self._likeliest(of_free if free[place] else quick, each)
+            for place, each in asked.items()
+        }
         # Those that compute are asked only where a guess would be taken.
         open_ = [
             place
@@ -264,6 +312,8 @@ class Asking:
                 guesses[place] = guess
             else:
                 self.found_nothing(step.row)
+        self._restricted = frozenset([wanted.row for wanted, _ in restricted.values()])
+        self._gained = 0
         if restricted:
             guesses |= self._possible(restricted)
         return guesses
@@ -274,13 +324,23 @@ class Asking:
         guesses = {}
         for (place, (wanted, guess)), token_ids in zip(restricted.items(), found, strict=True):
             if not token_ids:
-                self._widths.found_nothing(wanted.row, restricted=True)
+                costs_more = self._saved < 0
+                self._widths.found_nothing(wanted.row, restricted=True, costs_more=costs_more)
             elif guess is not None and guess.token_ids[0] == token_ids[0]:
                 # What is forced behind it was not guessed, and is a draft of the next step.
                 guesses[place] = guess._replace(token_ids=_common(guess.token_ids, token_ids))
             else:
                 guesses[place] = Guess(token_ids, 0, FORCED)
         return guesses
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """An exact plan of rows that sample took so long: account for what asking has saved."""
+        asked, self._restricted = self._restricted, frozenset()
+        # Where other rows have drafts too, nobody knows whose they were that took the time.
+        if asked and all(step.row in asked or not step.drafts for step in plan.rows):
+            longer = self._widths.longer(plan.num_tokens - plan.num_drafts, seconds)
+            saved = self._gained / len(plan.rows) - min(longer, _MOST_LONGER)
+            self._saved += _FRESH * (saved - self._saved)
 
     def _likeliest(
         self, drafters: Sequence[Drafter], asked: Asked, found: Found = NOTHING
@@ -312,10 +372,16 @@ class Asking:
         except Exception:
             self._drafters.remove(drafter)
             self._followers = [each for each in self._followers if each is not drafter]
+            self._lagging = [each for each in self._lagging if each is not drafter]
             self._batch_drafters = [each for each in self._batch_drafters if each is not drafter]
             name = type(drafter).__name__
             logger.exception("the drafter %s failed, and is not asked any more", name)
             return None
+
+
+def _for_free(drafters: Sequence[Drafter]) -> list[Drafter]:
+    """Those of the drafters that are asked for rows which nothing restricts."""
+    return [each for each in drafters if not isinstance(each, RestrictedLookup)]
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:

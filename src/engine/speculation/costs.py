@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,10 @@ _FORGOTTEN: Final = 1024
 # How much the assumed price weighs against measured ones, and the most that they weigh.
 _PRIOR_WEIGHT: Final = 8.0
 _MOST_OBSERVED: Final = 48.0
+# What was measured so many steps ago weighs no more than this: a machine that was busy then may be
+# quiet now, and where drafts did not seem to pay few are tried.
+_LONG_AGO: Final = 64
+_WEIGHT_OF_OLD: Final = 3.0
 # The least price that is believed, as a part of the assumed one: no draft is free, and clocks of a
 # busy machine say anything.
 _LEAST_PART: Final = 0.15
@@ -32,10 +36,34 @@ class _Base(msgspec.Struct):
 
 
 class _Price(msgspec.Struct):
-    """How much longer a draft makes a step, as a part of that step without any, and its weight."""
+    """How much longer a draft makes a step, as a part of that step without any, and its weight.
+
+    ``times`` is how often it was measured, ``seen`` the step in which it was last.
+    """
 
     mean: float
     weight: float = _PRIOR_WEIGHT
+    times: int = 0
+    seen: int = 0
+
+
+class MeasuredPrice(NamedTuple):
+    """The price of a draft in steps of as many tokens, and with as many drafts.
+
+    Attributes
+    ----------
+    tokens, drafts
+        The least and the most of both that these steps have; ``None``: any number.
+    price
+        How much longer each draft makes the step, as a part of its duration without any.
+    steps
+        How many steps it is made of, the last ones.
+    """
+
+    tokens: tuple[int, int | None]
+    drafts: tuple[int, int | None]
+    price: float
+    steps: int
 
 
 class Costs:
@@ -51,8 +79,9 @@ class Costs:
     def __init__(self) -> None:
         self._bases: dict[int, _Base] = {}
         self._prices: dict[tuple[int, int], _Price] = {}
-        # certain -> `least_price`, until a price changes: every step asks for it.
+        # certain -> `least_price` and `is_priced`, until a price changes: every step asks for them.
         self._least: dict[int, float] = {}
+        self._priced: dict[int, bool] = {}
         self._step = 0
 
     def begin(self) -> None:
@@ -69,6 +98,24 @@ class Costs:
         base = self._bases.get(certain)
         return 0.0 if base is None else base.seconds
 
+    @property
+    def usual_seconds(self) -> dict[int, float]:
+        """Tokens of a step -> its usual seconds without drafts. Any thread may ask."""
+        return {certain: base.seconds for certain, base in sorted(self._bases.copy().items())}
+
+    @property
+    def measured(self) -> list[MeasuredPrice]:
+        """All prices that were measured. Any thread may ask."""
+        return [
+            MeasuredPrice(
+                _within(_TOKENS, kind),
+                _within(_DRAFTS, size),
+                price.mean,
+                price.times,
+            )
+            for (kind, size), price in sorted(self._prices.copy().items())
+        ]
+
     def took(self, certain: int, drafts: int, seconds: float) -> None:
         """A step took so long."""
         base = self._bases.get(certain)
@@ -83,9 +130,22 @@ class Costs:
         elif base is not None and base.seconds > 0:
             price = self._prices.setdefault(*self._cell(certain, drafts))
             found = (min(seconds / base.seconds, 1 + 2 * drafts) - 1) / drafts
+            if self._step - price.seen > _LONG_AGO:
+                price.weight = min(price.weight, _WEIGHT_OF_OLD)
+            price.seen, price.times = self._step, price.times + 1
             price.weight = min(price.weight + 1, _MOST_OBSERVED)
             price.mean += (found - price.mean) / price.weight
             self._least.clear()
+            self._priced.clear()
+
+    def is_priced(self, certain: int) -> bool:
+        """Whether it was ever measured what drafts cost in such a step."""
+        priced = self._priced.get(certain)
+        if priced is None:
+            kind = _at(_TOKENS, certain)
+            priced = any((kind, size) in self._prices for size in range(len(_DRAFTS) + 1))
+            self._priced[certain] = priced
+        return priced
 
     def price(self, certain: int, drafts: int) -> float:
         """How much longer each of so many drafts makes the step, as a part of its duration."""
@@ -124,3 +184,8 @@ def _assumed(certain: int) -> float:
 
 def _at(bounds: Sequence[int], number: int) -> int:
     return sum([number >= bound for bound in bounds])
+
+
+def _within(bounds: Sequence[int], at: int) -> tuple[int, int | None]:
+    """The least and the most of the numbers that are counted there."""
+    return (1, *bounds)[at], bounds[at] - 1 if at < len(bounds) else None

@@ -15,8 +15,11 @@ from src.core.step_message import DeviceRequest
 from src.engine.speculation.effort import Effort
 from src.engine.speculation.guess import Guess
 from src.engine.speculation.history import SharedHistory
-from src.engine.speculation.lookup import Lookup
+from src.engine.speculation.lookup import Lookup, RestrictedLookup
 from src.engine.speculation.prediction import Predicted
+
+UNDER_GRAMMARS: Final = "suffix under grammars"
+"""`suffix` beside drafters with weights, for rows that these are not asked for."""
 
 SURE: Final = 16
 """The length of a match that counts for guesses that are from no match, but from a model."""
@@ -133,6 +136,11 @@ class Follower(Drafter, Protocol):
         """
         ...
 
+
+@runtime_checkable
+class Lagging(Drafter, Protocol):
+    """A drafter that puts off what nobody should wait for. The device thread calls it."""
+
     def catch_up(self) -> None:
         """Do a part of what it has put off, far less than a step takes. Called behind each step."""
         ...
@@ -144,6 +152,7 @@ DRAFTERS: Final[Mapping[str, Callable[[SpeculationSection], Drafter]]] = Mapping
         "prediction": lambda section: Predicted(),
         "history": lambda section: SharedHistory(section.shared_history_bytes),
         "suffix": lambda section: Lookup(least=3, longest=24),
+        UNDER_GRAMMARS: lambda section: RestrictedLookup(least=3, longest=24),
         "ngram": lambda section: Lookup(
             least=section.prompt_lookup_min, longest=section.prompt_lookup_max, source="ngram"
         ),
@@ -157,9 +166,9 @@ SOURCES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "auto": ("prediction", "suffix", "history", "mtp"),
         "suffix": ("prediction", "suffix", "history"),
         "ngram": ("prediction", "ngram"),
-        "draft": ("prediction", "draft"),
-        "medusa": ("prediction", "medusa"),
-        "eagle3": ("prediction", "eagle3"),
-        "mtp": ("prediction", "mtp"),
+        "draft": ("prediction", UNDER_GRAMMARS, "draft"),
+        "medusa": ("prediction", UNDER_GRAMMARS, "medusa"),
+        "eagle3": ("prediction", UNDER_GRAMMARS, "eagle3"),
+        "mtp": ("prediction", UNDER_GRAMMARS, "mtp"),
     }
 )

@@ -20,8 +20,10 @@ class HiddenStates:
     @property
     def wanted(self) -> KeptHidden:
         """Which hidden states of a step its drafters read."""
-        wanted = [drafter.wants_hidden for drafter in self._asking.batch_drafters]
-        return next((each for each in wanted if each != "none"), "none")
+        for drafter in self._asking.batch_drafters:
+            if drafter.wants_hidden != "none":
+                return drafter.wants_hidden
+        return "none"
 
     def keep(self, plan: StepPlan, hidden: Tensor, kept: Sequence[int] | None = None) -> None:
         """Keep a step's hidden states for the drafters that read them.

@@ -38,6 +38,21 @@ def size_of(max_bytes: int) -> int:
     return 1 << (max(1, max_bytes // TOKEN_BYTES).bit_length() - 1)
 
 
+def require_size(max_bytes: int) -> None:
+    """Check that something can be kept in so many bytes.
+
+    Raises
+    ------
+    ConfigError
+        They are too few.
+    """
+    if size_of(max_bytes) < _LEAST_TOKENS:
+        least = _LEAST_TOKENS * TOKEN_BYTES
+        raise ConfigError(
+            f"speculation.shared_history_bytes must be 0 or at least {least}, got {max_bytes}"
+        )
+
+
 class SharedHistory:
     """Keeps the last outputs, and finds in them the end of a row's tokens.
 
@@ -60,13 +75,8 @@ class SharedHistory:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        size = size_of(max_bytes)
-        if size < _LEAST_TOKENS:
-            least = _LEAST_TOKENS * TOKEN_BYTES
-            raise ConfigError(
-                f"speculation.shared_history_bytes must be 0 or at least {least}, got {max_bytes}"
-            )
-        self._size = size
+        require_size(max_bytes)
+        self._size = size = size_of(max_bytes)
         # [size] int32: token ids, and the number of their scope.
         self._tokens = np.full(size, _NOTHING, np.int32)
         self._scopes = np.full(size, _NOTHING, np.int32)
@@ -81,6 +91,8 @@ class SharedHistory:
         self._num_left = 0
         # Row -> number of its request's scope.
         self._rows: dict[int, int] = {}
+        # Keys of requests grow: the largest so far, and the largest when all was forgotten.
+        self._newest_key = self._forgotten_key = -1
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +102,11 @@ class SharedHistory:
 
     def install(self, row: int, request: DeviceRequest) -> None:
         """The row has this request now."""
-        self._rows[row] = self._number(request.scope)
+        self._newest_key = max(self._newest_key, request.key)
+        if request.key > self._forgotten_key:
+            self._rows[row] = self._number(request.scope)
+        else:
+            self._rows.pop(row, None)
 
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
         """The row's request has ended: its output is kept."""
@@ -113,6 +129,18 @@ class SharedHistory:
         while self._num_left > self._size or len(self._left) > _MOST_LEFT:
             _, first, last, _ = self._left.popleft()
             self._num_left -= last - first
+
+    def forget(self) -> None:
+        """From now on nothing is found that was kept, nor what requests say that have begun.
+
+        Those find nothing either. Scopes get new numbers, so what the memory has of old ones is out
+        of reach, and is overwritten in time: nothing takes longer where it is large.
+        """
+        self._numbers.clear()
+        self._rows.clear()
+        self._left.clear()
+        self._num_left = 0
+        self._forgotten_key = self._newest_key
 
     def catch_up(self) -> None:
         """Enter ends of texts into the tables, of some hundred tokens."""

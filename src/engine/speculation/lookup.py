@@ -47,6 +47,13 @@ class Lookup:
         return Guess(followed(window, places, most), length, self._source)
 
 
+class RestrictedLookup(Lookup):
+    """The same for rows whose tokens something restricts, such as a grammar, and for no others.
+
+    It stands beside a drafter with weights, which knows no grammar and is not asked for those rows.
+    """
+
+
 def followed(tokens: np.ndarray, places: np.ndarray, most: int) -> list[int]:
     """The tokens that follow these places, ``most`` at most: at each one what most of them have.
 

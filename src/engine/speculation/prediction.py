@@ -61,9 +61,6 @@ class Predicted:
         """The row's request has ended."""
         self._rows.pop(row, None)
 
-    def catch_up(self) -> None:
-        """Nothing is put off."""
-
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
         followed = self._rows.get(row)

@@ -9,6 +9,7 @@ of several tokens as it computes prompts.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -131,9 +132,15 @@ class Speculation:
         if not self._asking.has_followers:
             return
         tokens = self._tokens[row]
-        ends = np.flatnonzero(tokens == self._poison)
-        end = int(ends[0]) if len(ends) else len(tokens)
-        self._asking.leave(row, request, tokens[: 0 if row in self._failed else end])
+        end = 0 if row in self._failed else self._end(tokens, request.prompt_len)
+        self._asking.leave(row, request, tokens[:end])
+
+    def _end(self, tokens: np.ndarray, begin: int) -> int:
+        """Where a row's text ends, which reaches to ``begin`` at least.
+
+        Nothing stands behind it, so it need not be read: the buffer is as long as the context.
+        """
+        return bisect_left(tokens.data, True, begin, key=lambda token: token == self._poison)
 
     def finish(self, plan: StepPlan) -> None:
         """Before a plan is applied: what it overwrites is read that has to be."""
@@ -145,6 +152,10 @@ class Speculation:
             self._failed.add(step.row)
             self._asking.vacate(step.row)
         self._failed.update(install.row for install in plan.installs)
+
+    def forget(self) -> None:
+        """Let nothing that this server has said so far be found any more."""
+        self._asking.forget()
 
     def catch_up(self) -> None:
         """Do a small part of what drafters have put off; call it behind a step."""
@@ -225,17 +236,24 @@ class Speculation:
         Of those that were not ``verified``, and so have no drafts, some are enough. A step in which
         drafters were asked in vain says nothing of what steps take without drafts.
         """
-        tokens = drafts = 0
         if not verified and self._widths.is_fresh(len(plan.rows)):
             return
+        tokens = drafts = 0
         for step in plan.rows:
             if not step.samples or step.num_tokens != 1 + step.drafts:
                 return
             tokens += step.num_tokens
             drafts += step.drafts
+        if verified:
+            self._asking.took(plan, seconds)
         # If all rows have ended, nothing was computed.
         if tokens and (drafts or not self._has_asked):
             self._widths.took(tokens, drafts, seconds)
+
+    @property
+    def computes(self) -> bool:
+        """Whether a drafter computes before steps do."""
+        return bool(self._asking.batch_drafters)
 
     def rests(self, row: int) -> int:
         """For how many steps from the next one on a row will have no drafts; -1: it is woken."""
@@ -265,7 +283,7 @@ class Speculation:
             kept.append(count)
             if guess is not None:
                 self._widths.verified(step.row, guess, count - 1)
-                self._asking.verified(guess, count - 1)
+                self._asking.verified(step.row, guess, count - 1)
                 if count == 1:
                     self._asking.resting.add(step.row)
                 self.counts.add(len(drafts), count - 1, guess.source)

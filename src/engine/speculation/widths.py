@@ -18,8 +18,8 @@ from src.engine.speculation.guess import FORCED, Guess
 
 # Drafts must be expected to bring this much more than what they cost: both are estimates.
 _MARGIN: Final = 1.2
-# In steps in which a sure draft would cost more than this part of what it brings, nobody is asked.
-# What is planned for drafts and looked for takes time as well, and most guesses are not sure.
+# In steps in which a sure draft was seen to cost more than this part of what it brings, nobody is
+# asked. Planning for drafts and looking for them take time as well, and most guesses are not sure.
 _WORTH: Final = 0.6
 # How much longer drafts of others may make a step for rows that have none, if there are many.
 _NEIGHBOURLY: Final = 0.04
@@ -33,10 +33,11 @@ _LONGEST_SEARCH: Final = 8
 # The part of a step's time that asking in vain may take, spread over the steps of a pause.
 _ASKING: Final = 0.005
 _FRESH: Final = 0.1
+# The longest pause of rows with a grammar, while asking for them pays: what it forces comes and
+# goes with every few tokens.
+_LONGEST_RESTRICTED: Final = 2
 # Of steps without drafts one in so many is measured.
 _MEASURED: Final = 8
-# The same of rows with a grammar: what it forces comes and goes with every few tokens.
-_LONGEST_RESTRICTED: Final = 2
 # The shortest pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
 
@@ -64,12 +65,19 @@ class Widths:
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         self._probed = 0
+        # How many guesses were tried last.
+        self._probes = 0
         # No pause ends before this step.
         self._soonest = 0
         # Whether nothing is expected to pay in this step, and it only tries guesses.
         self._only_tries = False
         # Seconds that asking takes in a step, as a part of the usual one.
         self._asking = 0.0
+
+    @property
+    def costs(self) -> Costs:
+        """What drafts cost, as measured."""
+        return self._costs
 
     def begin(self) -> None:
         """A step begins."""
@@ -109,7 +117,8 @@ class Widths:
     def none_pays(self, num_tokens: int) -> bool:
         """Whether no guess, however likely, would be worth its work in a step of so many tokens."""
         self._only_tries = False
-        if self._always or num_tokens * self._costs.least_price(num_tokens) < _WORTH:
+        worth = _WORTH if self._costs.is_priced(num_tokens) else 1 / _MARGIN
+        if self._always or num_tokens * self._costs.least_price(num_tokens) < worth:
             return False
         self._only_tries = self._is_probe
         return not self._only_tries
@@ -193,7 +202,7 @@ class Widths:
             drafts = num_rows * width
             longer = drafts * self._costs.price(num_tokens, drafts)
             if longer > most:
-                break
+                continue
             expected = sum(sum(each[:width]) for each in chances)
             rate = (num_rows + expected / _MARGIN) / (1 + longer)
             if rate > best_rate:
@@ -240,32 +249,45 @@ class Widths:
             tokens += taken
             longer = tokens * price
             if longer > most:
-                break
+                # More of them may be cheaper together, as far as was measured.
+                continue
             rate = (num_rows + expected / _MARGIN) / (1 + longer)
             if rate > best_rate:
                 best, best_rate = count, rate
         if not best and self._is_probe and candidates and candidates[0][0] >= _LIKELY:
             self._probed = self._step
-            return min(_PROBES, len(candidates))
+            # One and two have prices of their own.
+            self._probes = self._probes % _PROBES + 1
+            return min(self._probes, len(candidates))
         return best
 
     def forget(self, source: str) -> None:
         """What is known of somebody's guesses is of other texts, and is measured again."""
         self._chances.forget(source)
 
-    def found_nothing(self, row: int, *, restricted: bool = False) -> None:
-        """No drafter had an idea for the row, or none that pays; or none that is possible."""
+    def found_nothing(
+        self, row: int, *, restricted: bool = False, costs_more: bool = False
+    ) -> None:
+        """No drafter had an idea for the row, or none that pays; or none that is possible.
+
+        ``costs_more``: asking for restricted rows costs more than it saves.
+        """
         if self._only_tries:
             self.nothing_pays(row)
             return
-        if restricted:
+        if restricted and not costs_more:
             self._wait(row, _LONGEST_RESTRICTED)
             return
         longest = _LONGEST_SEARCH
         # In small steps of a small model asking takes long.
         while longest < _LONGEST_PAUSE and longest * _ASKING < self._asking:
             longest *= 2
-        self._wait(row, longest, longest // _LONGEST_SEARCH)
+        self._wait(row, longest, longest if restricted else longest // _LONGEST_SEARCH)
+
+    def longer(self, num_tokens: int, seconds: float) -> float:
+        """How much longer such a step took than it does without drafts, as a part of that."""
+        usual = self._costs.usual(num_tokens)
+        return seconds / usual - 1 if usual > 0 else 0.0
 
     def asked(self, num_tokens: int, seconds: float) -> None:
         """Asking for all rows of a step of so many tokens has taken so long."""

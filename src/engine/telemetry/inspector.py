@@ -99,9 +99,14 @@ class Inspector:
         )
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, also those of running requests."""
+        """Forget all cached prefixes, and all outputs that drafts may come from.
+
+        Also those of running requests.
+        """
         self._own_loop.check()
-        self._loaded().scheduler.reset_prefix_cache()
+        parts = self._loaded()
+        parts.scheduler.reset_prefix_cache()
+        parts.worker.forget_history()
 
     def requests(self, limit: int = MAX_REQUESTS) -> RequestsView:
         """The first ``limit`` unfinished completions."""

@@ -15,7 +15,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -202,6 +202,7 @@ class _Writer:
         self._secret = secrets.token_bytes(32)
         self._salts: dict[str, int] = {"": 0}
         self._digests: dict[bytes, int] = {}
+        self._media: dict[bytes, int] = {}
         self._prefixes: dict[int, bytes] = {}
         # Keys of the rows of each step in flight.
         self._steps: dict[int, list[int]] = {}
@@ -240,6 +241,8 @@ class _Writer:
             request.pooling,
             request.grammar is not None,
             request.task,
+            request.call,
+            self._numbered(request.media_keys),
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:
@@ -247,6 +250,11 @@ class _Writer:
         if adapter is None:
             return None
         return adapter.key, self._digests.setdefault(adapter.digest, len(self._digests))
+
+    def _numbered(self, media_keys: Mapping[int, bytes]) -> list[tuple[int, int]]:
+        """Blocks with media, and a number for each key: equal ones share KV."""
+        numbers = self._media
+        return [(at, numbers.setdefault(key, len(numbers))) for at, key in media_keys.items()]
 
     def _commit(self, committed: _Committed) -> CommitLine:
         result = committed.result

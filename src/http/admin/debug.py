@@ -90,7 +90,10 @@ async def show_profile(call: Call) -> None:
 
 
 async def reset_prefix_cache(call: Call) -> None:
-    """Forget all cached prefixes; requests that run go on, and nothing they compute is cached."""
+    """Forget all cached prefixes, and the outputs that drafts may come from.
+
+    Requests that run go on, and nothing they compute or say is kept.
+    """
     _query(call)
     _engine(call).inspector.reset_prefix_cache()
     await call.answer(_encode({"reset": True}), headers=_NO_STORE)

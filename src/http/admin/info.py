@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -42,15 +43,20 @@ async def info(call: Call) -> None:
 
 
 def _kind(model: ModelInfo) -> ModelKind:
-    if model.embedding is not None:
+    if model.embedding is not None and not {"embed", "token_embed"}.isdisjoint(model.tasks):
         # A token's vector is pooled by nobody.
         pooling = _POOLINGS.get(model.embedding.pooling)
         return ModelKind() if pooling is None else ModelKind(embedding=EmbeddingKind(pooling))
     if model.labels is None:
-        return ModelKind()
-    names = model.labels.labels
-    kind = LabelKind(
+        # One that scores without a head, by the logits of "yes" and "no", has no label's name.
+        is_ranker = model.scoring is not None and "score" in model.tasks
+        return ModelKind(reranker=_labels(("LABEL_0",))) if is_ranker else ModelKind()
+    kind = _labels(model.labels.labels)
+    return ModelKind(reranker=kind) if "score" in model.tasks else ModelKind(classifier=kind)
+
+
+def _labels(names: Sequence[str]) -> LabelKind:
+    return LabelKind(
         {str(number): name for number, name in enumerate(names)},
         {name: number for number, name in enumerate(names)},
     )
-    return ModelKind(reranker=kind) if "score" in model.tasks else ModelKind(classifier=kind)

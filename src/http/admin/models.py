@@ -38,6 +38,6 @@ def _card(engine: AsyncEngine, name: str) -> ModelCard:
         max_model_len=info.max_model_len,
         implementation=info.implementation,
         parent=None if adapter is None else info.name,
-        # Over HTTP adapters are for text alone.
-        tasks=[task for task in info.tasks if adapter is None or task == "generate"],
+        # An adapter changes what the model computes, not what it can do.
+        tasks=list(info.tasks),
     )

@@ -17,6 +17,7 @@ from src.http.generation.generation import (
     counts_always,
     finish_reason,
     is_cut_short,
+    shows_steps,
     stop_reason,
     usage_body,
 )
@@ -83,6 +84,7 @@ class ChatEncoder:
         options = request.stream_options
         self._with_null_usage = options is not None and bool(options.include_usage)
         self._counts_always = counts_always(options)
+        self._shows_steps = shows_steps(options)
         # All chunks of a stream begin alike; only what differs is encoded for each.
         head = {"id": self.id, "object": "chat.completion.chunk", "created": self._created}
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}
@@ -159,13 +161,14 @@ class ChatEncoder:
         if self._reasoning is not None:
             self._reasoning[delta.index].has_calls = stream.calls
         token_ids = self._shown(delta.token_ids)
-        if not (pieces or delta.logprobs or token_ids) and delta.finish_reason is None:
+        starts = delta.begins_steps if self._shows_steps else msgspec.UNSET
+        if not (pieces or delta.logprobs or token_ids or starts) and delta.finish_reason is None:
             return events
         choices = [ChatChunkChoice(delta.index, piece) for piece in pieces or [ChatPiece()]]
         # What belongs to the tokens comes with the last that they say.
         if delta.logprobs:
             choices[-1].logprobs = ChatLogprobs(chat_entries(self._names, delta.logprobs))
-        choices[-1].token_ids = token_ids
+        choices[-1].token_ids, choices[-1].step_starts = token_ids, starts
         if delta.finish_reason is not None:
             if pieces:
                 # Clients that see a reason look for no text beside it.

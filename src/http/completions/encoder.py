@@ -13,7 +13,13 @@ import msgspec
 from src.core.outputs import Completion, Delta, GenerationResult, Usage
 from src.engine.client import AsyncEngine
 from src.http.generation.fingerprint import system_fingerprint
-from src.http.generation.generation import counts_always, finish_reason, stop_reason, usage_body
+from src.http.generation.generation import (
+    counts_always,
+    finish_reason,
+    shows_steps,
+    stop_reason,
+    usage_body,
+)
 from src.http.generation.json_chunks import apart, json_chunks
 from src.http.generation.logprobs import (
     LegacyColumns,
@@ -79,6 +85,7 @@ class CompletionEncoder:
         options = request.stream_options
         self._with_null_usage = options is not None and bool(options.include_usage)
         self._counts_always = counts_always(options)
+        self._shows_steps = shows_steps(options) and not self._only_prompt
         head = {"id": self.id, "object": "text_completion", "created": self._created}
         head |= {"model": self._model, "system_fingerprint": self._fingerprint}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
@@ -88,6 +95,7 @@ class CompletionEncoder:
             or self._counts_always
             or self._only_prompt
             or self._shows_token_ids
+            or self._shows_steps
             or any(echo.rest for echo in echoes or ())
         )
         self._tail = b'],"usage":null}\n\n' if self._with_null_usage else b"]}\n\n"
@@ -163,8 +171,10 @@ class CompletionEncoder:
             choice.text += self._rest(prompt, delta)
         stream.has_text = stream.has_text or bool(delta.text)
         choice.logprobs = stream.logprobs(delta)
+        if self._shows_steps:
+            choice.step_starts = delta.begins_steps
         silent = (
-            not (choice.text or choice.token_ids)
+            not (choice.text or choice.token_ids or choice.step_starts)
             and choice.logprobs is None
             and choice.finish_reason is None
         )

@@ -33,6 +33,11 @@ def counts_always(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
+def shows_steps(options: StreamOptions | None) -> bool:
+    """Whether a stream says which of its tokens came together of one step."""
+    return options is not None and bool(options.include_steps)
+
+
 class EventEncoder(Protocol):
     """How an endpoint spells what the engine says bit by bit."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -25,18 +25,26 @@ def split_delta(delta: Delta) -> Iterator[Delta]:
         return
     for begin in range(0, len(scored), SLICE):
         of_prompt = scored[begin : begin + SLICE]
-        yield _part(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=of_prompt)
+        none: dict[str, Any] = {"token_ids": [], "logprobs": None, "step_starts": []}
+        yield _part(delta, text="", prompt_logprobs=of_prompt, **none)
     size = SLICE if logprobs else _TOKENS
     number = max(1, -(-max(len(logprobs), len(delta.token_ids)) // size))
     for index in range(number):
         is_last = index == number - 1
         own = slice(index * size, None if is_last else (index + 1) * size)
+        token_ids = delta.token_ids[own]
         # About as much of the text as these tokens have.
         begin, end = (len(delta.text) * i // number for i in (index, index + 1))
         yield _part(
             delta,
             text=delta.text[begin:end],
-            token_ids=delta.token_ids[own],
+            token_ids=token_ids,
+            # A step may go on in the next part, which none begins with then.
+            step_starts=[
+                start - own.start
+                for start in delta.begins_steps
+                if own.start <= start < own.start + len(token_ids)
+            ],
             logprobs=None if delta.logprobs is None else logprobs[own],
             prompt_logprobs=None,
             is_last=is_last,

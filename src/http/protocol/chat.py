@@ -175,6 +175,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    step_starts: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatBody(msgspec.Struct, kw_only=True):

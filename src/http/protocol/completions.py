@@ -29,6 +29,7 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    step_starts: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionBody(msgspec.Struct, kw_only=True):

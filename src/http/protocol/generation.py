@@ -98,10 +98,11 @@ class Prediction(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream carries beside its text; the second is vLLM's."""
+    """What a stream carries beside its text; the second is vLLM's, the third our own."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_steps: bool | None = None
 
 
 if TYPE_CHECKING:

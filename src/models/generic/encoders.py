@@ -30,11 +30,29 @@ from src.models.generic.trial import (
 )
 from src.models.program import StepInput
 
-# Endings of classes whose checkpoints have an encoder's weights, and perhaps a head for tokens.
-_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "Encoder")
+# Endings of classes whose checkpoints have an encoder's weights, and a head that is not read.
+_PRETRAINED = ("ForMaskedLM", "ForPreTraining")
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Decoder")
 # Fields of configurations whose attention adds biases of positions to its scores.
 _BIASES = ("relative_attention", "relative_attention_num_buckets")
+
+
+def is_without_head(name: str) -> bool:
+    """Whether transformers has a class of this name that ends in hidden states.
+
+    Other people's classes may end in "Model" too and have a head (`Qwen2ForRewardModel`).
+    """
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return any(
+        name in ((each,) if isinstance(each, str) else each)
+        for each in MODEL_MAPPING_NAMES.values()
+    )
+
+
+def is_pretrained(name: str) -> bool:
+    """Whether a class's checkpoints have a head for masked tokens, which is not read."""
+    return name.endswith(_PRETRAINED)
 
 
 def encoder_class(config: Any, raw: Mapping[str, Any], name: str, headed: Any = None) -> Any:
@@ -78,16 +96,28 @@ def encoder_class(config: Any, raw: Mapping[str, Any], name: str, headed: Any = 
     found = found[0] if isinstance(found, tuple) else found
     if found.main_input_name != "input_ids":
         return None
-    if raw.get("architectures") and headed is None and not name.endswith(_ENCODERS):
+    known = headed is not None or is_pretrained(name) or is_without_head(name)
+    if raw.get("architectures") and not known:
         raise ModelLoadError(
             f"{name} has a head that is not served; without one, {found.__name__} is"
         )
     if raw.get("auto_map"):
         raise ModelLoadError("auto_map asks for code from the checkpoint, which is refused")
+    refuse_biases(config)
+    return headed or found
+
+
+def refuse_biases(config: Any) -> None:
+    """Refuse a configuration whose attention adds biases of positions.
+
+    Raises
+    ------
+    ModelLoadError
+        It does.
+    """
     position = str(getattr(config, "position_embedding_type", None) or "")
     if any(getattr(config, each, None) for each in _BIASES) or position.startswith("relative"):
         raise ModelLoadError("its attention has position biases, which ours does not know")
-    return headed or found
 
 
 def without_pooler(kind: Any) -> dict[str, Any]:

@@ -26,6 +26,9 @@ from src.models.generic.classifiers import (
 from src.models.generic.encoders import (
     EncoderBody,
     encoder_class,
+    is_pretrained,
+    is_without_head,
+    refuse_biases,
     trial_texts,
     try_out_encoder,
     without_pooler,
@@ -44,8 +47,12 @@ from src.models.weights.quantization_config import method_of, section_of
 
 logger = logging.getLogger(__name__)
 
-# Endings of classes whose weights a causal language model is filled with; others have another head.
-_DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model", "Decoder")
+# Endings of classes with a head for text; that of a model without a head is its embedding.
+_DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Decoder")
+# Some class's name says for what its head is.
+_HAS_PURPOSE = re.compile(r"For[A-Z]")
+# What is made of hidden states, and tables that old checkpoints have stored.
+_NOT_READ = re.compile(r"(^|\.)(pooler\.|embeddings\.(position_ids|token_type_ids)$)")
 # Kinds of layers that keep a state instead of keys and values.
 _STATES = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "delta")
 _NAMES_SHOWN = 5
@@ -179,6 +186,10 @@ def _require_length(wanted: int | None, longest: int, bound: str) -> None:
 def _described(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any, bool]:
     """The class that transformers has for a checkpoint, its configuration; whether it encodes."""
     config = _read_config(path, raw)
+    if _name(raw).endswith("EncoderModel") and not is_without_head(_name(raw)):
+        # The file may call it an encoder-decoder all the same (sentence-t5's does).
+        refuse_biases(config)
+        raise ModelLoadError("it is the encoder of an encoder-decoder, which is not served")
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError("it is an encoder-decoder")
     headed = headed_class(config, _name(raw))
@@ -244,10 +255,13 @@ def _class_of(config: Any, raw: Mapping[str, Any]) -> Any:
         raise ModelLoadError(
             f"model_type {config.model_type!r} is not among its causal language models"
         )
-    if raw.get("architectures") and not _name(raw).endswith(_DECODERS):
-        raise ModelLoadError(f"{_name(raw)} is not a causal language model")
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return kind[0] if isinstance(kind, tuple) else kind
+    kind, name = kind[0] if isinstance(kind, tuple) else kind, _name(raw)
+    if raw.get("architectures") and not name.endswith(_DECODERS) and not is_without_head(name):
+        if _HAS_PURPOSE.search(name):
+            raise ModelLoadError(f"its head is not served; {kind.__name__} is")
+        raise ModelLoadError(f"{name} is not a causal language model")
+    return kind
 
 
 def _refuse_states(kind: Any, text: Any) -> None:
@@ -306,8 +320,13 @@ def _filled(path: Path, kind: Any, config: Any, dtype: torch.dtype, *, is_encode
     unused = "pooler." if is_encoder else ()
     if missing := sorted(name for name in told["missing_keys"] if not name.startswith(unused)):
         raise ModelLoadError(f"{path} lacks tensors: {_listed(missing)}")
-    # A head for masked tokens is not read.
-    if (unexpected := sorted(told["unexpected_keys"])) and not is_encoder:
+    unexpected = sorted(told["unexpected_keys"])
+    if is_encoder:
+        # A head for masked tokens is not read.
+        names = getattr(config, "architectures", None) or [""]
+        has_head_for_text = is_pretrained(str(names[0]))
+        unexpected = [n for n in unexpected if not (has_head_for_text or _NOT_READ.search(n))]
+    if unexpected:
         logger.warning("%s has tensors that nothing reads: %s", path, _listed(unexpected))
     return module
 

@@ -28,6 +28,8 @@ def of_tokens(fields: Fields, config: ModelConfig) -> ClassifierConfig:
 
 
 DECODERS = (
+    Head("GemmaForSequenceClassification", "GemmaForCausalLM", of_sequence),
+    Head("GemmaForTokenClassification", "GemmaForCausalLM", of_tokens),
     Head("Gemma2ForSequenceClassification", "Gemma2ForCausalLM", of_sequence),
     Head("Gemma2ForTokenClassification", "Gemma2ForCausalLM", of_tokens),
     # transformers has none for its tokens.

@@ -156,11 +156,15 @@ def test_another_file_is_no_calibration(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_an_engine_here_is_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("settings", [(), ("--set", "speculation.method=auto")])
+def test_an_engine_here_is_calibrated(
+    settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps have no drafts, whatever the default is."""
     file = tmp_path / "cost.json"
     demo = str(CHECKOUT / "configs" / "demo.toml")
     code = main(
-        ["bench", "calibrate", "--config", demo, "--set", "compile.startup=off",
+        ["bench", "calibrate", "--config", demo, "--set", "compile.startup=off", *settings,
          "--set", "observability.log_level=warning", "--duration", "0.5", "-o", str(file)]
     )  # fmt: skip
     assert code == 0
@@ -175,6 +179,17 @@ def test_an_engine_here_is_calibrated(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "handover" in out
     # What was found is good for a simulation.
     assert main(["bench", "simulate", "--calibration", str(file), *LOAD]) == 0
+
+
+@pytest.mark.parametrize("method", ["suffix", "mtp"])
+def test_an_engine_that_is_to_draft_is_not_calibrated(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = str(CHECKOUT / "configs" / "demo.toml")
+    drafts = f"speculation.method={method}"
+    assert main(["bench", "calibrate", "--config", demo, "--set", drafts]) == 2
+    told = capsys.readouterr().err
+    assert f"speculation.method = {method}: bench calibrate prices steps without drafts" in told
 
 
 def test_steps_with_drafts_are_refused() -> None:

@@ -184,7 +184,15 @@ async def test_the_simulated_order_is_that_of_a_real_engine(tmp_path: Path, kind
             at = 0.0 if steps == 0 else steps - 0.5
             engine_of.advance(at)
             engine_of.submit(
-                SimulatedRequest(at, pieces, n, max(n, 1), task=line.task, pooling=line.pooling)
+                SimulatedRequest(
+                    at,
+                    pieces,
+                    n,
+                    max(n, 1),
+                    task=line.task,
+                    pooling=line.pooling,
+                    call=None if line.call is None else keys[line.call],
+                )
             )
     engine_of.advance(math.inf)
     assert {line.task for line in lines if isinstance(line, AddLine)} == (

@@ -14,9 +14,13 @@ import torch
 from src import AsyncEngine, SamplingParams
 from src.core.outputs import GenerationResult
 from src.core.plan import RowStep
+from src.core.structured_output import StructuredOutput
 from src.engine.drafters.draft_model import ModelDrafter
 from src.engine.drafters.eagle3 import EagleDrafter
 from src.engine.drafters.medusa import Head
+from src.engine.speculation import choice
+from src.engine.speculation.drafter import SOURCES as TABLE
+from src.engine.speculation.drafter import UNDER_GRAMMARS
 from tests.engine.drafters.test_eagle3 import plain
 from tests.engine.speculation.test_exactness import (
     ASKED,
@@ -133,6 +137,53 @@ async def test_no_drafter_changes_a_bit(
     assert drafted > 20
     if source == "itself":
         assert accepted > 0.8 * drafted
+
+
+# Of two letters the model may choose each time, and it repeats itself.
+LETTERS = StructuredOutput.regex("[ab]{80}")
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("source", SOURCES)
+async def test_rows_with_a_grammar_are_guessed_from_their_own_text(
+    source: str,
+    depth: int,
+    checkpoint: Path,
+    sources: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever else drafts knows no grammar; a row without one is left to that drafter."""
+    form = SamplingParams(structured_output=LETTERS, temperature=0, max_tokens=90, logprobs=1)
+    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logit_bias={5: 60.0})
+    changes = {"scheduler__pipeline_depth": depth}
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        formed, unbound = [
+            answer(each) for each in await ask(engine, [(PROMPTS[0], form), (PROMPTS[1], free)])
+        ]
+    lengths = []
+    for without in (False, True):
+        if without:
+            alone = {
+                method: tuple(each for each in given if each != UNDER_GRAMMARS)
+                for method, given in TABLE.items()
+            }
+            monkeypatch.setattr(choice, "SOURCES", alone)
+        async with AsyncEngine.open(config(checkpoint, **(changes | sources[source]))) as engine:
+            [got] = await ask(engine, [(PROMPTS[0], form)])
+            assert answer(got) == formed
+            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            steps = len(engine.timeline)
+            counts = engine._loop._worker.draft_counts
+            assert counts is not None
+            right = counts.by_source.get("suffix", (0, 0))[1]
+            assert (right > 20) != without
+            [got] = await ask(engine, [(PROMPTS[1], free)])
+            assert answer(got) == unbound
+            # Its own text says the same again and again, and nobody looks there.
+            assert counts.by_source.get("suffix", (0, 0))[1] == right
+        lengths.append(steps)
+    assert lengths[0] < 0.7 * lengths[1]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from src.core.config import Config
 from src.core.errors import ConfigError
+from src.engine.drafters import mtp
 from src.engine.drafters.loading import load_drafts
 from src.engine.drafters.mtp import PredictingLayer
 from src.engine.sizing.planning import Question, plan_model
@@ -245,12 +246,47 @@ def test_what_does_not_fit_is_named_and_read_for_drafts_alone(
     with pytest.raises(ConfigError, match=rf"speculation\.method = mtp: .*{message}"):
         loaded(path)
     loaded(path, "off")
-    if "missing" in message and "eh_proj" not in message:
-        # Nobody has asked for it by name.
-        caplog.set_level(logging.WARNING)
-        assert loaded(path, "auto")[1] is None
-        [record] = caplog.records
-        assert "the drafter mtp that the checkpoint brings is not used: " in record.getMessage()
+    # Nobody has asked for it by name.
+    caplog.set_level(logging.WARNING)
+    assert loaded(path, "auto")[1] is None
+    [record] = caplog.records
+    assert "the drafter mtp that the checkpoint brings is not used: " in record.getMessage()
+
+
+@pytest.mark.parametrize("error", [KeyError("a field"), AssertionError(), TypeError("a list")])
+def test_no_error_of_its_reading_ends_a_start_that_has_not_asked_for_it(
+    error: Exception,
+    made: Callable[[str], Predicting],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(mtp, "open_tensors", fails)
+    caplog.set_level(logging.WARNING)
+    assert loaded(made("glm4_moe").path, "auto")[1] is None
+    [record] = caplog.records
+    assert (str(error) or "AssertionError") in record.getMessage()
+
+
+def test_unasked_it_gets_a_tenth_of_what_is_free_beside_the_model(
+    made: Callable[[str], Predicting], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = made("glm4_moe").path
+    target, layer = loaded(path)
+    assert layer is not None
+    needed = 10 * layer.memory.nbytes
+    caplog.set_level(logging.WARNING)
+    for method, free, is_there in (
+        ("auto", needed, True),
+        ("auto", needed - 1, False),
+        ("mtp", needed - 1, True),
+    ):
+        source = load_drafts(config(path, method), target, None, free=free)
+        assert (source is not None) == is_there
+    [record] = caplog.records
+    assert "more than a tenth of the" in record.getMessage()
 
 
 def test_checkpoints_without_it_are_refused_by_name(

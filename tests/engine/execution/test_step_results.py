@@ -105,6 +105,8 @@ async def test_what_is_posted_quietly_waits_until_the_loop_is_told(loop_kind: st
     arrivals.wake()
     arrivals.post(1, wakes=False)
     # A loop that has something to do may look, but nothing makes it.
+    for _ in range(20):
+        await asyncio.sleep(0)
     assert not taker.taken
     poster = threading.Thread(target=arrivals.wake)
     poster.start()

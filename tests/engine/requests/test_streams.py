@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,7 +122,33 @@ def test_what_waits_for_a_slow_reader_is_one_delta_per_choice() -> None:
         first, second = await stream.take()
         assert first.token_ids == list(range(0, 50, 2))
         assert second.text == "".join(f"{number} " for number in range(1, 50, 2))
+        # Each token was of a step of its own.
+        assert first.step_starts == list(range(25))
         assert (first.usage, second.usage) == (Usage(1, 48), Usage(1, 49))
+
+    asyncio.run(run())
+
+
+def test_joined_deltas_say_where_steps_began() -> None:
+    async def run() -> None:
+        for sizes, starts in (
+            ([3], [0]),
+            ([3, 1, 2], [0, 3, 4]),
+            ([1, 0, 4, 0], [0, 1]),
+            ([0, 2], [0]),
+            ([0], []),
+        ):
+            stream = RequestStream("r", 1, 1)
+            for size in sizes:
+                stream.put(msgspec.structs.replace(delta(1), token_ids=[1] * size))
+            (piece,) = await stream.take()
+            assert len(piece.token_ids) == sum(sizes)
+            assert piece.begins_steps == starts
+            # What was joined may be joined again.
+            stream.put(piece)
+            stream.put(delta(2))
+            (more,) = await stream.take()
+            assert more.begins_steps == [*starts, sum(sizes)]
 
     asyncio.run(run())
 

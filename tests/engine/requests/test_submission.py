@@ -22,13 +22,14 @@ TOKENS = TOKENIZER.encode(TEXT)
 SCORES = [TokenLogprobs(token_id, -1.0, 1, ()) for token_id in TOKENS]
 
 
-def submission(number: int = 1, **params: object) -> Submission:
+def submission(number: int = 1, prediction: bytes | None = None, **params: object) -> Submission:
     request = Request(
         key=0,
         prompt_token_ids=[5, 6],
         params=SamplingParams(**params),  # type: ignore[arg-type]
         max_tokens=99,
         end_token_ids=frozenset(params.get("stop_token_ids", ())),  # type: ignore[call-overload]
+        prediction=prediction,
     )
     requests = [msgspec.structs.replace(request, key=key) for key in range(number)]
     return Submission(None, TOKENIZER, "r", requests)  # type: ignore[arg-type]
@@ -57,6 +58,23 @@ def test_tokens_and_scores_behind_a_stop_string_are_dropped(included: bool) -> N
     assert (delta.finish_reason, delta.stop_reason) == (FinishReason.STOP, "two")
     assert delta.usage is not None
     assert delta.usage.completion_tokens == given.choices[0].num_tokens == until
+
+
+@pytest.mark.parametrize("stop", [(), ("two",), ("four",), ("elsewhere",)])
+def test_right_drafts_behind_a_stop_string_count_as_none_of_the_output(
+    stop: tuple[str, ...],
+) -> None:
+    given = submission(stop=stop, prediction=b"1234")
+    drafts = {"drafted": len(TOKENS) + 1, "accepted": len(TOKENS) - 1, "source": "prediction"}
+    (delta,) = taken(given, event(TOKENS, **drafts))
+    # The last token is the model's own, unless the output ends before it.
+    accepted = min(len(delta.token_ids), len(TOKENS) - 1)
+    assert (accepted < len(TOKENS) - 1) == ("two" in stop)
+    record = given.choices[0].record
+    assert delta.usage.accepted_prediction_tokens == record.accepted == accepted
+    assert record.drafted == len(TOKENS) + 1
+    assert delta.usage.rejected_prediction_tokens == record.drafted - accepted
+    assert given.choices[0].num_tokens == delta.usage.completion_tokens == len(delta.token_ids)
 
 
 @pytest.mark.parametrize("included", [False, True])

@@ -34,6 +34,7 @@ def make_request(
     tenant: str = "",
     media_keys: Mapping[int, bytes] | None = None,
     stop: list[str] | None = None,
+    call: int | None = None,
 ) -> Request:
     """``prompt`` as a number is that many tokens nobody else has; ``ends``: may stop by itself."""
     if isinstance(prompt, int):
@@ -52,6 +53,7 @@ def make_request(
         cache_salt=cache_salt,
         tenant=tenant,
         media_keys=media_keys or {},
+        call=call,
     )
 
 
@@ -114,6 +116,8 @@ class Simulation:
             assert self.worker.in_flight or not scheduler.has_work, "nothing planned: deadlock"
             return None
         waits = self.waits_for_prefix()
+        # Who has no place yet is behind others of its flow.
+        waiting.sort(key=lambda state: (state.place is None, state.place or state.rank))
         lanes: dict[str, list[int]] = {}
         for state in waiting:
             if state.key not in waits:

@@ -144,17 +144,15 @@ def test_drafts_take_no_block_while_a_request_waits() -> None:
 
 
 def test_drafts_leave_the_look_ahead_of_every_row() -> None:
-    # The row holds 2 of 4 blocks and needs a third for its look-ahead of two tokens.
-    scheduler = drafting(num_blocks=8, lookahead_tokens=8)
-    begun(scheduler, max_tokens=12)
-    plan = planned(scheduler)
-    assert scheduler.pool.num_free - scheduler._allocator.lookahead(scheduler.state(0)) >= 0  # type: ignore[arg-type]
-    assert all(step.drafts <= 3 for step in plan.rows)
-    tight = drafting(num_blocks=6, lookahead_tokens=8)
-    begun(tight, max_tokens=9)
-    plan = planned(tight)
-    assert [step.drafts for step in plan.rows] == [0]
-    assert not plan.block_appends
+    # A row needs 2 more blocks soon, and may have them for drafts; a second one needs as many.
+    for num_blocks, rows, drafts in ((4, 1, 3), (8, 2, 3), (7, 2, 0)):
+        scheduler = drafting(num_blocks=num_blocks)
+        for key in range(rows):
+            scheduler.add(make_request(key, 3, 6, ends=False))
+        scheduler.commit(answer(planned(scheduler), *[[5]] * rows))
+        plan = planned(scheduler)
+        assert [step.drafts for step in plan.rows] == [drafts] * rows
+        assert bool(plan.block_appends) == bool(drafts)
 
 
 def test_nobody_is_preempted_for_a_block_that_perhaps_nobody_needs() -> None:
@@ -227,7 +225,7 @@ def test_an_event_says_which_drafts_its_output_has() -> None:
 def test_drafts_save_steps_and_change_no_answer(depth: int) -> None:
     steps = []
     for drafts in (0, 5):
-        limits = make_limits(num_blocks=99, max_num_batched_tokens=64, max_drafts=drafts)
+        limits = make_limits(num_blocks=199, max_num_batched_tokens=64, max_drafts=drafts)
         simulation = Simulation(limits, depth)
         for key in range(4):
             simulation.add(make_request(key, 5, 40, ends=False, seed=key))

@@ -19,6 +19,12 @@ def plan_of(*num_tokens: int) -> StepPlan:
     return StepPlan(0, [], [], rows)
 
 
+def verifying(*drafts: int) -> StepPlan:
+    """Rows that decode, with so many drafts each."""
+    rows = [RowStep(row, 0, 7, 1 + count, True, count) for row, count in enumerate(drafts)]
+    return StepPlan(0, [], [], rows)
+
+
 def paced(per_step: float, per_token: float, plans: list[StepPlan]) -> Pace:
     found = Pace()
     for plan in plans:
@@ -58,6 +64,21 @@ def test_steps_with_prompts_say_nothing_of_those_without() -> None:
     for _ in range(4):
         found.observe(plan_of(1, 1), 0.02)
     assert found.forecast(plan_of(1, 1)) == pytest.approx(0.02)
+
+
+def test_steps_that_verify_drafts_have_a_forecast_of_their_own() -> None:
+    """By their rows: nobody knows yet how many of the drafts that a plan allows there will be."""
+    found = paced(0.02, 0.0, [plan_of(1), plan_of(1, 1)] * 4)
+    assert found.forecast(verifying(4, 4)) == 0.0
+    for _ in range(4):
+        found.observe(verifying(4, 4), 0.06)
+    assert found.forecast(verifying(4, 4)) == pytest.approx(0.06)
+    assert found.forecast(verifying(1, 9)) == pytest.approx(0.06)
+    # One row with drafts makes the step longer for the others, and no prompt of it.
+    assert found.forecast(verifying(0, 4)) == pytest.approx(0.06)
+    assert found.forecast(plan_of(1, 1)) == pytest.approx(0.02)
+    assert found.forecast(plan_of(1, 9)) == 0.0
+    assert found.wait(verifying(4, 4), 5.0, 5.0) == pytest.approx(0.875 * 0.06 - 0.003)
 
 
 def test_it_follows_a_device_that_becomes_faster() -> None:

@@ -83,6 +83,8 @@ def requests_of(draw: st.DrawFn) -> Request:
         priority=draw(st.integers(0, 2)),
         deadline=draw(st.sampled_from([None, None, None, None, None, 5.0, 7.0])),
         cache_salt=draw(st.sampled_from(["", "", "", "tenant"])),
+        # Those of a number are of one call; `of_call` makes it a key.
+        call=draw(st.sampled_from([None, None, 0, 1])),
     )
 
 
@@ -117,13 +119,20 @@ def submit(simulation: Simulation, request: Request) -> bool:
     return False
 
 
+def of_call(request: Request, key: int, firsts: dict[int, int]) -> Request:
+    """The request with its own key, and with that of the first one of its call."""
+    call = None if request.call is None else firsts.setdefault(request.call, key)
+    return msgspec.structs.replace(request, key=key, call=call)
+
+
 def run(simulation: Simulation, operations: list[object]) -> None:
     next_key = 0
     now = 0.0
+    firsts: dict[int, int] = {}
     for operation in operations:
         match operation:
             case Request():
-                request = msgspec.structs.replace(operation, key=next_key)
+                request = of_call(operation, next_key, firsts)
                 next_key += 1
                 submit(simulation, request)
             case "launch":
@@ -167,8 +176,10 @@ def outcome(
 ) -> tuple[dict[int, list[int]], dict[int, FinishReason], Simulation]:
     """Add the requests with so many steps between them, and run to the end."""
     simulation = Simulation(limits, depth)
+    firsts: dict[int, int] = {}
     for key, (request, steps) in enumerate(requests):
-        submit(simulation, msgspec.structs.replace(request, key=key, deadline=None))
+        request = of_call(request, key, firsts)
+        submit(simulation, msgspec.structs.replace(request, deadline=None))
         for _ in range(steps):
             simulation.step()
     simulation.drain()

@@ -97,6 +97,25 @@ def test_what_one_does_not_use_is_the_others() -> None:
     end(simulation)
 
 
+def predicting(request: Request, num_tokens: int) -> Request:
+    """The request with a prediction of so many tokens, which is nobody else's."""
+    return msgspec.structs.replace(request, prediction=bytes(bytearray(4 * num_tokens)))
+
+
+def test_a_prediction_asks_for_no_part_of_a_step() -> None:
+    """Nothing of it is computed, so its tokens leave the others what they use of the step."""
+    simulation = Simulation(make_limits(**BIG))
+    flood(simulation, "b", 10, 3, 9, 1)
+    simulation.add(predicting(make_request(0, 4, 1, ends=False, tenant="a"), 300))
+    plan = simulation.launch()
+    assert plan is not None
+    assert whose(simulation, plan) == {"a": 4, "b": 27}
+    lanes = simulation.scheduler._waiting.lanes.values()
+    assert [lane.num_predicted_tokens for lane in lanes] == [0, 0]
+    simulation.commit()
+    end(simulation)
+
+
 def test_steps_of_one_token_go_round_by_weight() -> None:
     limits = make_limits(
         **BIG | {"max_mixed_prefill_tokens": 1, "prefill_tokens_per_decode": 0}, weights={"b": 2}
@@ -408,6 +427,24 @@ def test_one_tenant_leaves_tokens_in_the_queue() -> None:
     queue.check_room(100, 2)
     with pytest.raises(InvalidRequestError, match="at most 50 requests may wait for one key"):
         queue.check_room(51, 51, lane="a")
+
+
+def test_predictions_of_one_tenant_leave_room_in_the_queue() -> None:
+    simulation = Simulation(make_limits(**BIG, max_waiting_tokens=100))
+
+    def ask(key: int, tenant: str, prompt: int, predicted: int) -> None:
+        simulation.add(predicting(make_request(key, prompt, 2, tenant=tenant), predicted))
+
+    ask(0, "a", 4, 26)
+    with pytest.raises(QueueFullError, match="1 requests with 30 tokens of this key"):
+        ask(1, "a", 4, 17)
+    ask(1, "a", 4, 16)
+    ask(2, "b", 4, 40)
+    with pytest.raises(QueueFullError, match="of this key"):
+        ask(3, "a", 1, 1)
+    simulation.finish(0)
+    ask(3, "a", 1, 1)
+    end(simulation)
 
 
 def test_a_prefix_of_another_tenant_is_no_hit() -> None:

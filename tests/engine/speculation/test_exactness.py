@@ -18,7 +18,7 @@ from src.core.structured_output import StructuredOutput
 from src.core.thinking import Thinking
 from src.engine import startup
 from src.engine.speculation import Speculation, Widths
-from src.engine.speculation.choice import choose_speculation
+from src.engine.speculation.choice import Traits, choose_sources, choose_speculation
 from src.engine.speculation.on_device import Bounds
 from tests.engine.speculation.adversary import Adversary
 from tests.support.adapters import make_adapter
@@ -298,23 +298,31 @@ async def test_the_same_question_again_takes_fewer_steps(depth: int, checkpoint:
     }
     params = SamplingParams(seed=3, max_tokens=50, logprobs=1, ignore_eos=True)
     found: dict[str, tuple[Any, int]] = {}
+    right: list[int] = []
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         for name, options in (
             ("first", {}),
             ("another owner", {"tenant": "b"}),
             ("another salt", {"cache_salt": "b"}),
             ("again", {}),
+            ("forgotten", {}),
+            ("kept anew", {}),
         ):
+            if name == "forgotten":
+                engine.inspector.reset_prefix_cache()
             before = len(engine.timeline)
             result = await engine.generate(PROMPTS[0], params, **options)  # type: ignore[arg-type]
             await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            counts = engine._loop._worker.draft_counts
+            assert counts is not None
+            right.append(counts.by_source.get("history", (0, 0))[1])
             found[name] = answer(result), len(engine.timeline) - before
-        drafted = engine._loop._worker.draft_counts
-        assert drafted is not None
-        assert drafted.by_source["history"][1] > 20
     answers, steps = zip(*found.values(), strict=True)
     assert all(each == answers[0] for each in answers)
     assert steps[3] < 0.7 * min(steps[:3])
+    assert right[2] == 0
+    assert right[3] == right[4] > 20
+    assert right[5] > right[4] + 20
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -371,16 +379,16 @@ async def test_an_abort_in_mid_draft_leaves_nothing(
 def test_another_device_is_refused_by_name(method: str) -> None:
     section = SpeculationSection(method=method)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"speculation.method = {method} .*device.type = cpu"):
-        choose_speculation(section, device_type="cuda", has_states=False)
+        choose_speculation(section, Traits("cuda"))
 
 
 def test_a_gpu_looks_up_itself() -> None:
     def chosen(**settings: Any) -> Any:
         section = SpeculationSection(num_speculative_tokens=5, **settings)
-        return choose_speculation(section, device_type="cuda", has_states=False)
+        return choose_speculation(section, Traits("cuda"))
 
     assert chosen(method="off") is None
-    assert chosen(method="suffix") == chosen(method="auto") == Bounds(3, 24, "suffix", 5)
+    assert chosen(method="suffix") == Bounds(3, 24, "suffix", 5)
     own = {"prompt_lookup_min": 2, "prompt_lookup_max": 7}
     assert chosen(method="ngram", **own) == Bounds(2, 7, "ngram", 5)
 
@@ -392,15 +400,36 @@ def test_a_gpu_looks_up_itself() -> None:
 def test_what_a_gpu_cannot_draft_for_is_refused_with_the_reason(
     has: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given: dict[str, Any] = {"device_type": "cuda", "has_states": False, has: True}
+    given = Traits("cuda")._replace(**{has: True})
     with pytest.raises(ConfigError, match=f"speculation.method = suffix .*{reason}"):
-        choose_speculation(SpeculationSection(method="suffix"), **given)
+        choose_speculation(SpeculationSection(method="suffix"), given)
     caplog.set_level("INFO")
-    assert choose_speculation(SpeculationSection(method="auto"), **given) is None
+    assert choose_speculation(SpeculationSection(method="auto"), given) is None
     assert f"speculation is off: the model has {reason}" in caplog.text
+
+
+def test_nobody_drafts_on_a_gpu_who_was_not_asked_for_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    assert choose_speculation(SpeculationSection(method="auto"), Traits("cuda")) is None
+    assert "no GPU has run drafts yet; speculation.method = suffix asks for them" in caplog.text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("method", ["suffix", "ngram", "mtp"])
+def test_nobody_drafts_for_a_model_that_does_not_generate(device: str, method: str) -> None:
+    traits = Traits(device, generates=False)
+    assert choose_sources(SpeculationSection(method="auto"), traits) == (
+        (),
+        "the model does not generate",
+    )
+    section = SpeculationSection(method=method)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{method} cannot be served: the model does not genera"):
+        choose_sources(section, traits)
 
 
 def test_bounds_of_ngrams_are_in_order() -> None:
     section = SpeculationSection(prompt_lookup_min=6, prompt_lookup_max=5)
     with pytest.raises(ConfigError, match=r"prompt_lookup_min .* 5, got 6"):
-        choose_speculation(section, device_type="cpu", has_states=False)
+        choose_speculation(section, Traits("cpu"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from src.core.config import SpeculationSection
 from src.core.errors import ConfigError
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest, Scope
 from src.engine.speculation import Guess
+from src.engine.speculation.choice import Traits, choose_speculation
 from src.engine.speculation.history import SharedHistory
 
 OWN: Scope = ("a", "", 0)
@@ -18,8 +21,8 @@ PROMPT = list(range(500, 540))
 OUTPUT = list(range(100, 160))
 
 
-def request(scope: Scope = OWN, prompt_len: int = len(PROMPT)) -> DeviceRequest:
-    return DeviceRequest(key=1, prompt_len=prompt_len, params=SamplingParams(), scope=scope)
+def request(scope: Scope = OWN, prompt_len: int = len(PROMPT), key: int = 1) -> DeviceRequest:
+    return DeviceRequest(key=key, prompt_len=prompt_len, params=SamplingParams(), scope=scope)
 
 
 def say(
@@ -205,3 +208,55 @@ def test_many_scopes_are_forgotten_one_after_the_other() -> None:
         history.install(0, request((str(number), "", 0)))
     assert propose(history, PROMPT, scope=("first", "", 0)) is None
     assert len(history._numbers) <= 4097
+
+
+def test_what_is_forgotten_is_not_found_and_requests_that_had_begun_neither_find_nor_leave() -> (
+    None
+):
+    history = SharedHistory(1 << 20)
+    say(history, OUTPUT)
+    # One that has a row, one that has lost it, and one that has just ended.
+    running, preempted, ended = (request(key=key) for key in (2, 3, 4))
+    for row, each in enumerate((running, preempted, ended)):
+        history.install(row, each)
+    known = np.array(PROMPT + OUTPUT[:5], np.int32)
+    text = np.array(PROMPT + OUTPUT, np.int32)
+    assert history.propose(0, known, 4) is not None
+    history.leave(2, ended, text)
+    history.forget()
+    history.install(3, preempted)
+    for row in range(4):
+        assert history.propose(row, known, 4) is None
+    history.leave(3, preempted, text)
+    history.leave(0, running, text)
+    history.catch_up()
+    history.install(5, request(key=5))
+    assert history.propose(5, known, 4) is None
+    # From then on all is as it was.
+    history.leave(5, request(key=5), text)
+    history.catch_up()
+    history.install(0, request(key=6))
+    assert history.propose(0, known, 4) == Guess(OUTPUT[5:9], 16, "history")
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "device", "words"),
+    [
+        ("suffix", 1 << 20, "cpu", ""),
+        ("auto", 1 << 20, "cpu", ""),
+        ("ngram", 0, "cpu", ""),
+        ("ngram", 1 << 20, "cpu", "without effect: speculation.method = ngram reads none"),
+        ("draft", 1 << 20, "cpu", "without effect: speculation.method = draft reads none"),
+        ("off", 1 << 20, "cpu", "without effect: nothing drafts: speculation.method = off"),
+        ("suffix", 1 << 20, "cuda", "without effect: a GPU looks up in the row's own text alone"),
+        ("suffix", 0, "cuda", ""),
+    ],
+)
+def test_a_size_without_effect_is_said(
+    method: Any, size: int, device: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = SpeculationSection(method=method, shared_history_bytes=size)
+    choose_speculation(section, Traits(device))
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == bool(words)
+    assert words in "".join(warned)

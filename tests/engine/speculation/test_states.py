@@ -18,7 +18,7 @@ from src.core.plan import RowStep
 from src.core.step_message import DeviceRequest
 from src.engine.execution.state_memory import StateMemory, StatePlan, plan_states
 from src.engine.speculation import Speculation, Widths
-from src.engine.speculation.choice import choose_speculation
+from src.engine.speculation.choice import Traits, choose_speculation
 from src.models.layer_kv import KVTensor, LayerKVSpec
 from tests.engine.speculation.adversary import Adversary
 from tests.engine.speculation.test_exactness import (
@@ -318,13 +318,52 @@ def test_rows_with_drafts_take_no_rows_where_there_are_snapshots(slots: int) -> 
     assert made.num_slots <= slots
 
 
+@pytest.mark.parametrize(
+    ("slots", "rows", "planned"),
+    [
+        # Rows and snapshots: with few of them nobody drafts, and they are as many as with "off".
+        (1, 40, (1, 0, 0)),
+        (4, 40, (3, 1, 0)),
+        (12, 40, (9, 3, 0)),
+        (13, 40, (9, 3, 1)),
+        # A quarter of the snapshots.
+        (64, 40, (40, 18, 6)),
+        # An eighth of all: more are unused, since rows have four snapshots each.
+        (7, 1, (1, 4, 0)),
+        (8, 1, (1, 4, 1)),
+        (800, 40, (40, 160, 8)),
+    ],
+)
+def test_rows_with_drafts_that_nobody_has_asked_for_take_what_can_be_spared(
+    slots: int, rows: int, planned: tuple[int, int, int]
+) -> None:
+    budget = 2 * slots * SLOT
+    spare = {"backups": 8, "backups_are_spare": True}
+    made = plan_states((LAYER,), budget, rows, snapshots=True, **spare)
+    assert made == StatePlan(SLOT, *planned)
+    off = plan_states((LAYER,), budget, rows, snapshots=True)
+    assert off is not None
+    assert made.num_rows == off.num_rows
+    assert made.num_snapshots >= off.num_snapshots * 3 / 4
+    # Without snapshots they take no row's slot.
+    for rows_only in (slots // 2, slots, 2 * slots):
+        with_, without = (
+            plan_states((LAYER,), budget, max(1, rows_only), snapshots=False, **asked)
+            for asked in (spare, {})
+        )
+        assert with_ is not None
+        assert without is not None
+        assert with_.num_rows == without.num_rows
+        assert with_.num_backups <= slots // 8
+
+
 def test_a_model_that_cannot_keep_states_is_refused_by_name() -> None:
     section = SpeculationSection(method="suffix")
-    chosen = {"device_type": "cpu", "has_states": True}
-    assert choose_speculation(section, **chosen, num_backups=1) is not None
+    traits = Traits("cpu", has_states=True)
+    assert choose_speculation(section, traits, num_backups=1) is not None
     with pytest.raises(ConfigError, match=r"speculation\.method = suffix .*one sequence's"):
-        choose_speculation(section, **chosen, num_backups=0)
+        choose_speculation(section, traits, num_backups=0)
     with pytest.raises(ConfigError, match=r"speculation\.method = suffix .*windows"):
-        choose_speculation(section, **chosen, num_backups=1, has_windows=True)
+        choose_speculation(section, traits._replace(has_windows=True), num_backups=1)
     auto = SpeculationSection(method="auto")
-    assert choose_speculation(auto, **chosen, num_backups=0) is None
+    assert choose_speculation(auto, traits, num_backups=0) is None

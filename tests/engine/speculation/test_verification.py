@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -354,6 +355,144 @@ def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:
     assert following.told == [(0, 7), (0, 7, [10, 11, 12, 13]), (0, 7, [5] * 12)]
 
 
+class AtTimes(Restricting):
+    """Two tokens are possible each ``period``-th time that it is asked, and no others."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__([])
+        self.period = period
+        self.times = 0
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        self.times += 1
+        return [[14, 15] if self.times % self.period == 0 else []] * len(wanted)
+
+
+def steps_with_asking(
+    period: int, vain: float, found: float, rows: int = 1, disturbed: int = -1
+) -> list[int]:
+    """Steps of 512 in which restricted rows are asked for; all that is found is right.
+
+    ``vain`` and ``found``: how long such a step takes, in steps; ``disturbed``: which time of
+    asking something else takes the machine.
+    """
+    restrictions = AtTimes(period)
+    tokens = np.concatenate([buffer(4) for _ in range(rows)])
+    made = Speculation((Silent(),), tokens, restrictions, POISON)
+    plain = plan(*(RowStep(row, 1, 3, 1, True) for row in range(rows)))
+    bounded = plan(*(RowStep(row, 1, 3, 4, True, 3, 0, 12) for row in range(rows)))
+    asked = []
+    for step in range(512):
+        made.observe(plain, 1e-3)
+        before = restrictions.times
+        verification = made.begin(bounded)
+        assert verification is not None
+        counts = [each.num_sampled for each in verification.plan.rows]
+        made.settle(verification, [14 + place for count in counts for place in range(count)])
+        taken = 1.0
+        if restrictions.times > before:
+            asked.append(step)
+            taken = found if verification.plan.num_drafts else vain
+            if len(asked) == disturbed:
+                taken = 1000.0
+        made.observe(verification.plan, taken * 1e-3)
+    return asked
+
+
+@pytest.mark.parametrize(("vain", "is_often"), [(1.0, True), (1.5, False)])
+def test_rows_with_a_grammar_wait_longer_where_asking_costs_and_brings_nothing(
+    vain: float, is_often: bool
+) -> None:
+    asked = steps_with_asking(1000, vain, vain)
+    assert (len(asked) > 150) is is_often
+    assert (len(asked) < 100) is not is_often
+    # It takes some times to find that out.
+    assert len([step for step in asked if step < 16]) > 4
+
+
+@pytest.mark.parametrize(
+    ("vain", "is_often"),
+    # Of four times one saves 1.9 steps, and the others take 1.5 or 3.
+    [(1.5, True), (2.0, False)],
+)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_asking_saves_is_weighed_against_what_it_takes(
+    rows: int, vain: float, is_often: bool
+) -> None:
+    asked = steps_with_asking(4, vain, 1.1, rows)
+    assert (len(asked) > 150) is is_often
+    assert (len(asked) < 100) is not is_often
+
+
+def test_a_row_whose_drafts_are_right_is_not_asked_at_once_where_asking_costs_more() -> None:
+    asked = steps_with_asking(4, 5.0, 1.1)
+    late = [step for step in asked if step > 100]
+    assert late
+    assert all(after - step > 4 for step, after in pairwise(late))
+
+
+def test_where_asking_costs_more_the_next_request_waits_before_it_is_asked_for() -> None:
+    """It is asked for later on, so that what is known of it gets no older."""
+    restrictions = Restricting([])
+    made = Speculation((Silent(),), buffer(4), restrictions, POISON)
+    plain, bounded = plan(RowStep(0, 1, 3, 1, True)), plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))
+
+    def step() -> None:
+        made.observe(plain, 1e-3)
+        before = len(restrictions.wanted)
+        verification = made.begin(bounded)
+        assert verification is not None
+        made.settle(verification, [14])
+        made.observe(verification.plan, 3e-3 if len(restrictions.wanted) > before else 1e-3)
+
+    for key, is_asked_for in enumerate([True, False]):
+        made.install(0, DeviceRequest(key=key, prompt_len=2, params=SamplingParams()))
+        restrictions.wanted.clear()
+        step()
+        assert bool(restrictions.wanted) is is_asked_for
+        for _ in range(200):
+            step()
+        assert 0 < len(restrictions.wanted) < 60
+
+
+def test_one_disturbed_step_does_not_end_asking() -> None:
+    assert len(steps_with_asking(2, 1.2, 1.2, disturbed=40)) > 200
+
+
+@pytest.mark.parametrize("room", [1, 2, 40, 4096])
+@pytest.mark.parametrize("prompt_len", [1, 2, 33])
+def test_a_text_that_is_left_ends_where_its_tokens_do(room: int, prompt_len: int) -> None:
+    following = Following()
+    request = DeviceRequest(key=7, prompt_len=prompt_len, params=SamplingParams())
+    for length in {prompt_len, prompt_len + 1, prompt_len + room - 1, prompt_len + room}:
+        tokens = buffer(length, prompt_len + room)
+        made = Speculation((following,), tokens, FREE, POISON, Widths(always=True))
+        made.leave(0, request)
+        assert following.told.pop() == (0, 7, list(range(10, 10 + length)))
+
+
+class Compared(np.ndarray):
+    """Tokens that count how many of them are compared in arrays."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> Any:
+        Compared.count += self.size
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("length", [2, 9, 100_000, 2**17])
+def test_who_leaves_a_long_context_does_not_have_it_read(length: int) -> None:
+    following = Following()
+    tokens = buffer(length, 2**17).view(Compared)
+    made = Speculation((following,), tokens, FREE, POISON, Widths(always=True))
+    Compared.count = 0
+    made.leave(0, DeviceRequest(key=7, prompt_len=2, params=SamplingParams()))
+    [(_, _, text)] = following.told
+    assert text == list(range(10, 10 + length))
+    assert Compared.count < 4096
+
+
 class Turning:
     """Guesses from some step on only; counts how often it is asked."""
 
@@ -480,7 +619,8 @@ def test_rows_are_looked_at_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 6e-4
             return super().propose(row, tokens, most)
 
-    drafter, count = Slow(), 6
+    # Not so many that no draft would pay.
+    drafter, count = Slow(), 5
     tokens = np.concatenate([buffer(4)] * count)
     made = Speculation((drafter,), tokens, FREE, POISON)
     made.observe(plan(*(RowStep(row, 1, 3, 1, True) for row in range(count))), 1e3)

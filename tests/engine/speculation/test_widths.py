@@ -244,7 +244,52 @@ def test_a_draft_costs_what_it_adds_to_steps_of_the_same_time() -> None:
     assert costs.price(4, 16) == costs.price(4, 2)
     assert costs.price(100, 2) == pytest.approx(1 / 104)
     assert costs.prices(4, 20) == [costs.price(4, count) for count in range(1, 21)]
+    # Only what was measured is told, and of how many steps.
+    assert costs.measured == [((3, 4), (2, 3), costs.price(4, 2), 90)]
+    assert costs.usual_seconds == {4: pytest.approx(duration, rel=0.1)}
     # A clock that goes wrong makes no draft free.
     for _ in range(50):
         costs.took(4, 2, 0.001)
     assert costs.price(4, 2) > 0
+    costs.took(1, 1, 0.001)
+    costs.took(200, 0, 0.001)
+    costs.took(200, 64, 0.002)
+    assert [each[:2] for each in costs.measured] == [((3, 4), (2, 3)), ((129, None), (64, None))]
+
+
+def shares_of_drafts(rows: int, guessing: int, steps: int, disturbed: range) -> list[bool]:
+    """Whether each step has drafts, where they are nearly free but for some steps."""
+    widths, found = Widths(), []
+    for step in range(steps):
+        widths.begin()
+        drafts = 0
+        if step % 8 and not widths.none_pays(rows) and widths.is_measured(rows):
+            drafts = sum(widths.choose([SURE] * guessing, rows, rows))
+        times = 3 if drafts and step in disturbed else 1
+        widths.took(rows + drafts, drafts, times * 0.01 * (1 + 0.002 * drafts))
+        found.append(drafts > 0)
+    return found
+
+
+@pytest.mark.parametrize(("rows", "guessing"), [(1, 1), (8, 1), (16, 4)])
+def test_free_drafts_of_some_rows_are_found_out(rows: int, guessing: int) -> None:
+    """One draft alone may seem dear to its neighbours: two are tried, and one again, in turns."""
+    assert sum(shares_of_drafts(rows, guessing, 4000, range(0))[-800:]) >= 600
+
+
+@pytest.mark.parametrize(("rows", "guessing"), [(1, 1), (8, 8), (16, 4)])
+def test_steps_that_were_disturbed_are_forgotten(rows: int, guessing: int) -> None:
+    found = shares_of_drafts(rows, guessing, 8000, range(2000, 2060))
+    assert sum(found[1200:2000]) >= 500
+    assert sum(found[-800:]) >= 600
+
+
+def test_what_hardly_pays_is_asked_for_until_that_was_seen() -> None:
+    widths = Widths()
+    for _ in range(3):
+        widths.begin()
+        widths.took(8, 0, 0.01)
+    # A draft is assumed to cost two thirds of a token of these steps.
+    assert not widths.none_pays(8)
+    widths.took(9, 1, 0.01 * (1 + 1 / 12))
+    assert widths.none_pays(8)

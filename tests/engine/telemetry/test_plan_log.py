@@ -213,8 +213,8 @@ def test_what_is_no_log_is_refused(text: str) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     recorded_run(tmp_path / "log")
-    text = (tmp_path / "log").read_text().replace('["limits",5', '["limits",6', 1)
-    with pytest.raises(ReplayError, match="version 6, expected 2 to 5"):
+    text = (tmp_path / "log").read_text().replace('["limits",6', '["limits",7', 1)
+    with pytest.raises(ReplayError, match="version 7, expected 2 to 6"):
         replay(read_lines(text.splitlines()))
 
 
@@ -225,10 +225,55 @@ def test_a_log_of_the_version_before_is_replayed(tmp_path: Path) -> None:
     lines[0][1] = 2
     for name in ("weights", "priority_tenants", "share_prefixes"):
         del lines[0][2][name]
-    older = [line[:-1] if line[0] == "add" else line for line in lines]
+    older = [line[:9] if line[0] == "add" else line for line in lines]
     report = replay(read_lines(map(msgspec.json.encode, older)))
     assert report.difference is None
     assert report.num_plans > 0
+
+
+def test_turns_of_calls_are_replayed(tmp_path: Path) -> None:
+    log = PlanLog(tmp_path / "log")
+    limits = make_limits(num_blocks=64)
+    simulation = Simulation(limits, 2, RecordingScheduler(limits, log))
+    for key in range(12):
+        simulation.add(make_request(key, 5, 2, ends=False, call=0 if key < 9 else None))
+    simulation.drain()
+    log.close()
+    report = replayed(tmp_path / "log")
+    assert report.difference is None
+    assert report.stats == simulation.scheduler.stats
+    # A log from before has no calls, and its requests waited in order of arrival.
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line[13] for line in lines if line[0] == "add"] == [0] * 9 + [None] * 3
+    older = [line[:13] if line[0] == "add" else line for line in lines]
+    older[0][1] = 5
+    difference = replay(read_lines(map(msgspec.json.encode, older))).difference
+    assert difference is not None
+    installs = json.loads(difference.replayed)[2]
+    assert [install[2] for install in installs] == [0, 1]
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_requests_with_other_media_share_no_prefix_in_a_replay(hides: bool, tmp_path: Path) -> None:
+    """Whose tokens are equal and whose images are not."""
+    log = PlanLog(tmp_path / "log")
+    limits = make_limits(num_blocks=64, max_num_batched_tokens=16)
+    simulation = Simulation(limits, 1, RecordingScheduler(limits, log))
+    tokens = list(range(1, 10))
+    for key, name in enumerate([b"cat", b"dog", b"cat"]):
+        media = {0: name, 2: b"both"}
+        simulation.add(make_request(key, tokens, 2, ends=False, media_keys=media))
+        simulation.drain()
+    log.close()
+    hits = simulation.scheduler.stats.prefix_cache_hits
+    assert hits == 8
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert b"cat" not in (tmp_path / "log").read_bytes()
+    if hides:
+        lines = [line[:14] if line[0] == "add" else line for line in lines]
+    report = replay(read_lines(map(msgspec.json.encode, lines)))
+    assert (report.difference is None) != hides
+    assert hides or report.stats == simulation.scheduler.stats
 
 
 def test_tenants_are_replayed(tmp_path: Path) -> None:

@@ -13,17 +13,24 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 from msgspec.structs import replace
 
 from src import AsyncEngine
-from src.core.config import Config, LoraSection, Secret
+from src.core.config import Config, LoraSection, ModelSection, Secret
 from src.core.errors import InvalidRequestError
 from src.http import create_app
 from src.http.admin.adapters import allowed_path
 from src.http.server.errors import PermissionDeniedError
 from tests.http.asking import client_of
-from tests.support.adapters import make_adapter, merged
+from tests.support.adapters import make_adapter, merged, merged_into
 from tests.support.checkpoints import load_reference
+from tests.support.encoders import (
+    load_encoder_reference,
+    make_encoder,
+    save_encoder_tokenizer,
+    save_modules,
+)
 from tests.support.engines import greedy
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +87,9 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
         assert (cards["one"].parent, cards["one"].root) == ("tiny", "one")
         assert str(root) not in (await client.get("/v1/models")).text
         assert cards["tiny"].parent is None
+        # Of an adapter too: it is asked for vectors as it is for text.
+        tasks = ["generate", "embed", "token_embed"]
+        assert [card.model_dump()["tasks"] for card in cards.values()] == [tasks] * 3
         assert await tokens_of(client, "one") == expected["one"]
         assert await tokens_of(client, "tiny") == expected["tiny"]
         unknown = await client.post("/v1/completions", json={"model": "other", "prompt": PROMPT})
@@ -113,6 +123,40 @@ async def test_adapters_are_chosen_loaded_and_unloaded(
         assert (await client.post(UNLOAD, json={"lora_name": "one"})).status_code == 404
         gone = await client.post("/v1/completions", json={"model": "one", "prompt": PROMPT})
         assert gone.status_code == 404
+
+
+async def test_adapters_of_an_encoder_have_its_tasks_and_give_vectors(
+    config: Config, tmp_path: Path
+) -> None:
+    directory = make_encoder(tmp_path / "base", "bert")
+    save_encoder_tokenizer(directory)
+    save_modules(directory, pooling={"pooling_mode": "mean"}, normalizes=False)
+    adapter = make_adapter(
+        tmp_path / "adapter",
+        load_encoder_reference(directory),
+        targets=("query", "key", "value", "dense"),
+        within="encoder.layer",
+        task_type="FEATURE_EXTRACTION",
+    )
+    references = {
+        "base": load_encoder_reference(directory),
+        "mine": merged_into(load_encoder_reference(directory), adapter),
+    }
+    model = ModelSection(path=str(directory), served_model_name=("base",))
+    lora = LoraSection(adapters={"mine": str(adapter)})
+    async with serving(replace(config, model=model, lora=lora)) as client:
+        cards = (await client.get("/v1/models")).json()["data"]
+        tasks = ["embed", "score", "token_embed"]
+        assert [(card["id"], card["tasks"]) for card in cards] == [("base", tasks), ("mine", tasks)]
+        card = (await client.get("/v1/models/mine")).json()
+        assert (card["parent"], card["tasks"]) == ("base", tasks)
+        for name, reference in references.items():
+            answer = await client.post("/v1/embeddings", json={"model": name, "input": PROMPT})
+            assert answer.status_code == 200, answer.text
+            with torch.inference_mode():
+                states = reference(torch.tensor([PROMPT])).last_hidden_state[0]
+            made = torch.tensor(answer.json()["data"][0]["embedding"])
+            torch.testing.assert_close(made, states.mean(0), rtol=1e-4, atol=1e-4)
 
 
 # What is awaited between the name and the request, and bodies of the endpoints that go that way.

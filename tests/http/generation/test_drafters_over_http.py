@@ -10,7 +10,7 @@ import pytest
 
 from tests.http.asking import COMPLETIONS
 from tests.http.processes import ServerProcess
-from tests.support.drafts import make_mtp
+from tests.support.drafts import make_medusa, make_mtp
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -24,6 +24,28 @@ ASKED: dict[str, Any] = {
     "logprobs": 1,
     "logit_bias": {"65": 60, "66": 60},
 }
+# What a grammar leaves no choice about is a draft.
+FORCED: dict[str, Any] = {
+    "prompt": "An object:",
+    "max_tokens": 100,
+    "temperature": 0,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "thing",
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "colour_of_the_thing": {"enum": ["greenish", "reddish"]},
+                    "what_it_is_made_of": {"enum": ["wood", "glass"]},
+                },
+                "required": ["colour_of_the_thing", "what_it_is_made_of"],
+                "additionalProperties": False,
+            },
+        },
+    },
+}
+DEMO = Path("configs/demo")
 SETTINGS = {
     "off": {"METHOD": "off"},
     "suffix": {"METHOD": "suffix"},
@@ -31,6 +53,9 @@ SETTINGS = {
     "prediction": {"METHOD": "auto"},
     "history": {"METHOD": "auto", "SHARED_HISTORY_BYTES": "1048576"},
     "mtp": {"METHOD": "mtp"},
+    "draft": {"METHOD": "draft"},
+    "medusa": {"METHOD": "medusa"},
+    "eagle3": {"METHOD": "eagle3", "MODEL": str(DEMO / "eagle3")},
 }
 
 
@@ -42,31 +67,33 @@ def accepted_of(text: str, source: str) -> float:
     )
 
 
-def answers_of(
-    source: str, environment: dict[str, str], asked: dict[str, Any]
-) -> tuple[list[Any], float]:
-    """Choices of the same question asked twice, and how many drafts were accepted."""
+def ask(
+    source: str, environment: dict[str, str], bodies: list[dict[str, Any]], *sources: str
+) -> tuple[list[Any], list[float]]:
+    """Choices of each body in turn, and how many drafts of each of ``sources`` were accepted."""
     variables = {f"SLIPSTREAM_SPECULATION__{k}": v for k, v in SETTINGS[source].items()}
     variables["SLIPSTREAM_MODEL__DETERMINISTIC"] = "true"
     with ServerProcess.serve({**environment, **variables}) as server:
         server.wait_ready()
         choices = []
-        for _ in range(2):
-            answer = httpx.post(server.url + COMPLETIONS, json=asked, timeout=60)
+        for body in bodies:
+            answer = httpx.post(server.url + COMPLETIONS, json=body, timeout=60)
             assert answer.status_code == 200, answer.text
             choices.append(answer.json()["choices"])
-        return choices, accepted_of(server.get("/metrics").text, source)
+        metrics = server.get("/metrics").text
+        return choices, [accepted_of(metrics, each) for each in sources or (source,)]
 
 
 @pytest.fixture(scope="module")
 def expected(environment: dict[str, str]) -> list[Any]:
-    choices, accepted = answers_of("off", environment, ASKED)
+    """What a server without drafts says to `ASKED`, twice, and to `FORCED`."""
+    choices, [accepted] = ask("off", environment, [ASKED, ASKED, FORCED])
     assert choices[0] == choices[1]
     assert accepted == 0
     return choices
 
 
-@pytest.mark.parametrize("source", [each for each in SETTINGS if each not in ("off", "mtp")])
+@pytest.mark.parametrize("source", ["suffix", "ngram", "prediction", "history"])
 def test_a_drafter_serves_and_changes_nothing(
     source: str, environment: dict[str, str], expected: list[Any]
 ) -> None:
@@ -74,7 +101,38 @@ def test_a_drafter_serves_and_changes_nothing(
     if source == "prediction":
         text = expected[0][0]["text"]
         asked["prediction"] = {"type": "content", "content": text}
-    found, accepted = answers_of(source, environment, asked)
+    forced = [FORCED] * 3 if source == "suffix" else []
+    found, accepted = ask(source, environment, [asked, asked, *forced], source, "grammar")
+    assert found == [*expected[:2], *expected[2:] * len(forced)]
+    assert accepted[0] > 0
+    assert (accepted[1] > 0) == bool(forced)
+
+
+@pytest.mark.parametrize("source", ["draft", "medusa"])
+def test_a_drafter_with_weights_serves_and_changes_nothing(
+    source: str,
+    environment: dict[str, str],
+    expected: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model as its own draft, or random heads."""
+    path = environment["SLIPSTREAM_MODEL"]
+    if source == "medusa":
+        make_medusa(tmp_path)
+        path = str(tmp_path)
+    monkeypatch.setitem(SETTINGS, source, {**SETTINGS[source], "MODEL": path})
+    found, [accepted] = ask(source, environment, [ASKED, ASKED])
+    assert found == expected[:2]
+    assert accepted > 0
+
+
+def test_the_head_of_the_demo_model_serves_and_changes_nothing(environment: dict[str, str]) -> None:
+    own = {**environment, "SLIPSTREAM_MODEL": str(DEMO)}
+    asked = {**ASKED, "prompt": "The sea is", "logit_bias": None}
+    warm = {**asked, "temperature": 0.8, "seed": 5}
+    expected, _ = ask("off", own, [asked, warm])
+    found, [accepted] = ask("eagle3", own, [asked, warm])
     assert found == expected
     assert accepted > 0
 
@@ -86,7 +144,7 @@ def test_a_layer_of_the_checkpoint_serves_and_changes_nothing(
     path = make_mtp(tmp_path, "glm4_moe", copies=True).path
     own = {**environment, "SLIPSTREAM_MODEL": str(path)}
     asked = {**ASKED, "prompt": [9, 60, 7, 33, 8], "logit_bias": None}
-    expected, _ = answers_of("off", own, asked)
-    found, accepted = answers_of("mtp", own, asked)
+    expected, _ = ask("off", own, [asked, asked])
+    found, [accepted] = ask("mtp", own, [asked, asked])
     assert found == expected
     assert accepted > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -81,10 +82,16 @@ def test_parcels_are_the_same_bytes(sizes: list[int]) -> None:
     num_tokens=st.integers(0, 3 * SLICE),
     num_scored=st.none() | st.integers(0, 3 * SLICE),
     has_logprobs=st.booleans(),
+    begun=st.none() | st.sets(st.integers(0, 3 * SLICE)),
 )
 def test_portions_join_to_the_delta(
-    text: str, num_tokens: int, num_scored: int | None, has_logprobs: bool
+    text: str,
+    num_tokens: int,
+    num_scored: int | None,
+    has_logprobs: bool,
+    begun: set[int] | None,
 ) -> None:
+    starts = None if begun is None else sorted(each for each in begun if each < num_tokens)
     delta = Delta(
         request_id="x",
         index=1,
@@ -95,9 +102,16 @@ def test_portions_join_to_the_delta(
         finish_reason=FinishReason.STOP,
         stop_reason="x",
         usage=USAGE,
+        step_starts=starts,
     )
     parts = list(split_delta(delta))
     assert "".join(part.text for part in parts) == text
+    first = itertools.accumulate([len(part.token_ids) for part in parts], initial=0)
+    assert [
+        begin + start
+        for begin, part in zip(first, parts, strict=False)
+        for start in part.begins_steps
+    ] == delta.begins_steps
     assert [i for part in parts for i in part.token_ids] == delta.token_ids
     assert [e for part in parts for e in part.logprobs or ()] == (delta.logprobs or [])
     assert [e for part in parts for e in part.prompt_logprobs or ()] == (

@@ -119,6 +119,42 @@ async def test_every_completion_is_served_and_a_stream_says_so(
     assert list(texts.values()) == [choice["text"] for choice in plain["choices"]]
 
 
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_says_which_tokens_came_of_one_step(
+    drafting: httpx.AsyncClient, drafting_app: Starlette, path: str, scored: bool
+) -> None:
+    asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    if path == CHAT:
+        asked |= {"messages": ASKS_WEATHER, "logprobs": scored}
+    else:
+        asked |= {"prompt": STORY, "logprobs": 0 if scored else None}
+    plain = await post(drafting, path, **asked)
+    [choice] = plain["choices"]
+    text = choice["message"]["content"] if path == CHAT else choice["text"]
+    asked |= predicting(text)
+    for options in ({"include_steps": True}, {"include_steps": False}, {}):
+        begun = num_steps(drafting_app)
+        body = {**asked, "stream": True, "stream_options": options, "return_token_ids": True}
+        streamed = await drafting.post(path, json=body)
+        chunks = [
+            choice
+            for line in streamed.text.splitlines()
+            if line.startswith("data: {")
+            for choice in json.loads(line.removeprefix("data: "))["choices"]
+        ]
+        assert sum(len(each.get("token_ids", ())) for each in chunks) == 60
+        if not options.get("include_steps"):
+            assert not any("step_starts" in each for each in chunks)
+            continue
+        starts = [start for each in chunks for start in each.get("step_starts", ())]
+        for each in chunks:
+            assert all(start < len(each["token_ids"]) for start in each.get("step_starts", ()))
+        # A step of it computes the prompt, and says the first token.
+        assert 1 < len(starts) <= num_steps(drafting_app) - begun < 50
+        assert next(each["step_starts"] for each in chunks if each.get("token_ids"))[0] == 0
+
+
 async def test_a_wrong_prediction_changes_nothing_and_a_long_one_is_cut(
     drafting: httpx.AsyncClient,
 ) -> None:

@@ -292,7 +292,7 @@ def test_tokens_are_coloured_by_their_probability(page: Page, server: ServerProc
     logprobs = said_with_logprobs(server)
     tokens = page.locator(".tokens .token")
     assert tokens.all_inner_texts() == [entry["token"] for entry in logprobs]
-    expect(tokens.last).to_have_class("token p4 after")
+    expect(tokens.last).to_have_class(re.compile("^token p4 (together )?after$"))
     classes = [
         str(one).split()[1] for one in tokens.evaluate_all("all => all.map(t => t.className)")
     ]
@@ -309,6 +309,84 @@ def test_tokens_are_coloured_by_their_probability(page: Page, server: ServerProc
     expect(tokens.nth(4)).to_have_class(re.compile("active"))
     page.uncheck("#colours")
     assert page.locator(".assistant .text > p").inner_text() == said_by_api(server, STORY)
+
+
+def scored_chunk(text: str, **fields: Any) -> dict[str, Any]:
+    """A chunk of one token for each character, each sure."""
+    entries = [
+        {"token": each, "bytes": list(each.encode()), "logprob": 0.0, "top_logprobs": []}
+        for each in text
+    ]
+    delta = {"content": text}
+    return {"choices": [{"index": 0, "delta": delta, "logprobs": {"content": entries}, **fields}]}
+
+
+def test_tokens_of_one_step_are_marked_however_they_come(page: Page, server: ServerProcess) -> None:
+    open_page(page, server)
+    page.check("#colours")
+    usage = {"prompt_tokens": 3, "completion_tokens": 9}
+    events = [
+        # Three steps in one chunk, the last of which goes on in the next one.
+        scored_chunk("abcde", step_starts=[0, 1, 4]),
+        scored_chunk("fg", step_starts=[1]),
+        # Of a server that says nothing.
+        scored_chunk("hi"),
+        {"choices": [], "usage": usage},
+    ]
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    body = "".join([*lines, "data: [DONE]\n\n"])
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, STORY)
+    assert json.loads(asked.value.post_data or "")["stream_options"]["include_steps"] is True
+    answered(page)
+    marks = page.locator(".tokens .token").evaluate_all(
+        "all => all.map(t => ['together', 'first'].map(c => +t.classList.contains(c)).join(''))"
+    )
+    assert marks == ["00", "11", "10", "10", "11", "10", "00", "00", "00"]
+    page.locator(".trace summary").click()
+    expect(page.locator(".trace-table")).to_contain_text("4, 2.3 tokens in each")
+
+
+def test_answers_that_were_guessed_take_fewer_steps(page: Page) -> None:
+    # What was said before is guessed.
+    kept = {"SLIPSTREAM_SPECULATION__SHARED_HISTORY_BYTES": "1048576"}
+    with demo_server(**kept) as server:
+        server.wait_ready()
+        open_page(page, server)
+        page.check("#colours")
+        for count in range(1, 4):
+            ask(page, STORY)
+            answered(page, 1)
+            if count < 3:
+                page.click("#new")
+        assert page.locator(".tokens .together").count() > 3
+        page.locator(".trace summary").click()
+        row = page.locator(".trace-table tr", has_text="Steps").inner_text()
+        found = re.search(r"([0-9.]+) tokens in each", row)
+        assert found is not None, row
+        assert float(found[1]) > 1
+
+
+def test_the_panel_says_how_many_guesses_are_accepted(page: Page, server: ServerProcess) -> None:
+    looks = 0
+
+    def grown(route: Any) -> None:
+        nonlocal looks
+        looks += 1
+        text = re.sub(r"(?m)^vllm:spec_decode.*\n", "", route.fetch().text())
+        for name, each in (("draft_tokens", 10), ("accepted_tokens", 6), ("drafts", 4)):
+            text += f"vllm:spec_decode_num_{name}_total {looks * each}\n"
+        route.fulfill(body=text, content_type="text/plain")
+
+    page.route("**/metrics", grown)
+    open_page(page, server)
+    expect(page.locator("#panel")).to_contain_text(
+        "60 % of them right: 1.5 accepted in each step of a row that had some"
+    )
 
 
 def said_with_logprobs(server: ServerProcess) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,11 +20,13 @@ from src.http import create_app
 from src.text.tokenizer import Tokenizer
 from tests.http.asking import client_of, post, refused
 from tests.http.embeddings.conftest import embedding_client as embedding_client
+from tests.support.checkpoints import make_checkpoint
 from tests.support.classifiers import (
     TOKEN,
     load_classifier_reference,
     make_classifier,
     reference_logits,
+    with_words,
 )
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +39,10 @@ CHAT = [{"role": "user", "content": "fox " * 150}]
 
 
 @asynccontextmanager
-async def serving(config: Config, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
-    model = ModelSection(path=str(directory), served_model_name=("tiny",))
+async def serving(
+    config: Config, directory: Path, **fields: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    model = ModelSection(path=str(directory), served_model_name=("tiny",), **fields)
     app = create_app(msgspec.structs.replace(config, model=model), owns_process=False)
     async with app.router.lifespan_context(app):
         await app.state.server._engine.wait_ready()
@@ -364,3 +369,28 @@ async def test_models_say_what_they_do(classifier: Served, ranker: Served) -> No
         labels = {"id2label": names, "label2id": {name: int(n) for n, name in names.items()}}
         kind = "reranker" if "score" in tasks else "classifier"
         assert info["model_type"] == {kind: labels}
+
+
+@pytest.mark.parametrize("by", ["model.tasks", "modules.json"])
+async def test_a_decoder_that_scores_by_yes_and_no_is_a_reranker(
+    config: Config, tmp_path: Path, by: str
+) -> None:
+    directory = with_words(make_checkpoint(tmp_path, "qwen3", max_position_embeddings=256))
+    fields: dict[str, Any] = {"tasks": ("score",)} if by == "model.tasks" else {}
+    if by == "modules.json":
+        package = "sentence_transformers"
+        modules = [
+            {"idx": 0, "name": "0", "path": "", "type": f"{package}.base.modules.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Own", "type": f"{package}.cross_encoder.LogitScore"},
+        ]
+        (directory / "modules.json").write_text(json.dumps(modules))
+        (directory / "1_Own").mkdir()
+        own = {"true_token_id": 7, "false_token_id": 9, "module_input_name": "causal_logits"}
+        (directory / "1_Own" / "config.json").write_text(json.dumps(own))
+    async with serving(config, directory, **fields) as client:
+        (card,) = (await client.get("/v1/models")).json()["data"]
+        assert "score" in card["tasks"]
+        assert "embed" not in card["tasks"]
+        info = (await client.get("/info")).json()
+        label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        assert info["model_type"] == {"reranker": label}

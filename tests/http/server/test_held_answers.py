@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from src.core.errors import QueueFullError
+from src.core.config import Config, HttpSection
+from src.core.errors import InvalidRequestError, QueueFullError
+from src.http.embeddings.vectors import held_numbers
 from src.http.server.held_answers import HeldAnswers
 
 
@@ -58,3 +62,16 @@ def test_an_error_lets_go() -> None:
     with pytest.raises(ZeroDivisionError), answers.holding(60, "one", 100):
         _ = 1 / 0
     assert answers.size == 0
+
+
+def test_as_many_texts_as_are_taken_have_room_for_the_documented_vectors() -> None:
+    answers, texts = HeldAnswers(), HttpSection().max_embedding_inputs
+    server = SimpleNamespace(config=Config(), keep=lambda kind: answers)
+    call: Any = SimpleNamespace(server=server, tenant="")
+    with ExitStack() as stack:
+        for _ in range(7):
+            stack.enter_context(held_numbers(call, texts, texts * 4096))
+        with pytest.raises(QueueFullError, match="max_held_vector_bytes"):
+            stack.enter_context(held_numbers(call, texts, texts * 4096))
+    with pytest.raises(InvalidRequestError, match="8390656 numbers"), ExitStack() as stack:
+        stack.enter_context(held_numbers(call, texts, texts * 4096 + texts))

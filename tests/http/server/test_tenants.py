@@ -17,14 +17,16 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from src.core.config import Config, HttpSection, SchedulerSection, Secret
+from src.core.config import Config, HttpSection, SchedulerSection, Secret, SpeculationSection
 from src.core.errors import ConfigError
 from src.core.turn_pool import TurnPool
+from src.engine.execution.step_computer import StepComputer
 from src.engine.grammar.compiler import GrammarCompiler
 from src.http import create_app
 from src.http.responses.store import ResponseStore
 from src.http.server.guard import check_access
 from src.http.server.keys import check_owners, load_keys
+from src.text import Tokenizer
 from src.text.template_pool import TemplatePool
 from tests.http.asking import client_of
 from tests.http.processes import ServerProcess
@@ -166,6 +168,57 @@ async def test_one_owner_cannot_take_all_background_responses(
             )
         await app.state.server.close()
         await until(lambda: engine.stats.num_running == 0)
+
+
+@pytest.mark.anyio
+async def test_predictions_of_one_owner_leave_others_room(
+    config: Config, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are held as long as their requests wait, so they count as prompts do."""
+    text = "the quick brown fox " * 20
+    tokens = len(Tokenizer.from_directory(Path(config.model.path or "")).encode(text))
+    changed = msgspec.structs.replace(
+        config,
+        http=msgspec.structs.replace(config.http, api_keys=tuple(map(Secret, KEYS))),
+        # Room for three of them, and their prompts.
+        scheduler=SchedulerSection(max_num_seqs=1, max_waiting_tokens=3 * tokens + 20),
+        speculation=SpeculationSection(method="suffix"),
+    )
+    goes_on, compute = threading.Event(), StepComputer.compute
+    goes_on.set()
+
+    def held(self: StepComputer, *arguments: Any, **named: Any) -> Any:
+        assert goes_on.wait(60)
+        return compute(self, *arguments, **named)
+
+    monkeypatch.setattr(StepComputer, "compute", held)
+    app = create_app(changed, owns_process=False)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        engine = await app.state.server.ready_engine()
+        goes_on.clear()
+
+        async def ask(key: str, **more: Any) -> httpx.Response:
+            body = {"prompt": [5, 6], "max_tokens": 2, "ignore_eos": True, **more}
+            return await client.post("/v1/completions", json=body, headers=bearer(key))
+
+        predicting = {"prediction": {"type": "content", "content": text}}
+        async with asyncio.TaskGroup() as group:
+            try:
+                waiting = [group.create_task(ask("k-none"))]
+                await until(lambda: engine.stats.num_running == 1)
+                for key in ("k-alice", "k-bob"):
+                    waiting.append(group.create_task(ask(key, **predicting)))
+                    await until(lambda: engine.stats.num_waiting == len(waiting) - 1)
+                    refused = await asyncio.wait_for(ask("k-alice-too", **predicting), 30)
+                    assert refused.status_code == 429
+                    message = refused.json()["error"]["message"]
+                    assert f"1 requests with {tokens + 2} tokens of this key" in message
+                # Without one there is room for her.
+                waiting.append(group.create_task(ask("k-alice")))
+                await until(lambda: engine.stats.num_waiting == 3)
+            finally:
+                goes_on.set()
+        assert [task.result().status_code for task in waiting] == [200] * 4
 
 
 def test_held_responses_leave_as_much_room_as_they_take() -> None:

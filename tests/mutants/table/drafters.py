@@ -360,7 +360,7 @@ MUTATIONS = (
         (
             "a damaged layer that nobody asked for ends the start",
             "_brought",
-            "(SlipstreamError, ValueError, OSError, RuntimeError, MemoryError)",
+            "Exception",
             "()",
         ),
     ),

@@ -18,14 +18,14 @@ MUTATIONS = (
         (
             "a GPU drafts for models whose states it cannot set back",
             "device_bounds",
-            "A not in _DRAFTING_DEVICES or has_states or has_own_inputs",
-            "A not in _DRAFTING_DEVICES or has_own_inputs",
+            "A.has_states or A.has_own_inputs",
+            "A.has_own_inputs",
         ),
         (
             "a GPU drafts for models whose inputs it does not have",
             "device_bounds",
-            "A not in _DRAFTING_DEVICES or has_states or has_own_inputs",
-            "A not in _DRAFTING_DEVICES or has_states",
+            "A.has_states or A.has_own_inputs",
+            "A.has_states",
         ),
     ),
     *rewrites_of(

@@ -211,25 +211,28 @@ MUTATIONS = (
             "pass",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/execution/worker.py",
         ("tests/engine/test_pipeline.py",),
         (
             "the loop is told of a result while the next step begins",
-            "wakes=not held",
-            "wakes=True",
+            "Worker._deliver",
+            "A.post(B, wakes=not C)",
+            "A.post(B, wakes=True)",
         ),
         (
             "nobody tells the loop of results that were held back",
-            "            self._arrivals.wake()  # see `_deliver`\n",
-            "",
+            "Worker._execute",
+            "self._arrivals.wake()",
+            "pass",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/devices/device_thread.py",
         ("tests/engine/devices/test_device_thread.py",),
         (
             "work of other kinds counts as a step",
+            "DeviceThread.next_is_step",
             "bool(self._kinds) and self._kinds[0]",
             "bool(self._kinds)",
         ),

@@ -115,6 +115,16 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/models/families/gemma.py",
+        ("tests/models/test_spellings.py",),
+        (
+            "gelu of old files is the exact one",
+            "Gemma.describe",
+            "if A == 'gelu': B",
+            "",
+        ),
+    ),
+    *rewrites_of(
         "src/ops/elementwise.py",
         ("tests/ops/test_elementwise.py",),
         (

@@ -224,18 +224,18 @@ MUTATIONS = (
         ),
         (
             "victims are taken whatever their class",
-            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
-            "key=lambda state: (state.launched, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),",
+            "key=lambda state: (state.certain, -state.rank[1]),",
         ),
         (
             "the victim with the most to recompute is taken",
-            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
-            "key=lambda state: (-state.rank[0], -state.launched, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], -state.certain, -state.rank[1]),",
         ),
         (
             "of equal victims the earliest is taken",
-            "key=lambda state: (-state.rank[0], state.launched, -state.rank[1]),",
-            "key=lambda state: (-state.rank[0], state.launched, state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, -state.rank[1]),",
+            "key=lambda state: (-state.rank[0], state.certain, state.rank[1]),",
         ),
         (
             "cached blocks that nobody holds count as a saving",
@@ -365,6 +365,11 @@ MUTATIONS = (
         "src/engine/scheduling/shares.py",
         (f"{_FOLDER}/test_shares.py",),
         (
+            "a prediction asks for a part of a step",
+            "lane.num_tokens - lane.num_predicted_tokens",
+            "lane.num_tokens",
+        ),
+        (
             "a flood keeps all rows until its requests end",
             "        if room.rows + len(victims) < 1:\n",
             "        if False:\n",
@@ -404,6 +409,11 @@ MUTATIONS = (
         "src/engine/scheduling/waiting.py",
         (f"{_FOLDER}/test_shares.py",),
         (
+            "predictions that wait no more are still taken off",
+            "self.num_predicted_tokens += sign * predicted",
+            "self.num_predicted_tokens += predicted",
+        ),
+        (
             "what passed a request that is given up counts for the next one",
             "            if index == 0:\n                self.passed = 0\n",
             "",
@@ -437,9 +447,9 @@ MUTATIONS = (
             "            pass\n",
         ),
         (
-            "slots of adapters go by rank whosever they are",
-            "return turns[state.lane], state.rank",
-            "return 0, state.rank",
+            "slots of adapters go by place whosever they are",
+            "return turns[state.lane], _by_place(state)",
+            "return 0, _by_place(state)",
         ),
         (
             "lanes of tenants that have gone are kept",
@@ -513,8 +523,8 @@ MUTATIONS = (
         ),
         (
             "who was brought back for a slot and ended keeps it from others",
-            "            self._slots.changed = True\n            if was_aside:",
-            "            if was_aside:",
+            "            self._slots.changed = True\n        lane.discard(",
+            "        lane.discard(",
         ),
         (
             "the newest of those who wait for an adapter is brought back",
@@ -555,6 +565,115 @@ MUTATIONS = (
             "StateMemory.begin",
             "[A.row for A in B.installs if A.row not in C]",
             "[i.row for i in B.installs if i.row not in C and i.generation == 1]",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/places.py",
+        (f"{_FOLDER}/test_places.py",),
+        (
+            "a lone query waits for a text that starts when it does",
+            "Places._assign",
+            "(state.rank[0], A, B, state.rank[1])",
+            "(state.rank[0], A, False, state.rank[1])",
+        ),
+        (
+            "a text of a call takes no longer than one that is alone",
+            "_units",
+            "1 if A else WEIGHT_ALONE",
+            "1",
+        ),
+        (
+            "time stands still while new calls come",
+            "Places._flow",
+            "if A: self._entry = B",
+            "",
+        ),
+        (
+            "a call that queues one text at a time is a new one each time",
+            "Places._flow",
+            "self._now + _units(A)",
+            "self._now",
+        ),
+        (
+            "what ends while it waits has taken its time",
+            "Places.discard",
+            "A.finish -= _units(B)",
+            "pass",
+        ),
+        (
+            "calls that end while they wait keep their places",
+            "Places.discard",
+            "self._entry -= A.prompt_len",
+            "pass",
+        ),
+        (
+            "what is admitted moves no time",
+            "Places.admit",
+            "self._now = max(self._now, A)",
+            "pass",
+        ),
+        (
+            "one goes before an older one of its flow",
+            "Places._assign",
+            "max(self._now, A.finish, A.last_start())",
+            "max(self._now, A.finish)",
+        ),
+        (
+            "those that had their turns are kept",
+            "_Flow.last_start",
+            "A[:] = filter(_is_new, A)",
+            "pass",
+        ),
+        (
+            "calls that have ended are kept",
+            "Places.leave",
+            "if A: B",
+            "",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/waiting.py",
+        (f"{_FOLDER}/test_places.py",),
+        (
+            "whoever waits behind one that ends never has a turn",
+            "Lane.discard",
+            "self._follow(A)",
+            "pass",
+        ),
+        (
+            "a follower waits behind those that start later",
+            "Lane._follow",
+            "while A is not None and self._put(A): B",
+            "if A is not None: heapq.heappush(self._heap, (A.place, A))",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/plan_log.py",
+        ("tests/engine/telemetry/test_plan_log.py",),
+        (
+            "a plan log has no media",
+            "_Writer._add",
+            "self._numbered(A)",
+            "[]",
+        ),
+        (
+            "a plan log knows no calls",
+            "_Writer._add",
+            "request.call",
+            "None",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (
+            "tests/engine/test_embeddings.py"
+            "::test_a_lone_query_waits_a_step_behind_calls_of_many_texts",
+        ),
+        (
+            "texts of a call wait as if each were alone",
+            "EmbeddingRun._submission",
+            "if self._num_texts > 1: A",
+            "",
         ),
     ),
 )

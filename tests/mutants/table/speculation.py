@@ -2,7 +2,11 @@
 
 from tests.mutants.mutation import mutations_of, rewrites_of
 
-_PURE = ("tests/engine/scheduling/test_drafts.py", "tests/engine/scheduling/test_properties.py")
+_PURE = (
+    "tests/engine/scheduling/test_drafts.py",
+    "tests/engine/scheduling/test_drafts_come_last.py",
+    "tests/engine/scheduling/test_properties.py",
+)
 _ENGINE = ("tests/engine/speculation",)
 
 MUTATIONS = (
@@ -66,13 +70,23 @@ MUTATIONS = (
         ),
         (
             "drafts leave no position for the step behind them",
-            "return room if state.capacity >= state.max_kv_tokens else room - 1",
+            "return room if state.capacity >= state.max_kv_tokens else room - self.kept",
             "return room",
         ),
         (
             "drafts take blocks while a request waits",
-            "spare = 0 if len(self.waiting) else None",
+            "spare = -1 if len(self.waiting) else None",
             "spare = None",
+        ),
+        (
+            "drafts keep one position for however many steps are planned behind them",
+            "        self.kept = max(self.kept, num_in_flight)\n",
+            "",
+        ),
+        (
+            "blocks that were lent for drafts stay while a request waits",
+            "            len(self.waiting) or allocator.pool.num_free < allocator.longest\n",
+            "            allocator.pool.num_free < allocator.longest\n",
         ),
         (
             "somebody is preempted for a block that perhaps nobody needs",
@@ -85,13 +99,42 @@ MUTATIONS = (
         _PURE,
         (
             "drafts in flight count twice, and a table grows past the context's end",
-            "wanted = blocks_for(min(state.launched + drafts, state.max_kv_tokens), size)",
-            "wanted = blocks_for(state.launched + drafts, size)",
+            "end = min(state.launched + num_tokens, state.max_kv_tokens)",
+            "end = state.launched + num_tokens",
         ),
         (
             "drafts take the blocks that rows need soon",
-            "return max(0, self.pool.num_free - sum(map(self.lookahead, self.running)))",
+            "return self.pool.num_free - sum(map(self.lookahead, self.running))",
             "return self.pool.num_free",
+        ),
+        (
+            "drafts in flight reserve blocks, and a request waits for them",
+            "certain = state.target - state.slack",
+            "certain = state.target",
+        ),
+        (
+            "drafts are lent the blocks that a request will want",
+            "lent = max(0, (spare - self.longest) // len(short))",
+            "lent = spare // len(short)",
+        ),
+        (
+            "what steps in flight may write is given to others",
+            "reach = blocks_for(state.launched + (kept if state.slack else 0), size)",
+            "reach = 0",
+        ),
+    ),
+    *mutations_of(
+        "src/engine/scheduling/pace.py",
+        ("tests/engine/scheduling/test_pace.py",),
+        (
+            "a step that verifies drafts takes as long as one without",
+            "return self._verify if drafts else self._decode",
+            "return self._decode",
+        ),
+        (
+            "a step that verifies drafts is one with a prompt",
+            "if plan.num_tokens - drafts > len(plan.rows):",
+            "if plan.num_tokens > len(plan.rows):",
         ),
     ),
     *rewrites_of(
@@ -168,6 +211,12 @@ MUTATIONS = (
             "Speculation.leave",
             "0 if A in self._failed else B",
             "B",
+        ),
+        (
+            "a text ends where its prompt does",
+            "Speculation._end",
+            "return bisect_left(A.data, True, B, key=C)",
+            "return B",
         ),
         (
             "steps without drafts take as long as asking does",
@@ -263,6 +312,42 @@ MUTATIONS = (
     *rewrites_of(
         "src/engine/speculation/asking.py",
         ("tests/engine/speculation/test_verification.py",),
+        (
+            "whatever asking for rows with a grammar costs, they are asked again at once",
+            "Asking._possible",
+            "self._saved < 0",
+            "False",
+        ),
+        (
+            "where asking costs more, a row whose drafts were right is asked again at once",
+            "Asking.verified",
+            "self._widths.found_nothing(A, restricted=True, costs_more=True)",
+            "pass",
+        ),
+        (
+            "where asking costs more, the next request is asked for at once",
+            "Asking.most",
+            "self._saved < 0",
+            "False",
+        ),
+        (
+            "a request waits because the one before it in its row has",
+            "Asking.vacate",
+            "self._begun.discard(A)",
+            "",
+        ),
+        (
+            "what one row saves is saved by all rows",
+            "Asking.took",
+            "self._gained / len(A.rows)",
+            "self._gained",
+        ),
+        (
+            "one disturbed step ends asking for rows with a grammar",
+            "Asking.took",
+            "min(A, _MOST_LONGER)",
+            "A",
+        ),
         (
             "who computes is asked for rows that have a likely guess",
             "Asking.guesses",
@@ -425,8 +510,8 @@ MUTATIONS = (
         (
             "predictions wait for nothing",
             "Lane.count",
-            "A += self._count_prediction(B.request, C)",
-            "pass",
+            "A = self._count_prediction(B.request, C)",
+            "A = 0",
         ),
         (
             "a shared prediction counts with each request",
@@ -518,6 +603,40 @@ MUTATIONS = (
             "max(A, B + C - 1)",
             "max(A, A + C - 1)",
         ),
+        (
+            "what was forgotten is found",
+            "SharedHistory.forget",
+            "self._numbers.clear()",
+            "pass",
+        ),
+        (
+            "requests that had begun leave what they say, though all was forgotten",
+            "SharedHistory.forget",
+            "self._forgotten_key = A",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/asking.py",
+        (
+            "tests/engine/drafters/test_exactness.py::test_rows_with_a_grammar_are_guessed_from_their_own_text",
+        ),
+        (
+            "look-ups for rows with a grammar serve all rows",
+            "_for_free",
+            "[A for A in B if not isinstance(A, C)]",
+            "list(B)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/telemetry/inspector.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "who resets the cache of prefixes leaves what was said",
+            "Inspector.reset_prefix_cache",
+            "A.worker.forget_history()",
+            "pass",
+        ),
     ),
     *rewrites_of(
         "src/core/step_message.py",
@@ -535,14 +654,14 @@ MUTATIONS = (
         (
             "drafts are asked for that hardly pay",
             "Widths.none_pays",
-            "A < _WORTH",
-            "A < 1",
+            "_WORTH",
+            "1",
         ),
         (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
-            "if A > B: break",
-            "if False: break",
+            "if A > B: continue",
+            "if False: continue",
         ),
         (
             "a row that fails is asked in every step",
@@ -635,6 +754,12 @@ MUTATIONS = (
         "src/engine/speculation/costs.py",
         ("tests/engine/speculation/test_widths.py",),
         (
+            "what was measured long ago weighs as ever",
+            "Costs.took",
+            "A > _LONG_AGO",
+            "False",
+        ),
+        (
             "an old step is compared with",
             "Costs.is_measured",
             "A <= _STALE",
@@ -667,6 +792,16 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/requests/streams.py",
+        ("tests/engine/requests/test_submission.py",),
+        (
+            "right drafts behind a stop string are tokens of the output",
+            "Choice._count_drafts",
+            "min(A.accepted, B)",
+            "A.accepted",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/telemetry/observer.py",
         ("tests/engine/speculation/test_exactness.py",),
         (
@@ -692,7 +827,7 @@ MUTATIONS = (
         (
             "logits of drafts are not counted",
             "_most_sampled",
-            "0 if A else B",
+            "most_drafts(A, B)",
             "0",
         ),
     ),

@@ -184,6 +184,16 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/requests/task_runs.py",
+        ("tests/engine/test_embeddings.py::test_projections_behind_the_pooling",),
+        (
+            "a token's vector has as many numbers as a text's",
+            "TokenVectorRun._made",
+            "_encoding(self.request_id, A, B.token_size, C)",
+            "_encoding(self.request_id, A, B.size, C)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/task_runs.py",
         (f"{_READING}::test_many_tiny_pairs_are_read_beside_the_loop",),
         ("copies of a query take no time", "PairRun._chars", "A + B // C", "A"),
     ),
@@ -968,6 +978,26 @@ MUTATIONS = (
             "EncoderBody.options_of",
             "if A._takes_types: B",
             "",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/generic/encoders.py",
+        ("tests/models/test_generic.py",),
+        (
+            "every encoder of a known type is without a head",
+            "encoder_class",
+            "A is not None or is_pretrained(B) or is_without_head(B)",
+            "True",
+        ),
+    ),
+    *rewrites_of(
+        "src/models/generic/loading.py",
+        ("tests/models/test_generic.py",),
+        (
+            "heads of others' classes are passed over",
+            "_class_of",
+            "not is_without_head(A)",
+            "False",
         ),
     ),
     *rewrites_of(

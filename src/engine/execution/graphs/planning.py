@@ -19,7 +19,7 @@ from src.engine.execution.kv_cache import KVCachePlan, allocate_kv_cache, block_
 from src.engine.execution.mixers import MIXERS
 from src.engine.execution.row_state import RowState
 from src.engine.sampling import Sampler, SamplingState
-from src.engine.speculation.choice import device_bounds
+from src.engine.speculation.choice import Traits, device_bounds
 from src.engine.speculation.on_device import Bounds
 from src.models import ServedModel
 from src.ops.declaration import Backend
@@ -42,12 +42,7 @@ class DraftsNotCapturedError(RuntimeError):
 
 def bounds_of(config: Config, model: ServedModel) -> Bounds | None:
     """What the model's device looks up of drafts, if it makes them."""
-    return device_bounds(
-        config.speculation,
-        model.spec.device.type,
-        has_states=any(layer.per == "sequence" for layer in model.kv_cache_spec()),
-        has_own_inputs=bool(model.own_inputs),
-    )
+    return device_bounds(config.speculation, Traits.of(config, model))
 
 
 def ladder_of(config: Config, model: ServedModel, max_rows: int) -> PaddingLadder:

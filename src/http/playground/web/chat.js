@@ -8,8 +8,8 @@ const ALTERNATIVES = 5;
 
 /**
  * Turns are plain objects, which storage can keep:
- * user {content}; tool {id, name, content}; assistant {content, reasoning, calls, tokens, finish,
- * problem, trace, busy}.
+ * user {content}; tool {id, name, content}; assistant {content, reasoning, calls, tokens, steps,
+ * finish, problem, trace, busy}.
  */
 export class Chat {
   #stopper = null;
@@ -75,11 +75,11 @@ export class Chat {
     const stopper = new AbortController();
     this.#stopper = stopper;
     const messages = this.#messages();
-    const turn = { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], busy: true };
+    const turn = { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], steps: 0, busy: true };
     this.turns.push(turn);
     this.onchange();
     const body = { model: this.options.model, messages, stream: true, ...request };
-    body.stream_options = { include_usage: true };
+    body.stream_options = { include_usage: true, include_steps: true };
     if (this.options.probabilities) Object.assign(body, { logprobs: true, top_logprobs: ALTERNATIVES });
     const id = `page-${crypto.getRandomValues(new Uint32Array(3)).join("-")}`;
     const before = this.watch.metrics;
@@ -101,7 +101,7 @@ export class Chat {
     } finally {
       turn.busy = false;
       if (this.#stopper === stopper) this.#stopper = null;
-      if (stopwatch.first !== null) turn.trace = stopwatch.trace(usage);
+      if (stopwatch.first !== null) turn.trace = stopwatch.trace(usage, turn.steps);
       this.onchange(turn);
     }
     if (usage !== null && turn.trace) {
@@ -135,7 +135,7 @@ function message(turn) {
 }
 
 /** Add a chunk's choice to a turn; whether it brought anything. */
-function take(turn, { delta, logprobs, finish_reason: finish }, reader) {
+function take(turn, { delta, logprobs, finish_reason: finish, step_starts: starts }, reader) {
   const reasoning = delta.reasoning ?? delta.reasoning_content ?? "";
   turn.reasoning += reasoning;
   turn.content += delta.content ?? "";
@@ -146,7 +146,8 @@ function take(turn, { delta, logprobs, finish_reason: finish }, reader) {
     known.name += call.function?.name ?? "";
     known.arguments += call.function?.arguments ?? "";
   }
-  if (logprobs?.content) turn.tokens.push(...reader.read(logprobs.content));
+  if (logprobs?.content) turn.tokens.push(...reader.read(logprobs.content, starts));
+  turn.steps += starts?.length ?? 0;
   if (finish) turn.finish = finish;
   return Boolean(reasoning || delta.content || delta.tool_calls?.length);
 }

@@ -243,7 +243,7 @@ models.addEventListener("change", () => {
 byId("keys-button").addEventListener("click", openKeys);
 byId("legend").append(
   ...LEGEND.map((text, i) => el("span", { className: `token p${4 - i}` }, text)),
-  el("span", { className: "token together" }, "came together"),
+  el("span", { className: "token together first" }, "of one step"),
 );
 showLink();
 setUpTheme(byId("theme"));

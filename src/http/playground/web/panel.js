@@ -70,6 +70,9 @@ export class Panel {
     if (drafted > 0) {
       const accepted = this.#rate("vllm:spec_decode_num_accepted_tokens_total");
       words += `; ${figure(drafted)} drafted, ${Math.round((100 * accepted) / drafted)} % of them right`;
+      // A row's step that verified some.
+      const steps = this.#rate("vllm:spec_decode_num_drafts_total");
+      if (steps > 0) words += `: ${(accepted / steps).toFixed(1)} accepted in each step of a row that had some`;
     }
     const head = el("h3", {}, "Tokens per second");
     this.parts.speed.replaceChildren(head, svg("svg", attributes, line), el("p", { className: "muted" }, words));

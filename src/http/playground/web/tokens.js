@@ -7,16 +7,19 @@ const BOUNDS = [0.95, 0.7, 0.4, 0.15];
 
 export const LEGEND = ["≥ 95 %", "≥ 70 %", "≥ 40 %", "≥ 15 %", "less"];
 
-/** Tokens of a chunk's logprobs. Characters that are split over tokens show where they end. A step
- * that verifies drafts gives several tokens, which come in one chunk. */
+/** Tokens of a chunk's logprobs. Characters that are split over tokens show where they end. `starts`
+ * are the places among them at which steps of the engine begin: one that verifies drafts gives
+ * several tokens, and a chunk has those of several steps where the reader was slow. */
 export class TokenReader {
   #decoder = new TextDecoder();
+  #step = 0;
 
-  read(entries) {
-    return entries.map((entry) => ({
+  read(entries, starts) {
+    return entries.map((entry, place) => ({
       text: this.#decoder.decode(new Uint8Array(entry.bytes ?? []), { stream: true }),
       probability: Math.exp(entry.logprob),
-      together: entries.length > 1,
+      // A server that does not say where steps begin says nothing of what came together.
+      step: starts && (this.#step += starts.includes(place) ? 1 : 0),
       others: entry.top_logprobs.map((other) => ({
         text: other.token,
         probability: Math.exp(other.logprob),
@@ -49,10 +52,14 @@ export class TokenView {
   /** Show these tokens; those that were shown stay. `content` is the text that the answer has. */
   update(tokens, content) {
     for (const token of tokens.slice(this.#tokens.length)) {
-      const together = token.together ? " together" : "";
-      const props = { className: `token ${classOf(token.probability)}${together}` };
-      props["data-index"] = this.#tokens.length;
-      this.text.append(el("span", props, token.text));
+      const span = el("span", { className: `token ${classOf(token.probability)}` }, token.text);
+      span.dataset.index = this.#tokens.length;
+      const before = this.text.lastChild;
+      if (token.step !== undefined && token.step === this.#tokens.at(-1)?.step) {
+        if (!before.classList.contains("together")) before.classList.add("together", "first");
+        span.classList.add("together");
+      }
+      this.text.append(span);
       this.#tokens.push(token);
     }
     // The token that ends an answer, or what a stop string took away, is no part of its text.

@@ -19,7 +19,8 @@ export class Stopwatch {
     this.first ??= this.last;
   }
 
-  trace(usage) {
+  /** `steps`: of the engine, which this answer's tokens are of; 0 where nobody said. */
+  trace(usage, steps) {
     const output = usage?.completion_tokens ?? null;
     const decode = this.first === null ? null : this.last - this.first;
     return {
@@ -27,6 +28,7 @@ export class Stopwatch {
       decode,
       total: this.#now(),
       output,
+      steps,
       prompt: usage?.prompt_tokens ?? null,
       cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
       reasoning: usage?.completion_tokens_details?.reasoning_tokens ?? null,
@@ -88,6 +90,12 @@ async function counted(api, before) {
   return { source: "its metrics", queue, prefill, decode, rate: rate(tokens, decode) };
 }
 
+/** How many steps gave the answer's tokens. Guesses that were right make them fewer. */
+function stepsOf({ steps, output }) {
+  if (output === null) return figure(steps);
+  return `${figure(steps)}, ${(output / steps).toFixed(1)} tokens in each`;
+}
+
 /** One line with a bar; opens into a table. */
 export function traceView(trace) {
   const { engine } = trace;
@@ -122,6 +130,7 @@ function table(trace) {
     ["Prompt", trace.prompt === null ? "–" : `${figure(trace.prompt)} tokens${cached}`],
     ["Answer", trace.output === null ? "–" : `${figure(trace.output)} tokens`],
   ];
+  if (trace.steps) rows.push(["Steps", stepsOf(trace)]);
   if (trace.reasoning) rows.push(["of it reasoning", `${figure(trace.reasoning)} tokens`]);
   if (engine) {
     rows.push(["Queue", seconds(engine.queue), "queue"], ["Prefill", seconds(engine.prefill), "prefill"]);
