@@ -243,6 +243,14 @@ def test_with_windows_nothing_is_read_that_is_far_behind(tmp_path: Path) -> None
         assert bool(found) == guesses
         assert bool(bench.passes) == guesses
         bench.drafter._read[0] = 4
+    # Nor is anything freed that a row sees which is as far behind as one may be.
+    layers = [layer for layer in bench.model.kv_cache_spec() if layer.window is not None]
+    assert layers
+    for layer in layers:
+        kept = draft_model._kept(layer).window
+        assert isinstance(layer.window, int)
+        assert isinstance(kept, int)
+        assert kept >= layer.window + bench.drafter._most_behind
 
 
 def test_rows_that_are_behind_are_read_by_turns(tmp_path: Path) -> None:

@@ -171,6 +171,10 @@ def test_blocks_are_known_by_how_many_of_their_positions_were_read(place: DraftP
     # Another row with the same first three blocks.
     assert reading.begin(1, 6) == 6
     assert reading.first == {}
+    # Of its second block one position that it has behind it was read by nobody.
+    assert reading.begin(2, 7) == 8
+    assert reading.first == {2: 8}
+    reading.vacate(2)
     assert reading.begin(2, 9) == 12
     assert reading.first == {2: 12}
     reading.read(0, 6, 14)

@@ -359,6 +359,12 @@ def test_a_decoder_that_embeds_has_both_tables(tmp_path: Path) -> None:
     # Neither is slower for a head that it has no use for.
     assert plan.prefill is not None
     assert longest.texts_per_second > plan.prefill.tokens_per_second / 1024
+    # Each of these reads every weight of the layers again, and half of the keys on the mean.
+    sizes = {"scheduler__max_num_batched_tokens": 8, "scheduler__max_num_seqs": 8}
+    many_steps = planned(directory, **sizes).texts[-1]
+    assert (many_steps.rows_per_step, many_steps.bound) == (1, "memory")
+    read = 2 * (WEIGHTS - 2 * 4096 * 512) + 9 * 2 * 512 + 512 * KV_OF_A_TOKEN
+    assert many_steps.texts_per_second == pytest.approx(8 / 1024 / (read / 20e9))
     save_modules(directory, pooling={"pooling_mode": "max"})
     unknown = planned(directory)
     assert (unknown.texts, unknown.longest_text, unknown.fits) == ((), None, True)

@@ -180,3 +180,10 @@ def test_few_places_are_found_as_many_are(copies: int, scale: int) -> None:
     expected = [size * (copy + 1) for copy in range(copies)]
     assert places.tolist() == expected[-128:]
     assert length == (4 if copies else 0)
+
+
+def test_what_lies_across_tokens_is_no_second_place() -> None:
+    """The first byte of 256 is 0, so bytes of three zeros stand there twice."""
+    text = np.array([0, 0, 0, 256], np.int32)
+    places, length = places_of(text, text[:3], 3, 24)
+    assert (places.tolist(), length) == ([3], 3)

@@ -154,8 +154,8 @@ MUTATIONS = (
         (
             "the last guess counts as read",
             "ModelDrafter._draft",
-            "max(0, len(A) - 1)",
-            "len(A)",
+            "self._read[A] = B[A] + max(0, len(C) - 1)\nself._guessed[A] = B[A], C[:-1]",
+            "self._read[A] = B[A] + len(C)\nself._guessed[A] = B[A], C",
         ),
         (
             "what was read of wrong guesses counts as read",
@@ -190,7 +190,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/drafters/draft_model.py",
-        _ENGINE,
+        _ALONE,
         (
             "blocks that a late reader sees are freed with those of its window",
             "_kept",
