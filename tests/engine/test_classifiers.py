@@ -497,12 +497,12 @@ async def test_a_plan_log_with_tasks_is_replayed(decoder: Path, tmp_path: Path) 
         await engine.classify(random_prompts(20, longest=60))
     lines = log.read_text().splitlines()
     added = [line for line in map(json.loads, lines) if line[0] == "add"]
-    assert {line[-1] for line in added} == {"classify"}
-    assert json.loads(lines[0])[1] == 5
-    # A log of the version before, which had no tasks.
+    assert {line[-3] for line in added} == {"classify"}
+    assert json.loads(lines[0])[1] == 6
+    # A log of a version before, which had no tasks, and nothing behind them.
     older = [json.dumps(["limits", 4, json.loads(lines[0])[2]])]
     rest = [json.loads(line) for line in lines[1:]]
-    older += [json.dumps(line[:-1] if line[0] == "add" else line) for line in rest]
+    older += [json.dumps(line[:-3] if line[0] == "add" else line) for line in rest]
     for kept in (lines, older):
         report = replay(read_lines(kept))
         assert report.difference is None

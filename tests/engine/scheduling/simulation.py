@@ -202,7 +202,9 @@ class Simulation:
     def fail_step(self) -> None:
         """The oldest launched step fails, if there is one, and its requests with it."""
         if self.worker.in_flight:
-            plan = self.worker.fail_next()
+            self.worker.fail_next()
+            # The worker leaves out rows that have nothing left to compute; the result has them.
+            plan = self.scheduler._in_flight[0][0]
             for key in self.scheduler.keys_of(plan):
                 self.finish(key, FinishReason.ERROR)
             rows = [RowResult(step.row, step.generation, []) for step in plan.rows]
