@@ -620,8 +620,8 @@ MUTATIONS = (
         ),
         (
             "those that had their turns are kept",
-            "_Flow.last_start",
-            "A[:] = filter(_is_new, A)",
+            "Places.admit",
+            "self._flow(A).placed.pop(A.key, None)",
             "pass",
         ),
         (
