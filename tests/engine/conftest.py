@@ -15,6 +15,7 @@ from src.ops import PAGED_ATTENTION, ROTATE_AND_CACHE, Kernel
 from src.ops.build.kernels import ensure_built
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.rotation import mixers_rotate
+from tests.support.steady_steps import steady_steps
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,12 @@ def poisoned_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     from src.engine.execution.kv_cache import allocate_kv_cache
 
     monkeypatch.setattr(startup, "allocate_kv_cache", partial(allocate_kv_cache, poison=True))
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts cost as much as on a machine that does nothing else."""
+    steady_steps(monkeypatch)
 
 
 @pytest.fixture(scope="session")

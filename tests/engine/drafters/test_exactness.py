@@ -410,6 +410,7 @@ async def test_a_drafter_that_fails_is_switched_off_and_no_request_ends(
     ]
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("source", SOURCES)
 async def test_guesses_that_do_not_hold_are_asked_for_seldom(
     source: str, checkpoint: Path, sources: dict[str, Any], expected: list[GenerationResult]

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 LIKELY = {5: 60.0}
 
 
+@pytest.mark.usefixtures("steady")
 async def test_a_cpu_drafts_and_answers_as_it_does_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

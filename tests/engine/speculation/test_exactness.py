@@ -259,6 +259,7 @@ async def test_adapters_are_mixed_with_the_model_alone(
     assert expected[0].token_ids != expected[1].token_ids
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("method", ["suffix", "ngram", "auto"])
 async def test_a_text_that_repeats_itself_takes_fewer_steps(
@@ -288,6 +289,7 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(
     assert fewer < steps
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("depth", [1, 2])
 async def test_the_same_question_again_takes_fewer_steps(depth: int, checkpoint: Path) -> None:
     """For its owner, and for nobody else; and the answer is the same."""

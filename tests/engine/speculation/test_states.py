@@ -108,6 +108,7 @@ async def test_a_conversation_goes_on_from_copies_that_are_sound(
     assert min(cached, cached_without) > sum(map(len, prompts)) + 4 * 32
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("method", ["suffix", "ngram", "auto"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_the_real_drafters_take_fewer_steps(method: str, family: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from src.engine.telemetry.stats_line import StatsLine
 from src.http import create_app
 from src.text import Tokenizer
 from tests.http.asking import ASKS_WEATHER, CHAT, COMPLETIONS, client_of, post, refused
+from tests.support.steady_steps import steady_steps
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -33,9 +34,11 @@ async def drafting_app(config: Config, anyio_backend: str) -> AsyncIterator[Star
         speculation=SpeculationSection(method="auto"),
     )
     app = create_app(changed, owns_process=False)
-    async with app.router.lifespan_context(app):
-        await app.state.server._engine.wait_ready()
-        yield app
+    with pytest.MonkeyPatch.context() as patch:
+        steady_steps(patch)
+        async with app.router.lifespan_context(app):
+            await app.state.server._engine.wait_ready()
+            yield app
 
 
 @pytest.fixture
@@ -169,10 +172,19 @@ async def test_a_wrong_prediction_changes_nothing_and_a_long_one_is_cut(
             assert (accepted, rejected) == (0, 0)
 
 
-async def test_without_speculation_nothing_is_tried(demo_client: httpx.AsyncClient) -> None:
-    asked: dict[str, Any] = {"messages": ASKS_WEATHER, "max_tokens": 8, "temperature": 0}
-    plain = await post(demo_client, CHAT, **asked)
-    answer = await post(demo_client, CHAT, **asked, **predicting("It is sunny."))
+async def test_without_speculation_nothing_is_tried(config: Config) -> None:
+    changed = msgspec.structs.replace(
+        config,
+        model=ModelSection(served_model_name=("demo",), deterministic=True),
+        speculation=SpeculationSection(method="off"),
+    )
+    app = create_app(changed, owns_process=False)
+    asked: dict[str, Any] = {"messages": ASKS_WEATHER, "max_tokens": 30, "temperature": 0}
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await app.state.server._engine.wait_ready()
+        plain = await post(client, CHAT, **asked)
+        text = plain["choices"][0]["message"]["content"]
+        answer = await post(client, CHAT, **asked, **predicting(text))
     assert answer["choices"] == plain["choices"]
     assert tried(answer) == (0, 0)
 
