@@ -91,7 +91,7 @@ def asked(
         async with listening(scripted.serve, context) as address:
             url = f"{'https' if tls else 'http'}://{address}/v1/anything?x=1"
             async with Connections.open(url, verify) as connections:
-                return await asyncio.wait_for(ask(connections, scripted), 10)
+                return await asyncio.wait_for(ask(connections, scripted), 60)
 
     return asyncio.run(run())
 

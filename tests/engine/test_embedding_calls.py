@@ -71,8 +71,16 @@ async def begun(engine: AsyncEngine) -> None:
 
 
 async def test_texts_that_are_not_queued_yet_count_as_waiting(
-    decoder: Path, gate: threading.Event
+    decoder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read, num_read = EmbeddingRun._read, 0
+
+    async def noted(self: EmbeddingRun, *arguments: Any) -> None:
+        nonlocal num_read
+        await read(self, *arguments)
+        num_read += 1
+
+    monkeypatch.setattr(EmbeddingRun, "_read", noted)
     config = small_config(decoder, scheduler__max_waiting_tokens=1700)
     half = TEXTS[:106]  # up to half of all tokens that may wait
     async with AsyncEngine.open(config) as engine:
@@ -81,7 +89,11 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(
         assert raised.value.param == "input"
         for ends in (True, False):
             gate.clear()
+            num_read = 0
             calls = [asyncio.create_task(engine.embed(half)) for _ in range(2)]
+            # A thread reads the texts of one while the other one begins.
+            while num_read < len(calls):
+                await asyncio.sleep(0.001)
             await begun(engine)
             # Most are not queued: only few of one call are at a time.
             assert engine.stats.num_waiting < 150
@@ -283,7 +295,7 @@ async def test_a_call_ends_while_its_texts_are_tokenized(
                 await asyncio.sleep(0)
             await asyncio.sleep(0.01)
             assert engine.abort("mine")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(error or RequestAbortedError):
                 await many
         held_tokenizer.set()

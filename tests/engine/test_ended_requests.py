@@ -181,7 +181,7 @@ WAYS: list[Callable[[AsyncEngine], Awaitable[None]]] = [
 
 async def assert_lets_go(engine: AsyncEngine, watch: Watch) -> None:
     assert watch.refs
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await engine.drain(10)
     # Threads may be about to let go.
     for _ in range(20):

@@ -42,7 +42,7 @@ async def test_a_deadline_is_seen_though_its_timer_was_early(
     monkeypatch.setattr(event_loop, "call_later", early)
     deadline = time.monotonic() + 0.1
     submission = harness.submit(1, max_tokens=9, deadline=deadline)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await read(submission) == (0, FinishReason.DEADLINE)
     assert time.monotonic() >= deadline
     await harness.end()
@@ -76,7 +76,7 @@ async def test_a_step_that_ends_before_its_forecast_does_not_keep_the_next_one_w
     harness = Harness(plan_late=True)
     submission = harness.submit(1, max_tokens=12)
     await answered(harness, 0, 6, seconds=100.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await answered(harness, 6, 12, seconds=100.0)
         assert await read(submission) == (12, FinishReason.LENGTH)
     await harness.end()
@@ -86,7 +86,7 @@ async def test_nobody_is_waited_for_who_would_find_no_row() -> None:
     harness = Harness(plan_late=True, max_num_seqs=1)
     submission = harness.submit(1, max_tokens=12)
     await answered(harness, 0, 6, seconds=100.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await harness.until_launched(8)
     await harness.end()
     await read(submission)
@@ -99,7 +99,7 @@ async def test_while_a_plan_is_timed_all_else_goes_on() -> None:
     await answered(harness, 0, 6, seconds=1000.0)
     late = harness.submit(2, max_tokens=9, deadline=time.monotonic() + 0.05)
     failed = harness.submit(3, max_tokens=9)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await read(late))[1] is FinishReason.DEADLINE
         harness.loop.abort(1)
         assert (await read(aborted))[1] is FinishReason.ABORT
@@ -187,7 +187,7 @@ async def test_an_ended_request_leaves_no_timer(end: str) -> None:
         harness.loop.abort(1)
     elif end != "deadline":
         first.arrive(result_of(first.plan))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await read(submission)
     assert harness.loop._timers == {}
     assert end == "deadline" or timer.cancelled()
@@ -200,14 +200,14 @@ async def test_a_stop_string_ends_the_request_in_the_scheduler_too() -> None:
     await answered(harness, 0, 1, seconds=0.001)
     await harness.until_launched(3)
     await answered(harness, 1, 2, seconds=0.001)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await read(submission))[1] is FinishReason.STOP
     assert harness.scheduler.state(1) is None
     # One step was launched before anybody knew.
     late = harness.worker.launched[2:]
     assert len(late) == 1
     late[0].arrive(result_of(late[0].plan))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await harness.loop.wait_idle()
     assert len(harness.worker.launched) == 3
     assert harness.scheduler.stats.discarded_tokens == 1

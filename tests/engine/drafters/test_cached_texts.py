@@ -65,7 +65,7 @@ async def test_as_many_guesses_are_right_behind_a_cached_text(
                 result = await engine.generate(text, SOME)
                 said.append(answer(result))
                 assert (result.usage.cached_tokens > len(text) - 16) == caches
-                await asyncio.wait_for(engine._loop.wait_idle(), 10)
+                await asyncio.wait_for(engine._loop.wait_idle(), 60)
                 now = counted(engine)
                 drafted.append((now[0] - before[0], now[1] - before[1]))
                 before, text = now, [*text, *result.token_ids]
@@ -107,7 +107,7 @@ async def test_answers_stay_the_same_where_a_drafter_rests_now_and_then(
         async with AsyncEngine.open(config(path, **changes)) as engine:
             said = [await ask(engine, asked) for _ in range(2)]
             results.append([[answer(each) for each in some] for some in said])
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             assert_idle(engine)
             counts.append(counted(engine)[0])
     assert results[1:] == results[:1] * 2

@@ -108,7 +108,7 @@ async def ask_twice(
         results = await ask(engine, asked)
         for got, (name, wanted) in zip(results, expected, strict=True):
             assert answer(got) == wanted, (name, round_)
-    await asyncio.wait_for(engine._loop.wait_idle(), 10)
+    await asyncio.wait_for(engine._loop.wait_idle(), 60)
     assert_idle(engine)
     return counted(engine)
 
@@ -172,7 +172,7 @@ async def test_rows_with_a_grammar_are_guessed_from_their_own_text(
         async with AsyncEngine.open(config(checkpoint, **(changes | sources[source]))) as engine:
             [got] = await ask(engine, [(PROMPTS[0], form)])
             assert answer(got) == formed
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             steps = len(engine.timeline)
             counts = engine._loop._worker.draft_counts
             assert counts is not None
@@ -200,7 +200,7 @@ async def test_a_draft_that_is_the_model_itself_is_always_right(
     changes = sources["itself"] | {"scheduler__pipeline_depth": depth}
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         result = await engine.generate(PROMPTS[place], ASKED[name])
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         records = list(engine.timeline)
         drafted, accepted = counted(engine)
     assert answer(result) == answer(expected[place])
@@ -238,7 +238,7 @@ async def test_heads_that_know_the_answer_are_right(
     changes = {"speculation__method": "medusa", "speculation__model": str(tmp_path)}
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         result = await engine.generate(prompt, params)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         drafted, accepted = counted(engine)
         fewer = len(list(engine.timeline))
     assert answer(result) == answer(plain)
@@ -328,7 +328,7 @@ async def test_a_draft_model_with_windows_forgets_as_the_model_does_not(
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         results = await ask(engine, requests)
         assert counted(engine)[0] > 50
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)
     assert [answer(got) for got in results] == [answer(wanted) for wanted in plain]
 
@@ -418,7 +418,7 @@ async def test_guesses_that_do_not_hold_are_asked_for_seldom(
     """As they are served: widths choose, and a row whose guesses are wrong rests."""
     async with AsyncEngine.open(config(checkpoint, **sources[source])) as engine:
         result = await engine.generate(PROMPTS[0], ASKED["greedy"])
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         drafted, accepted = counted(engine)
     assert answer(result) == answer(expected[0])
     if source == "itself":

@@ -98,7 +98,7 @@ async def test_a_layer_that_computes_as_the_model_is_right(
     for changes in ({}, MTP, MTP | {"speculation__method": "auto"}):
         async with AsyncEngine.open(config(path, **changes)) as engine:
             results.append([answer(await engine.generate(each, GREEDY)) for each in longest])
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             records = [record for record in engine.timeline if record.num_tokens]
             drafted, accepted = counted(engine)
         steps.append(len(records))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from src.core.errors import (
 )
 from src.core.outputs import GenerationResult
 from src.core.structured_output import StructuredOutput
+from src.engine.execution.step_computer import StepComputer
 from src.engine.grammar.compiler import GrammarCompiler
 from src.engine.requests.prompts import RequestBuilder
 from tests.support.engines import assert_idle, small_config
@@ -65,19 +67,28 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def full(engine: AsyncEngine) -> AsyncIterator[None]:
-    """One runs and two wait: nobody else may."""
-    tasks = [asyncio.create_task(engine.generate([5, 6, 7], LONG))]
-    while not engine.stats.num_running:
-        await asyncio.sleep(0)
-    tasks += [asyncio.create_task(engine.generate([5, 6, 7], LONG)) for _ in range(2)]
-    while engine.admits:
-        await asyncio.sleep(0)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    """One runs and two wait: nobody else may, and none of them ends meanwhile."""
+    goes_on, compute = threading.Event(), StepComputer.compute
+
+    def held(self: StepComputer, *arguments: Any, **named: Any) -> Any:
+        goes_on.wait(60)
+        return compute(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepComputer, "compute", held)
+        tasks = [asyncio.create_task(engine.generate([5, 6, 7], LONG))]
+        while not engine.stats.num_running:
+            await asyncio.sleep(0)
+        tasks += [asyncio.create_task(engine.generate([5, 6, 7], LONG)) for _ in range(2)]
+        while engine.admits:
+            await asyncio.sleep(0)
+        try:
+            yield
+        finally:
+            goes_on.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def refusals(engine: AsyncEngine, reason: str = "queue_full") -> float:
@@ -183,7 +194,7 @@ async def test_draining_waits_for_nobody_for_ever(
     slow = Stage(monkeypatch, stage)
     task = asyncio.create_task(engine.generate("fox", slow.params))
     await slow.entered.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await engine.drain(0.01)
         # Nothing of it was sent: it may be asked for elsewhere.
         with pytest.raises(ShuttingDownError) as caught:
@@ -220,7 +231,7 @@ async def test_a_full_queue_refuses_before_anything_is_done(
 ) -> None:
     async with full(engine):
         Stage(monkeypatch, "tokenizing")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(QueueFullError) as caught:
                 await engine.generate("fox", FORMED)
         assert caught.value.retry_after >= 1
@@ -247,7 +258,7 @@ async def test_a_queue_that_has_filled_up_refuses_before_a_grammar_is_compiled(
             return await real(self, prompt, *how)
 
         monkeypatch.setattr(RequestBuilder, "tokenize", filling)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(QueueFullError):
                 await engine.generate("fox", FORMED)
         assert not never.entered.is_set()
@@ -264,5 +275,5 @@ async def test_completions_that_share_a_prediction_are_let_in_with_it(checkpoint
         assert len(result.completions) == 4
         with pytest.raises(InvalidRequestError, match="n is 4: 62 tokens together"):
             await engine.generate([5, 6, 7], params, prediction=list(range(5, 55)))
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)

@@ -54,7 +54,7 @@ async def test_a_cpu_drafts_and_answers_as_it_does_without(
         async with AsyncEngine.open(each) as engine:
             # Alone, and then beside others.
             results = [*await ask(engine, asked[:1]), *await ask(engine, asked)]
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             assert_idle(engine)
             records = list(engine.timeline)
         found.append([answer(result) for result in results])

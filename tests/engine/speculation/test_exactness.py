@@ -159,7 +159,7 @@ async def test_no_draft_changes_a_bit(
             results = await ask(engine, asked)
             for name, got, wanted in zip([*ASKED] * 2, results, expected, strict=True):
                 assert answer(got) == answer(wanted), (name, round_)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)
         if way == "preempted":
             assert engine.stats.preemptions > 0
@@ -228,7 +228,7 @@ async def test_tenants_share_steps_with_drafts(
     changes |= speculating(monkeypatch, adversary)
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         results = await both(engine)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)
     assert [answer(got) for got in results] == [answer(wanted) for wanted in expected]
     assert len(set(adversary.widths)) > 2
@@ -273,7 +273,7 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(
         changes = {"speculation__method": which, "scheduler__pipeline_depth": depth}
         async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
             result = await engine.generate([5, 5, 6, 5, 5], params)
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             records = list(engine.timeline)
             found.append((answer(result), len(records)))
             drafted = sum(record.drafted_tokens for record in records)
@@ -314,7 +314,7 @@ async def test_the_same_question_again_takes_fewer_steps(depth: int, checkpoint:
                 engine.inspector.reset_prefix_cache()
             before = len(engine.timeline)
             result = await engine.generate(PROMPTS[0], params, **options)  # type: ignore[arg-type]
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             counts = engine._loop._worker.draft_counts
             assert counts is not None
             right.append(counts.by_source.get("history", (0, 0))[1])
@@ -337,7 +337,7 @@ async def test_drafts_are_no_tokens_of_a_prompt(
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
         await engine.generate(list(range(5, 18)), params)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         records = list(engine.timeline)
         assert sum(record.prefill_tokens for record in records) == 13
         assert any(record.prefill_tokens == 1 and record.drafted_tokens for record in records)
@@ -373,7 +373,7 @@ async def test_an_abort_in_mid_draft_leaves_nothing(
                     if count >= enough:
                         submission.abort()
                         break
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)
 
 

@@ -127,7 +127,7 @@ async def test_drafts_change_no_answer_of_restricted_rows(
             results = await ask(engine, asked)
             for name, got, wanted in zip([*ASKED] * 2, results, expected, strict=True):
                 assert answer(got) == answer(wanted), (name, round_)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)
         if way == "preempted":
             assert engine.stats.preemptions > 0
@@ -151,7 +151,7 @@ async def test_what_is_forced_is_a_draft(
         changes |= {"scheduler__pipeline_depth": depth}
         async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
             result = await engine.generate(PROMPTS[0], ASKED[name])
-            await asyncio.wait_for(engine._loop.wait_idle(), 10)
+            await asyncio.wait_for(engine._loop.wait_idle(), 60)
             records = list(engine.timeline)
             found.append((answer(result), len(records)))
             assert (sum(record.accepted_tokens for record in records) > 0) == drafts

@@ -86,7 +86,7 @@ async def test_states_a_draft_model_and_others_in_the_same_rows(
             results = await ask(engine, asked)
             for name, got, wanted in zip(ASKED, results, expected, strict=True):
                 assert answer(got) == answer(wanted), (name, round_)
-        await asyncio.wait_for(engine._loop.wait_idle(), 10)
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
         assert_idle(engine)
         counts = engine._loop._worker.draft_counts
         assert counts is not None

@@ -101,7 +101,7 @@ async def test_longer_bodies_hold_up_themselves_alone() -> None:
     # It has to begin before the other one.
     await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await beside_the_loop(LONG - 1, lambda: "done") == "done"
         assert not long.done()
     finally:
