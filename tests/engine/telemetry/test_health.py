@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -119,7 +120,11 @@ async def test_a_loop_that_hangs_is_named_with_the_place_where_it_is(
     watchdog.start()
 
     def hang_here_on_purpose() -> None:
-        time.sleep(0.8)
+        deadline = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # The thread looks again and again.
+        time.sleep(0.6)
 
     hang_here_on_purpose()
     watchdog.stop()
@@ -127,7 +132,7 @@ async def test_a_loop_that_hangs_is_named_with_the_place_where_it_is(
     # Once, though the thread looked at it many times.
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert "the event loop has not turned for 0." in record.message
+    assert re.search(r"the event loop has not turned for \d+\.\d", record.message)
     assert "in hang_here_on_purpose" in (record.stack_info or "")
 
 
@@ -139,7 +144,10 @@ async def test_a_step_that_hangs_is_logged_once(caplog: pytest.LogCaptureFixture
     watchdog = Watchdog(progress, heartbeat, 0.1)
     heartbeat.start()
     watchdog.start()
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(30):
+        while not any("no step" in record.message for record in caplog.records):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.4)
     watchdog.stop()
     heartbeat.stop()
     (record,) = (record for record in caplog.records if "no step" in record.message)
@@ -167,9 +175,10 @@ async def test_an_engine_whose_device_hangs_says_so_and_recovers(
         task = asyncio.create_task(
             engine.generate([5, 6, 7], SamplingParams(max_tokens=10, ignore_eos=True))
         )
-        while engine.stall is None:
-            await asyncio.sleep(0.01)
-        assert engine.stall.phase == "device"
+        # A slow machine's first steps may seem to hang too.
+        async with asyncio.timeout(60):
+            while (stall := engine.stall) is None or steps < 3 or stall.phase != "device":
+                await asyncio.sleep(0.01)
         assert engine.metrics.value("slipstream_stalled_seconds") > 0.3
         let_go.set()
         assert len((await task).token_ids) == 10
