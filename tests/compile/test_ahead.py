@@ -531,7 +531,7 @@ def test_artifacts_go_where_they_are_told_unless_the_user_chose(
 
 
 def test_others_may_have_a_head_start(tmp_path: Path, caller: Caller) -> None:
-    compilation = Compilation([mix_job()], tmp_path, head_start=0.5)
+    compilation = Compilation([mix_job()], tmp_path, head_start=2.0)
     assert compilation._workers == []
     assert len(compilation.load(caller)) == 1
     assert compilation.num_compiled == 1
