@@ -21,6 +21,7 @@ from src.core.config import (
     ModelSection,
     ObservabilitySection,
     SchedulerSection,
+    StructuredOutputSection,
 )
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
@@ -56,6 +57,8 @@ def config(checkpoint: Path) -> Config:
         cache=CacheSection(block_size=16, num_blocks=1024),
         scheduler=SchedulerSection(max_num_seqs=32, max_waiting_requests=64),
         compile=CompileSection(**compile_settings()),
+        # Of a grammar, on a busy machine too.
+        structured_output=StructuredOutputSection(compile_seconds=60.0),
         http=HttpSection(
             max_body_bytes=100_000,
             max_prompts_per_request=8,

@@ -20,7 +20,8 @@ from tests.support.compiling import compile_settings
 def small_config(checkpoint: Path, **changes: Any) -> Config:
     """Configuration of an engine on one thread; ``changes`` are ``section__key`` values.
 
-    Nobody drafts unless ``changes`` say so: tests count steps, and compare them.
+    Nobody drafts unless ``changes`` say so: tests count steps, and compare them. A grammar may take
+    long to compile, as it does on a busy machine.
     """
     values: dict[str, dict[str, Any]] = {
         "model": {"path": str(checkpoint)},
@@ -29,6 +30,7 @@ def small_config(checkpoint: Path, **changes: Any) -> Config:
         "cache": {"block_size": 4},
         "scheduler": {"max_num_seqs": 8},
         "speculation": {"method": "off"},
+        "structured_output": {"compile_seconds": 60.0},
     }
     for name, value in changes.items():
         section, key = name.split("__")

@@ -125,10 +125,10 @@ def test_as_much_as_is_allowed_is_taken() -> None:
 
 
 async def test_what_takes_too_long_is_given_up() -> None:
-    compiler = build(compile_seconds=1.0)
+    compiler = build(compile_seconds=3.0)
     await compiler.compile(INTEGER)
     started = time.monotonic()
-    with pytest.raises(InvalidRequestError, match="more than 1 s"):
+    with pytest.raises(InvalidRequestError, match="more than 3 s"):
         await compiler.compile(slow_schema())
     assert time.monotonic() - started < 20
     # It is really at an end: the process was killed, and another takes its place.
