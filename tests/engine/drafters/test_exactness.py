@@ -143,7 +143,7 @@ async def test_no_drafter_changes_a_bit(
 LETTERS = StructuredOutput.regex("[ab]{80}")
 
 
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("always", "steady")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("source", SOURCES)
 async def test_rows_with_a_grammar_are_guessed_from_their_own_text(

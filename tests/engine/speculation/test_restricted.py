@@ -140,6 +140,7 @@ class Silent:
         return None
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("name", ["schema", "call", "thinking", "no thinking", "schema, scored"])
 async def test_what_is_forced_is_a_draft(
