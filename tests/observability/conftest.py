@@ -54,7 +54,7 @@ class Spans:
     def all(self) -> list[ReadableSpan]:
         return list(self._exporter.get_finished_spans())
 
-    def wait(self, fits: Callable[[ReadableSpan], bool], seconds: float = 10.0) -> ReadableSpan:
+    def wait(self, fits: Callable[[ReadableSpan], bool], seconds: float = 60.0) -> ReadableSpan:
         """The first span that fits, as soon as it has been exported."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
