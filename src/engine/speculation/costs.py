@@ -19,6 +19,9 @@ _FORGOTTEN: Final = 1024
 # How much the assumed price weighs against measured ones, and the most that they weigh.
 _PRIOR_WEIGHT: Final = 8.0
 _MOST_OBSERVED: Final = 48.0
+# A price that was measured fewer times is taken for that of fewer drafts, if that is less. Otherwise
+# what was assumed might keep it from ever being measured.
+_KNOWN: Final = 8
 # What was measured so many steps ago weighs no more than this: a machine that was busy then may be
 # quiet now, and where drafts did not seem to pay few are tried.
 _LONG_AGO: Final = 64
@@ -149,9 +152,14 @@ class Costs:
 
     def price(self, certain: int, drafts: int) -> float:
         """How much longer each of so many drafts makes the step, as a part of its duration."""
-        key, assumed = self._cell(certain, drafts)
-        price = self._prices.get(key, assumed)
-        return max(price.mean, _LEAST_PART * _assumed(certain))
+        kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
+        mean = _assumed(certain) if (price := self._prices.get((kind, size))) is None else price.mean
+        if price is None or price.times < _KNOWN:
+            for fewer in range(size - 1, -1, -1):
+                if (known := self._prices.get((kind, fewer))) is not None:
+                    mean = known.mean if price is None else min(mean, known.mean)
+                    break
+        return max(mean, _LEAST_PART * _assumed(certain))
 
     def prices(self, certain: int, most: int) -> list[float]:
         """Those of 1 to ``most`` drafts."""
