@@ -21,15 +21,15 @@ class Newcomers:
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         # The last step that installed something.
-        self._last_install = -1
+        self._last_install = -2
 
     def joined(self, plan: StepPlan) -> bool:
         """Whether a newcomer of this step has waited for the end of one that may have had drafts.
 
         Call it for every plan that installs something, in order.
         """
-        is_burst, self._last_install = plan.step_id - 1 == self._last_install, plan.step_id
-        if is_burst or len(plan.rows) >= self._num_rows:
+        before, self._last_install = self._last_install, plan.step_id
+        if plan.step_id == before + 1 or len(plan.rows) >= self._num_rows:
             return False
         installed = {install.row for install in plan.installs}
         return any(len(each.token_ids) == each.prompt_len for each in plan.installs) and any(
