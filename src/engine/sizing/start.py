@@ -320,9 +320,7 @@ def brought_by(section: SpeculationSection, drafts: DraftMemory) -> Sequence[str
     return SOURCES[section.method] if drafts.parts else ()
 
 
-def why_left_out(
-    section: SpeculationSection, found: MemoryPlan | str
-) -> str | None:
+def why_left_out(section: SpeculationSection, found: MemoryPlan | str) -> str | None:
     """Why a drafter with weights is left out that nobody has asked for by name.
 
     Parameters

@@ -153,7 +153,9 @@ class Costs:
     def price(self, certain: int, drafts: int) -> float:
         """How much longer each of so many drafts makes the step, as a part of its duration."""
         kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
-        mean = _assumed(certain) if (price := self._prices.get((kind, size))) is None else price.mean
+        mean = (
+            _assumed(certain) if (price := self._prices.get((kind, size))) is None else price.mean
+        )
         if price is None or price.times < _KNOWN:
             for fewer in range(size - 1, -1, -1):
                 if (known := self._prices.get((kind, fewer))) is not None:

@@ -607,6 +607,18 @@ MUTATIONS = (
             "pass",
         ),
         (
+            "what ends while it waits takes off time that has passed",
+            "Places.discard",
+            "(B := A) >= C.since",
+            "B := A",
+        ),
+        (
+            "calls that end while they wait take off time that has passed",
+            "Places.discard",
+            "A >= self._entry_since",
+            "True",
+        ),
+        (
             "what is admitted moves no time",
             "Places.admit",
             "self._now = max(self._now, A)",
