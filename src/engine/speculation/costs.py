@@ -19,8 +19,8 @@ _FORGOTTEN: Final = 1024
 # How much the assumed price weighs against measured ones, and the most that they weigh.
 _PRIOR_WEIGHT: Final = 8.0
 _MOST_OBSERVED: Final = 48.0
-# A price that was measured fewer times is taken for that of fewer drafts, if that is less. Otherwise
-# what was assumed might keep it from ever being measured.
+# A price that was measured fewer times is believed to be no higher than that of fewer drafts: what
+# was assumed, or one disturbed step, must not keep it from being measured.
 _KNOWN: Final = 8
 # What was measured so many steps ago weighs no more than this: a machine that was busy then may be
 # quiet now, and where drafts did not seem to pay few are tried.
@@ -153,14 +153,13 @@ class Costs:
     def price(self, certain: int, drafts: int) -> float:
         """How much longer each of so many drafts makes the step, as a part of its duration."""
         kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
-        mean = (
-            _assumed(certain) if (price := self._prices.get((kind, size))) is None else price.mean
-        )
-        if price is None or price.times < _KNOWN:
-            for fewer in range(size - 1, -1, -1):
-                if (known := self._prices.get((kind, fewer))) is not None:
-                    mean = known.mean if price is None else min(mean, known.mean)
-                    break
+        price = self._prices.get((kind, size))
+        if price is not None and price.times >= _KNOWN:
+            mean = price.mean
+        else:
+            fewer = self._of_fewer(kind, size)
+            known = [each.mean for each in (price, fewer) if each is not None]
+            mean = min(known, default=_assumed(certain))
         return max(mean, _LEAST_PART * _assumed(certain))
 
     def prices(self, certain: int, most: int) -> list[float]:
@@ -178,14 +177,19 @@ class Costs:
             self._least[certain] = least
         return least
 
+    def _of_fewer(self, kind: int, size: int) -> _Price | None:
+        """The price of fewer drafts in such steps, the nearest one that was measured."""
+        for fewer in range(size - 1, -1, -1):
+            if (price := self._prices.get((kind, fewer))) is not None:
+                return price
+        return None
+
     def _cell(self, certain: int, drafts: int) -> tuple[tuple[int, int], _Price]:
         """Where such steps are counted, and what is assumed before any was."""
         kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
         # Fewer drafts, of which something is known, tell more than nothing.
-        for fewer in range(size, -1, -1):
-            if (price := self._prices.get((kind, fewer))) is not None:
-                return (kind, size), _Price(price.mean)
-        return (kind, size), _Price(_assumed(certain))
+        fewer = self._of_fewer(kind, size)
+        return (kind, size), _Price(_assumed(certain) if fewer is None else fewer.mean)
 
 
 def _assumed(certain: int) -> float:

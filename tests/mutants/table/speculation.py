@@ -824,8 +824,8 @@ MUTATIONS = (
         (
             "what was assumed keeps a price from being measured",
             "Costs.price",
-            "A is None or A.times < _KNOWN",
-            "A is None",
+            "A is not None and A.times >= _KNOWN",
+            "A is not None",
         ),
         (
             "an old step is compared with",
