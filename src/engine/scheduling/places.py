@@ -210,7 +210,8 @@ class Places:
         if state.place is None:
             flow.forget()
         elif state.cached_tokens is None:
-            if (start := state.place[1]) >= flow.since:
+            start = state.place[1]
+            if start >= flow.since:
                 flow.finish -= _units(state)
             if state.request.call == state.key and start >= self._entry_since:
                 self._entry -= state.prompt_len

@@ -302,13 +302,13 @@ def test_a_price_that_was_hardly_measured_is_no_higher_than_that_of_fewer_drafts
     costs = Costs()
     costs.took(8, 0, 0.01)
     # One step was disturbed.
-    costs.took(12, 4, 0.03)
+    costs.took(8, 4, 0.03)
     for _ in range(30):
-        costs.took(9, 1, 0.01 * 1.02)
+        costs.took(8, 1, 0.01 * 1.02)
     few = costs.price(8, 1)
     assert few < 0.05
     assert costs.price(8, 4) == few
     for times in range(7):
         assert costs.price(8, 4) == few, times
-        costs.took(12, 4, 0.03)
+        costs.took(8, 4, 0.03)
     assert costs.price(8, 4) > 2 * few
