@@ -498,11 +498,11 @@ def _with_drafts(
         return measured(NO_MEMORY), None
     try:
         memory = measured(drafts.memory)
-        reason = why_left_out(section, model, memory)
+        reason = why_left_out(section, memory)
         if reason is None:
             return memory, drafts
     except ConfigError as error:
-        reason = why_left_out(section, model, str(error))
+        reason = why_left_out(section, str(error))
         if reason is None:
             raise
     tell_left_out("mtp", reason)

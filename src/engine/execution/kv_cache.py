@@ -120,6 +120,7 @@ def plan_kv_cache(
     max_num_seqs: int,
     max_model_len: int,
     max_model_len_is_fixed: bool,
+    may_shorten: bool = True,
     reserved_bytes: int = 0,
     free_bytes: int | None = None,
     state_backups: int = 0,
@@ -135,6 +136,8 @@ def plan_kv_cache(
 
     Parameters
     ----------
+    may_shorten
+        Whether a context length that the user did not fix may be lowered.
     reserved_bytes
         Bytes of the free memory that will be taken for other purposes.
     free_bytes
@@ -148,7 +151,7 @@ def plan_kv_cache(
     Raises
     ------
     ConfigError
-        Not even one block fits, or a fixed ``max_model_len`` does not.
+        Not even one block fits, or a ``max_model_len`` that may not be lowered does not.
     """
     block_size = block_size_of(section, device)
     layout = lay_out(layers, block_size)
@@ -183,6 +186,8 @@ def plan_kv_cache(
                 f"{longest} tokens ({plan.total_bytes / GIB:.2f} GiB): lower it or "
                 "raise cache.memory_bytes"
             )
+        if not may_shorten:
+            raise ConfigError(f"the context would be lowered to {longest} tokens")
         logger.warning(
             "context lowered from %d to %d tokens, what KV memory holds",
             max_model_len,

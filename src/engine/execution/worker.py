@@ -189,7 +189,7 @@ class Worker:
         if isinstance(speculation, Bounds):
             limits = RowLimits(self._grammars, self._sampler.state)
             max_sampled = most_sampled(rows.padding_row, speculation.most)
-            self._on_device = DeviceSpeculation(speculation, limits, max_sampled)
+            self._on_device = DeviceSpeculation(speculation, limits, max_sampled, rows.padding_row)
             return
         tokens = host_view(rows.tokens)
         if speculation is not None and tokens is not None:

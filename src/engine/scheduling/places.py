@@ -45,15 +45,18 @@ class _Flow:
         Where the next one starts in virtual time, if that is not before now.
     num_unfinished
         Its unfinished requests, wherever they are.
+    since
+        When a request last started because it was that late, and not behind the one before. What
+        started earlier is no part of ``finish``.
     """
 
-    __slots__ = ("behind", "finish", "head", "num_dead", "num_unfinished", "placed")
+    __slots__ = ("behind", "finish", "head", "num_dead", "num_unfinished", "placed", "since")
 
     def __init__(self, start: int) -> None:
         self.behind: deque[RequestState] = deque()
         self.head: RequestState | None = None
         self.placed: dict[int, RequestState] = {}
-        self.finish = start
+        self.finish = self.since = start
         self.num_dead = 0
         self.num_unfinished = 0
 
@@ -97,13 +100,13 @@ class Places:
         Unfinished requests, wherever they are. Without any, these places are forgotten.
     """
 
-    __slots__ = ("_alone", "_calls", "_entry", "_now", "num_unfinished")
+    __slots__ = ("_alone", "_calls", "_entry", "_entry_since", "_now", "num_unfinished")
 
     def __init__(self) -> None:
         self.num_unfinished = 0
         self._now = 0
-        # Where the next new call starts, if that is not before now.
-        self._entry = 0
+        # Where the next new call starts, if that is not before now; see `_Flow.since`.
+        self._entry = self._entry_since = 0
         self._alone = _Flow(0)
         # Key of the first text of a call -> its texts.
         self._calls: dict[int, _Flow] = {}
@@ -119,6 +122,8 @@ class Places:
             start = max(self._now, self._entry) if is_first else self._now + _units(state)
             flow = self._calls[call] = _Flow(start)
             if is_first:
+                if self._now > self._entry:
+                    self._entry_since = self._now
                 self._entry = start + state.prompt_len
         return flow
 
@@ -147,6 +152,8 @@ class Places:
         return True
 
     def _assign(self, flow: _Flow, state: RequestState) -> None:
+        if self._now > flow.finish:
+            flow.since = self._now
         start = max(self._now, flow.finish, flow.last_start())
         flow.finish = start + _units(state)
         is_of_call = flow is not self._alone
@@ -203,8 +210,10 @@ class Places:
         if state.place is None:
             flow.forget()
         elif state.cached_tokens is None:
-            flow.finish -= _units(state)
-            if state.request.call == state.key:
+            start = state.place[1]
+            if start >= flow.since:
+                flow.finish -= _units(state)
+            if state.request.call == state.key and start >= self._entry_since:
                 self._entry -= state.prompt_len
 
 

@@ -162,7 +162,7 @@ class Setup:
             return self._with(device, outline, NO_MEMORY)
         attempt = self._with(device, outline, drafts.memory)
         found = attempt.plan or str(attempt.reason)
-        left_out = why_left_out(self.config.speculation, outline, found)
+        left_out = why_left_out(self.config.speculation, found)
         if left_out is None:
             return attempt
         return replace(self._with(device, outline, NO_MEMORY), left_out=left_out)

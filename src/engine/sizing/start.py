@@ -286,6 +286,8 @@ def _size(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=model.spec.max_positions,
             max_model_len_is_fixed=config.model.max_model_len is not None,
+            # A drafter that nobody asked for is rather left out.
+            may_shorten=section.method != "auto" or not drafts.parts,
             reserved_bytes=step + graphs + history,
             free_bytes=free,
             state_backups=state_backups(choice, traits),
@@ -318,9 +320,7 @@ def brought_by(section: SpeculationSection, drafts: DraftMemory) -> Sequence[str
     return SOURCES[section.method] if drafts.parts else ()
 
 
-def why_left_out(
-    section: SpeculationSection, model: ServedModel, found: MemoryPlan | str
-) -> str | None:
+def why_left_out(section: SpeculationSection, found: MemoryPlan | str) -> str | None:
     """Why a drafter with weights is left out that nobody has asked for by name.
 
     Parameters
@@ -334,11 +334,7 @@ def why_left_out(
     """
     if section.method != "auto":
         return None
-    if isinstance(found, str):
-        return found
-    if found.max_model_len < model.spec.max_positions:
-        return f"the context would be lowered to {found.max_model_len} tokens beside it"
-    return found.choice.reason or None
+    return found if isinstance(found, str) else found.choice.reason or None
 
 
 def _kv_report(

@@ -19,6 +19,9 @@ _FORGOTTEN: Final = 1024
 # How much the assumed price weighs against measured ones, and the most that they weigh.
 _PRIOR_WEIGHT: Final = 8.0
 _MOST_OBSERVED: Final = 48.0
+# A price that was measured fewer times is believed to be no higher than that of fewer drafts: what
+# was assumed, or one disturbed step, must not keep it from being measured.
+_KNOWN: Final = 8
 # What was measured so many steps ago weighs no more than this: a machine that was busy then may be
 # quiet now, and where drafts did not seem to pay few are tried.
 _LONG_AGO: Final = 64
@@ -149,9 +152,15 @@ class Costs:
 
     def price(self, certain: int, drafts: int) -> float:
         """How much longer each of so many drafts makes the step, as a part of its duration."""
-        key, assumed = self._cell(certain, drafts)
-        price = self._prices.get(key, assumed)
-        return max(price.mean, _LEAST_PART * _assumed(certain))
+        kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
+        price = self._prices.get((kind, size))
+        if price is not None and price.times >= _KNOWN:
+            mean = price.mean
+        else:
+            fewer = self._of_fewer(kind, size)
+            known = [each.mean for each in (price, fewer) if each is not None]
+            mean = min(known, default=_assumed(certain))
+        return max(mean, _LEAST_PART * _assumed(certain))
 
     def prices(self, certain: int, most: int) -> list[float]:
         """Those of 1 to ``most`` drafts."""
@@ -168,14 +177,19 @@ class Costs:
             self._least[certain] = least
         return least
 
+    def _of_fewer(self, kind: int, size: int) -> _Price | None:
+        """The price of fewer drafts in such steps, the nearest one that was measured."""
+        for fewer in range(size - 1, -1, -1):
+            if (price := self._prices.get((kind, fewer))) is not None:
+                return price
+        return None
+
     def _cell(self, certain: int, drafts: int) -> tuple[tuple[int, int], _Price]:
         """Where such steps are counted, and what is assumed before any was."""
         kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
         # Fewer drafts, of which something is known, tell more than nothing.
-        for fewer in range(size, -1, -1):
-            if (price := self._prices.get((kind, fewer))) is not None:
-                return (kind, size), _Price(price.mean)
-        return (kind, size), _Price(_assumed(certain))
+        fewer = self._of_fewer(kind, size)
+        return (kind, size), _Price(_assumed(certain) if fewer is None else fewer.mean)
 
 
 def _assumed(certain: int) -> float:

@@ -20,6 +20,7 @@ from src.compile.graphs.ladder import verify_widths
 from src.core.draft_counts import DraftCounts
 from src.core.plan import RowStep, StepPlan
 from src.engine.speculation.guess import Guess
+from src.engine.speculation.newcomers import Newcomers
 from src.engine.speculation.resting_rows import RestingRows
 from src.engine.speculation.widths import Widths
 from src.ops import look_up
@@ -106,6 +107,8 @@ class DeviceSpeculation:
         Chooses how many drafts there are.
     max_sampled
         The most positions that a step with drafts samples: rows times the width of the widest.
+    num_rows
+        How many rows there are.
 
     Attributes
     ----------
@@ -114,7 +117,12 @@ class DeviceSpeculation:
     """
 
     def __init__(
-        self, bounds: Bounds, limits: RowLimits, max_sampled: int, widths: Widths | None = None
+        self,
+        bounds: Bounds,
+        limits: RowLimits,
+        max_sampled: int,
+        num_rows: int,
+        widths: Widths | None = None,
     ) -> None:
         self.bounds = bounds
         self.counts = DraftCounts()
@@ -124,6 +132,7 @@ class DeviceSpeculation:
         self._possible = [width - 1 for width in verify_widths(bounds.most)]
         self._widths = widths or Widths()
         self._resting = RestingRows(self._widths)
+        self._newcomers = Newcomers(num_rows)
         self._lock = threading.Lock()
         # Row -> which of its owners has it: results of those before it say nothing of it.
         self._generations: dict[int, int] = {}
@@ -156,6 +165,8 @@ class DeviceSpeculation:
         """
         with self._lock:
             self._widths.begin()
+            if plan.installs and self._newcomers.joined(plan):
+                self._widths.joined()
             if not any(step.drafts or step.slack for step in plan.rows):
                 for step in plan.rows:
                     self._ends.pop(step.row, None)
@@ -230,7 +241,7 @@ class DeviceSpeculation:
             for at in asked:
                 self._rest(rows[at].row, self._widths.nothing_pays)
             return widths
-        if not self._widths.is_measured(certain):
+        if not self._widths.may_draft(certain, joins=bool(plan.installs)):
             return widths
         most = max(0, self._max_sampled // len(rows) - 1)
         guesses = [self._expected(rows[at].row, min(rows[at].drafts, most)) for at in asked]

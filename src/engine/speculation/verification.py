@@ -23,6 +23,7 @@ from src.engine.speculation.asking import Asked, Asking, Restrictions
 from src.engine.speculation.drafter import Drafter
 from src.engine.speculation.guess import Guess
 from src.engine.speculation.hidden_states import HiddenStates
+from src.engine.speculation.newcomers import Newcomers
 from src.engine.speculation.states_behind import RowStates, StatesBehind
 from src.engine.speculation.widths import Widths
 
@@ -94,6 +95,8 @@ class Speculation:
         self._widths = widths or Widths()
         self._asking = Asking(drafters, tokens, restrictions, self._widths)
         self._states = StatesBehind(states)
+        # The last row of the buffer is padding.
+        self._newcomers = Newcomers(len(tokens) - 1)
         self.hidden = HiddenStates(self._asking)
         self._tokens = tokens
         self._poison = poison
@@ -167,6 +170,8 @@ class Speculation:
         ``None``: the plan is exact as it is.
         """
         self._widths.begin()
+        if plan.installs and self._newcomers.joined(plan):
+            self._widths.joined()
         self._asking.begin(plan)
         self._has_asked = self._asking.look(plan)
         if not (_has_bounds(plan) or self._states.are_behind(plan)):
@@ -174,7 +179,7 @@ class Speculation:
             return None
         certain = plan.num_tokens - plan.num_drafts
         begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
-        asks = not none_pays and self._widths.is_measured(certain)
+        asks = not none_pays and self._widths.may_draft(certain, joins=bool(plan.installs))
         rows: list[RowStep] = []
         drafts: list[Guess | None] = []
         index: list[int] = []

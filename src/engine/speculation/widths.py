@@ -21,6 +21,16 @@ _MARGIN: Final = 1.2
 # In steps in which a sure draft was seen to cost more than this part of what it brings, nobody is
 # asked. Planning for drafts and looking for them take time as well, and most guesses are not sure.
 _WORTH: Final = 0.6
+# Tokens over a step's duration to this power are the measure of what drafts bring: a step twice as
+# long must bring a little more than twice the tokens. Otherwise drafts that hardly pay make steps
+# several times as long, for nothing.
+_CALM: Final = 1.1
+# With newcomers it is the square. Then their mean wait for a step's end, over all the time in which
+# others decode, is no longer than without drafts: that time gets shorter by as much as steps get
+# longer. They are expected if one of as many steps had some; how fast that follows the last steps.
+_HASTY: Final = 2.0
+_STEPS_BETWEEN: Final = 64
+_STEPS_KNOWN: Final = 256
 # How much longer drafts of others may make a step for rows that have none, if there are many.
 _NEIGHBOURLY: Final = 0.04
 # Once in so many steps likely guesses are tried where they are not expected to pay.
@@ -73,6 +83,8 @@ class Widths:
         self._only_tries = False
         # Seconds that asking takes in a step, as a part of the usual one.
         self._asking = 0.0
+        # The part of the last steps for whose end a newcomer has waited.
+        self._awaited = 0.0
 
     @property
     def costs(self) -> Costs:
@@ -84,6 +96,18 @@ class Widths:
         self._step += 1
         self._chances.begin()
         self._costs.begin()
+        self._awaited *= 1 - 1 / _STEPS_KNOWN
+
+    def joined(self) -> None:
+        """A newcomer has waited for the end of the step before, which may have had drafts."""
+        self._awaited += 1 / _STEPS_KNOWN
+
+    def _power(self, num_tokens: int) -> float:
+        """Tokens over the duration of such a step to this power are the measure."""
+        if not self._costs.is_priced(num_tokens):
+            # What it costs is found out by trying.
+            return _CALM
+        return min(_HASTY, _CALM + (_HASTY - _CALM) * _STEPS_BETWEEN * self._awaited)
 
     def vacate(self, row: int) -> None:
         """The row has another request now."""
@@ -110,15 +134,19 @@ class Widths:
         """Rows whose pause has ended were passed over in this step."""
         self._soonest = self._step + 1
 
-    def is_measured(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens may have drafts: their price needs one without."""
-        return self._always or self._costs.is_measured(num_tokens)
+    def may_draft(self, num_tokens: int, *, joins: bool = False) -> bool:
+        """Whether a step of so many tokens may have drafts: their price needs one without.
+
+        ``joins``: a request joins the others with it, and pays for no draft of theirs.
+        """
+        return self._always or (not joins and self._costs.is_measured(num_tokens))
 
     def none_pays(self, num_tokens: int) -> bool:
         """Whether no guess, however likely, would be worth its work in a step of so many tokens."""
         self._only_tries = False
         worth = _WORTH if self._costs.is_priced(num_tokens) else 1 / _MARGIN
-        if self._always or num_tokens * self._costs.least_price(num_tokens) < worth:
+        price = num_tokens * self._costs.least_price(num_tokens)
+        if self._always or price * self._power(num_tokens) < worth * _CALM:
             return False
         self._only_tries = self._is_probe
         return not self._only_tries
@@ -135,7 +163,7 @@ class Widths:
         """Whether a guess may pay in a step of so many tokens, as far as is known."""
         likelihood = self.likelihood(guess)
         price = num_tokens * self._costs.least_price(num_tokens)
-        if likelihood > price * _MARGIN:
+        if likelihood > price * _MARGIN * self._power(num_tokens):
             return True
         return self._always or (self._is_probe and likelihood >= _LIKELY)
 
@@ -197,14 +225,14 @@ class Widths:
         chances = [self._chances.survivals(guess) for guess in guesses]
         lacking = num_rows - len(guesses)
         most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
-        best, best_rate = 0, float(num_rows)
+        best, best_rate, power = 0, float(num_rows), self._power(num_tokens)
         for width in widths:
             drafts = num_rows * width
             longer = drafts * self._costs.price(num_tokens, drafts)
             if longer > most:
                 continue
             expected = sum(sum(each[:width]) for each in chances)
-            rate = (num_rows + expected / _MARGIN) / (1 + longer)
+            rate = (num_rows + expected / _MARGIN) / (1 + longer) ** power
             if rate > best_rate:
                 best, best_rate = width, rate
             if width >= longest:
@@ -241,7 +269,8 @@ class Widths:
         prices = self._costs.prices(num_tokens, len(candidates))
         # The more rows have none, the less may drafts of others cost them.
         most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
-        best, best_rate, expected, tokens = 0, float(num_rows), 0.0, 0.0
+        best, best_rate, power = 0, float(num_rows), self._power(num_tokens)
+        expected = tokens = 0.0
         for count, ((survival, _, taken), price) in enumerate(
             zip(candidates, prices, strict=True), 1
         ):
@@ -251,7 +280,7 @@ class Widths:
             if longer > most:
                 # More of them may be cheaper together, as far as was measured.
                 continue
-            rate = (num_rows + expected / _MARGIN) / (1 + longer)
+            rate = (num_rows + expected / _MARGIN) / (1 + longer) ** power
             if rate > best_rate:
                 best, best_rate = count, rate
         if not best and self._is_probe and candidates and candidates[0][0] >= _LIKELY:

@@ -12,7 +12,8 @@ import pytest
 from src.core.outputs import FinishReason
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
-from src.engine.scheduling.places import WEIGHT_ALONE
+from src.engine.scheduling.places import WEIGHT_ALONE, Places
+from src.engine.scheduling.request_state import RequestState
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from tests.engine.scheduling.simulation import Simulation, make_limits, make_request
 
@@ -329,3 +330,62 @@ def test_texts_of_calls_and_streams_in_little_memory() -> None:
             simulation.step()
     simulation.drain()
     assert simulation.scheduler.stats.preemptions
+
+
+class Waiting:
+    """Places of requests that are asked for directly: a lane looks at each when it likes."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+
+    def come(self, key: int, num_tokens: int, call: int | None = None) -> RequestState:
+        request = text(key, num_tokens, call)
+        tokens = request.prompt_token_ids
+        state = RequestState(
+            request=request,
+            key=key,
+            rank=(0, key),
+            chain=None,  # type: ignore[arg-type]
+            token_ids=list(tokens),
+            prompt_len=len(tokens),
+            limit=len(tokens) + 1,
+        )
+        self.places.enter(state)
+        assert self.places.assign(state)
+        return state
+
+    def pass_time(self, key: int, num_tokens: int) -> None:
+        """Admit a call's second text."""
+        self.come(key, num_tokens, key)
+        self.places.admit(self.come(key + 1, num_tokens, key))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_who_ends_while_it_waits_takes_off_no_time_that_has_passed(is_late: bool) -> None:
+    waiting = Waiting()
+    early = waiting.come(0, 10)
+    if is_late:
+        waiting.pass_time(1, 100)
+    waiting.come(3, 30)
+    waiting.places.discard(early)
+    following = waiting.come(4, 5)
+    assert following.place is not None
+    # Behind the second one, and where the first one would have been if that still counts.
+    assert following.place[1] == (16 * 100 + 30 if is_late else 30)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nor_does_a_call_that_ends_while_it_waits(is_late: bool) -> None:
+    waiting = Waiting()
+    if is_late:
+        early = waiting.come(0, 10, 0)
+        waiting.pass_time(1, 100)
+    else:
+        waiting.pass_time(1, 100)
+        early = waiting.come(0, 10, 0)
+    waiting.come(3, 30, 3)
+    waiting.places.discard(early)
+    following = waiting.come(4, 5, 4)
+    assert following.place is not None
+    # The call that passed time was the second one there, or the first.
+    assert following.place[1] == 16 * 100 + 30 + 10 * is_late

@@ -35,7 +35,7 @@ class Came(NamedTuple):
 def made(*, always: bool = True, max_sampled: int = 64) -> tuple[DeviceSpeculation, Limits]:
     limits = Limits()
     speculation = DeviceSpeculation(
-        Bounds(3, 24), limits, max_sampled, Widths(always=True) if always else None
+        Bounds(3, 24), limits, max_sampled, 8, Widths(always=True) if always else None
     )
     for row in range(8):
         speculation.install(row, 1)

@@ -25,7 +25,10 @@ def priced(per_step: float, per_token: float) -> Widths:
 
 
 def test_free_drafts_are_all_taken_and_dear_ones_not() -> None:
-    assert priced(0.01, 0.0).choose([SURE], 1, 1) == [16]
+    free = priced(0.01, 0.0)
+    for _ in range(8):
+        free.verified(0, SURE, 16)
+    assert free.choose([SURE], 1, 1) == [16]
     assert priced(0.0, 0.01).choose([SURE], 1, 1) == [0]
     assert priced(0.0, 0.01).none_pays(1)
     assert not priced(0.01, 0.001).none_pays(1)
@@ -72,10 +75,10 @@ def test_a_row_pays_little_for_its_neighbours() -> None:
 
 def test_nothing_is_drafted_before_it_is_known_what_a_step_takes() -> None:
     widths = Widths()
-    assert not widths.is_measured(1)
+    assert not widths.may_draft(1)
     widths.took(1, 0, 0.01)
-    assert widths.is_measured(1)
-    assert not widths.is_measured(2)
+    assert widths.may_draft(1)
+    assert not widths.may_draft(2)
     # One likely guess is worth a try then, and in a large step none is.
     assert widths.choose([SURE], 1, 1)[0] > 0
     assert widths.choose([VAGUE], 1, 1)[0] <= 1
@@ -89,7 +92,7 @@ def test_steps_without_drafts_are_measured_again() -> None:
     unmeasured = []
     for step in range(300):
         widths.begin()
-        if widths.is_measured(3):
+        if widths.may_draft(3):
             widths.took(5, 2, 0.011)
         else:
             unmeasured.append(step)
@@ -263,7 +266,7 @@ def shares_of_drafts(rows: int, guessing: int, steps: int, disturbed: range) -> 
     for step in range(steps):
         widths.begin()
         drafts = 0
-        if step % 8 and not widths.none_pays(rows) and widths.is_measured(rows):
+        if step % 8 and not widths.none_pays(rows) and widths.may_draft(rows):
             drafts = sum(widths.choose([SURE] * guessing, rows, rows))
         times = 3 if drafts and step in disturbed else 1
         widths.took(rows + drafts, drafts, times * 0.01 * (1 + 0.002 * drafts))
@@ -293,3 +296,19 @@ def test_what_hardly_pays_is_asked_for_until_that_was_seen() -> None:
     assert not widths.none_pays(8)
     widths.took(9, 1, 0.01 * (1 + 1 / 12))
     assert widths.none_pays(8)
+
+
+def test_a_price_that_was_hardly_measured_is_no_higher_than_that_of_fewer_drafts() -> None:
+    costs = Costs()
+    costs.took(8, 0, 0.01)
+    # One step was disturbed.
+    costs.took(8, 4, 0.03)
+    for _ in range(30):
+        costs.took(8, 1, 0.01 * 1.02)
+    few = costs.price(8, 1)
+    assert few < 0.05
+    assert costs.price(8, 4) == few
+    for times in range(7):
+        assert costs.price(8, 4) == few, times
+        costs.took(8, 4, 0.03)
+    assert costs.price(8, 4) > 2 * few

@@ -88,9 +88,9 @@ MUTATIONS = (
         ),
         (
             "a layer is kept that shortens the context",
-            "why_left_out",
-            "if A.max_model_len < B: return C",
-            "",
+            "_size",
+            'A.method != "auto" or not B',
+            "True",
         ),
     ),
     *rewrites_of(
@@ -99,7 +99,7 @@ MUTATIONS = (
         (
             "a layer that does not fit ends a start that has not asked for it",
             "_with_drafts",
-            "why_left_out(A, B, str(C))",
+            "why_left_out(A, str(B))",
             "None",
         ),
     ),
@@ -109,7 +109,7 @@ MUTATIONS = (
         (
             "a plan does not leave out what a start leaves out",
             "Setup.attempt",
-            "why_left_out(A, B, C)",
+            "why_left_out(A, B)",
             "None",
         ),
     ),

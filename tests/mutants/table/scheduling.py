@@ -585,8 +585,8 @@ MUTATIONS = (
         (
             "time stands still while new calls come",
             "Places._flow",
-            "if A: self._entry = B",
-            "",
+            "self._entry = A",
+            "pass",
         ),
         (
             "a call that queues one text at a time is a new one each time",
@@ -605,6 +605,18 @@ MUTATIONS = (
             "Places.discard",
             "self._entry -= A.prompt_len",
             "pass",
+        ),
+        (
+            "what ends while it waits takes off time that has passed",
+            "Places.discard",
+            "A >= B.since",
+            "True",
+        ),
+        (
+            "calls that end while they wait take off time that has passed",
+            "Places.discard",
+            "A >= self._entry_since",
+            "True",
         ),
         (
             "what is admitted moves no time",

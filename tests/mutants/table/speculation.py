@@ -695,6 +695,68 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/speculation/widths.py",
+        ("tests/engine/speculation/test_newcomers.py",),
+        (
+            "a step may be as long as its tokens pay for, whoever comes",
+            "Widths._count",
+            "(1 + A) ** B",
+            "(1 + A)",
+        ),
+        (
+            "newcomers are not expected",
+            "Widths.joined",
+            "self._awaited += 1 / _STEPS_KNOWN",
+            "",
+        ),
+        (
+            "newcomers are expected for ever",
+            "Widths.begin",
+            "self._awaited *= A",
+            "",
+        ),
+        (
+            "drafts that were never tried are refused for newcomers' sake",
+            "Widths._power",
+            "if A: return _CALM",
+            "",
+        ),
+        (
+            "a newcomer pays for drafts in its own step",
+            "Widths.may_draft",
+            "not joins and A",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/newcomers.py",
+        ("tests/engine/speculation/test_newcomers.py",),
+        (
+            "a burst is newcomers",
+            "Newcomers.joined",
+            "plan.step_id == A + 1 or B",
+            "B",
+        ),
+        (
+            "who waits for a row is a newcomer",
+            "Newcomers.joined",
+            "A or len(plan.rows) >= self._num_rows",
+            "A",
+        ),
+        (
+            "whoever resumes is a newcomer",
+            "Newcomers.joined",
+            "len(A.token_ids) == A.prompt_len",
+            "True",
+        ),
+        (
+            "whoever samples decodes",
+            "Newcomers.joined",
+            "A.row not in B",
+            "True",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/execution/row_owners.py",
         ("tests/engine/speculation/test_together.py",),
         (
@@ -758,6 +820,12 @@ MUTATIONS = (
             "Costs.took",
             "A > _LONG_AGO",
             "False",
+        ),
+        (
+            "what was assumed keeps a price from being measured",
+            "Costs.price",
+            "A is not None and A.times >= _KNOWN",
+            "A is not None",
         ),
         (
             "an old step is compared with",
