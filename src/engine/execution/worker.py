@@ -347,8 +347,12 @@ class Worker:
         if self._on_device is not None:
             self._execute_drafting(in_flight, message, span, self._on_device)
             return
-        if self._speculation is not None:
-            self._speculation.finish(plan)
+        speculation = self._speculation
+        if speculation is not None:
+            if speculation.lets_pass(plan):
+                speculation = None
+            else:
+                speculation.finish(plan)
         self._row_owners.meet(message)
         refused = self._row_owners.apply(plan)
         if self._memory is not None:
@@ -356,7 +360,7 @@ class Worker:
         states = self._forward_pass.kv_cache.states
         if states is not None:
             states.begin(plan)
-        speculation, verification, exact = self._speculation, None, plan
+        verification, exact = None, plan
         # What asking and comparing take is part of the price of drafts.
         output, started = StepOutput(None, None), time.monotonic()
         if speculation is not None:
@@ -384,7 +388,9 @@ class Worker:
         in_flight.holds.append(span)
         self._follow(exact, output, span, verification)
         span.deliver(
-            lambda: self._with_vectors(self._read(plan, output, refused, verification), output),
+            lambda: self._with_vectors(
+                self._read(plan, output, refused, verification, speculation), output
+            ),
             lambda outcome: self._deliver(in_flight, outcome),
         )
         if speculation is not None:
@@ -510,12 +516,13 @@ class Worker:
         output: StepOutput,
         refused: Sequence[tuple[int, str]] = (),
         verification: Verification | None = None,
+        speculation: Speculation | None = None,
     ) -> StepResult:
         """Turn host tensors into a result, rows in the plan's order."""
         if verification is not None:
             return self._read_verified(plan, output, refused, verification)
-        samples, scores, speculation = output.samples, output.prompt_scores, self._speculation
-        wakes = speculation is not None and speculation.has_woken
+        samples, scores = output.samples, output.prompt_scores
+        tells = speculation is not None and speculation.has_news
         unsound = []
         token_ids = iter(samples.token_ids.tolist() if samples else ())
         logprobs = iter(samples.logprob_lists() if samples else ())
@@ -533,7 +540,7 @@ class Worker:
                         [token_id],
                         None if scored is None else [scored],
                         prompt_logprobs,
-                        rests=speculation.rests(step.row) if wakes and speculation else 0,
+                        rests=speculation.rests(step.row) if tells and speculation else 0,
                     )
                 )
             else:

@@ -125,11 +125,16 @@ class StepPlanner:
         None where the step copies the row's recurrent states, nor up to where a later one does:
         that must know where they stand.
         """
+        # Mostly all rows rest, and every step asks.
+        states = builder.states
+        if all([state.rests for state in states]):
+            for state in states:
+                state.rests -= 1
+            return []
         wanted: list[tuple[int, int]] = []
         snapshots = builder.snapshots
         saved = {save.row for save in builder.saves} if builder.saves else ()
         for index, state in enumerate(builder.states):
-            # Most rows rest, and every step asks.
             if state.rests:
                 state.rests -= 1
                 continue

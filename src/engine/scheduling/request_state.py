@@ -17,6 +17,7 @@ and ``target`` are the most that they can be, and ``slack`` is how much less the
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,12 @@ from src.engine.kv.prefix_cache import Match
 Rank = tuple[int, int]
 # (priority class, start in virtual time, whether it is of a call, arrival number): see `places`.
 Place = tuple[int, int, bool, int]
+
+
+UNTOLD: Final = 1 << 40
+"""``rests`` of a row that has given no token yet; each of its steps takes one off."""
+MOST_TOLD: Final = 1 << 32
+"""No result says that a row rests for so long."""
 
 
 class Phase(enum.Enum):
@@ -86,7 +93,9 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
     slack
         How much less than ``launched`` and ``target`` it may be: 0 unless a step in flight drafts.
     rests
-        Steps that are planned without drafts for it, since the device has none.
+        Steps that are planned without drafts for it, since the device has none. Above
+        `MOST_TOLD`: its row has given no token yet, and the result of the first one says whether
+        there are some.
     ahead
         The most tokens that each step in flight samples for it; of those that sample, in order.
     committed
@@ -231,6 +240,7 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.block_ids = block_ids
         self.behind = behind
         self.capacity = capacity
+        self.rests = UNTOLD
 
     def start_from(self, num_cached: int, *, registered: int, epoch: int) -> None:
         """Begin computing behind the first ``num_cached`` positions, whose KV is cached."""

@@ -31,7 +31,7 @@ from src.engine.scheduling.admission import URGENT, SchedulerLimits, check_reque
 from src.engine.scheduling.content_names import ContentNames
 from src.engine.scheduling.plan_builder import PlanBuilder, SchedulerStats
 from src.engine.scheduling.planning import StepPlanner
-from src.engine.scheduling.request_state import Phase, RequestState
+from src.engine.scheduling.request_state import MOST_TOLD, Phase, RequestState
 from src.engine.scheduling.row_allocator import RowAllocator
 from src.engine.scheduling.shares import SharingPlanner
 from src.engine.scheduling.waiting import Deadlines, Reservation, WaitingQueue
@@ -431,7 +431,7 @@ class Scheduler:
         token_id = row.token_ids[-1]
         state.token_ids.append(token_id)
         state.settle()
-        if row.rests:
+        if row.rests or state.rests > MOST_TOLD:
             # Steps in flight are planned already.
             state.rests = max(0, row.rests - len(state.ahead))
         if num_tokens == 1:

@@ -13,7 +13,14 @@ import numpy as np
 from src.core.plan import RowStep, StepPlan
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
-from src.engine.speculation.drafter import SURE, BatchDrafter, Drafter, Follower, Lagging
+from src.engine.speculation.drafter import (
+    SURE,
+    BatchDrafter,
+    Drafter,
+    Follower,
+    Lagging,
+    Screening,
+)
 from src.engine.speculation.guess import FORCED, Guess
 from src.engine.speculation.history import SharedHistory
 from src.engine.speculation.lookup import RestrictedLookup
@@ -102,6 +109,7 @@ class Asking:
         self._followers = [each for each in self._drafters if isinstance(each, Follower)]
         self._lagging = [each for each in self._drafters if isinstance(each, Lagging)]
         self._batch_drafters = [each for each in self._drafters if isinstance(each, BatchDrafter)]
+        self._sort_drafters()
         self._tokens = tokens
         self._restrictions = restrictions
         self._widths = widths
@@ -114,6 +122,14 @@ class Asking:
         # Restricted rows that wait to be asked for, or were.
         self._begun: set[int] = set()
 
+    def _sort_drafters(self) -> None:
+        """Note who is asked for which rows; those that compute are asked behind these."""
+        self._quick = [each for each in self._drafters if not isinstance(each, BatchDrafter)]
+        self._for_free = [each for each in self._quick if not isinstance(each, RestrictedLookup)]
+        # Those of them that say quickly that they have no idea, if all do.
+        screening = [each for each in self._for_free if isinstance(each, Screening)]
+        self._screening = screening if len(screening) == len(self._for_free) else None
+
     @property
     def batch_drafters(self) -> Sequence[BatchDrafter]:
         """Those that compute for all rows of a step at once, have not failed, and do not rest."""
@@ -121,6 +137,11 @@ class Asking:
         if not self._batch_drafters:
             return ()
         return [each for each in self._batch_drafters if not each.effort.rests]
+
+    @property
+    def works_in_every_step(self) -> bool:
+        """Whether one of them has something to do also in steps in which nobody is asked."""
+        return bool(self._batch_drafters or self._lagging)
 
     @property
     def has_followers(self) -> bool:
@@ -131,6 +152,7 @@ class Asking:
         """The row has been given to this request; ``None``: to one that could not be installed."""
         self.vacate(row)
         if request is not None:
+            self.resting.install(row)
             for follower in tuple(self._followers):
                 self.attempt(follower, follower.install, row, request)
 
@@ -228,10 +250,11 @@ class Asking:
         due = self.resting.due(plan)
         if not due:
             return False
-        certain = plan.num_tokens - plan.num_drafts
+        # As many tokens as the next steps have without prompts, beside which there are no drafts.
+        certain = sum([step.samples for step in plan.rows])
         begun, none_pays = time.monotonic(), self._widths.none_pays(certain)
-        for step in due:
-            if time.monotonic() - begun > _LOOKING_SECONDS:
+        for index, step in enumerate(due):
+            if index and time.monotonic() - begun > _LOOKING_SECONDS:
                 self._widths.asks_again()
                 break
             row = step.row
@@ -251,13 +274,21 @@ class Asking:
         What a grammar leaves is not found out on the side: it may be. Of what a model guesses it is
         known how often it has held.
         """
-        known = step.start + step.num_tokens
-        if not self._restrictions.leaves_free(step.row, known):
+        row, known = step.row, step.start + step.num_tokens
+        if not self._restrictions.leaves_free(row, known):
             return True
         for drafter in self.batch_drafters:
             if self._widths.may_pay(Guess([0], SURE, drafter.source), certain):
                 return True
-        guess = self._likeliest(_for_free(self._drafters), Asked(step, known, 1)).guess
+        # Mostly nobody has an idea, and that alone is found out much faster.
+        tokens = self._tokens[row, :known]
+        if self._screening is not None:
+            for screen in self._screening:
+                if self.attempt(screen, screen.may_guess, row, tokens):
+                    break
+            else:
+                return False
+        guess = self._likeliest(self._for_free, Asked(step, known, 1)).guess
         return guess is not None and self._widths.may_pay(guess, certain)
 
     def found_nothing(self, row: int) -> None:
@@ -286,10 +317,8 @@ class Asking:
             place: self._restrictions.leaves_free(step.row, known + most)
             for place, (step, known, most) in asked.items()
         }
-        quick = [each for each in self._drafters if not isinstance(each, BatchDrafter)]
-        of_free = _for_free(quick)
         found = {
-            place: self._likeliest(of_free if free[place] else quick, each)
+            place: self._likeliest(self._for_free if free[place] else self._quick, each)
             for place, each in asked.items()
         }
         # Those that compute are asked only where a guess would be taken.
@@ -374,14 +403,10 @@ class Asking:
             self._followers = [each for each in self._followers if each is not drafter]
             self._lagging = [each for each in self._lagging if each is not drafter]
             self._batch_drafters = [each for each in self._batch_drafters if each is not drafter]
+            self._sort_drafters()
             name = type(drafter).__name__
             logger.exception("the drafter %s failed, and is not asked any more", name)
             return None
-
-
-def _for_free(drafters: Sequence[Drafter]) -> list[Drafter]:
-    """Those of the drafters that are asked for rows which nothing restricts."""
-    return [each for each in drafters if not isinstance(each, RestrictedLookup)]
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> list[int]:

@@ -45,9 +45,9 @@ class Chances:
         self._tables: dict[str, list[list[_Chance]]] = {}
         self._step = 0
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._step += 1
+    def begin(self, steps: int = 1) -> None:
+        """A step begins; ``steps``: with it so many have begun since the last call."""
+        self._step += steps
 
     def forget(self, source: str) -> None:
         """Nothing was observed of a source, as far as is known."""

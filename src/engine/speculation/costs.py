@@ -87,9 +87,9 @@ class Costs:
         self._priced: dict[int, bool] = {}
         self._step = 0
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._step += 1
+    def begin(self, steps: int = 1) -> None:
+        """A step begins; ``steps``: with it so many have begun since the last call."""
+        self._step += steps
 
     def is_measured(self, certain: int) -> bool:
         """Whether it is known how long such a step takes without drafts at the moment."""

@@ -122,6 +122,21 @@ class BatchDrafter:
 
 
 @runtime_checkable
+class Screening(Drafter, Protocol):
+    """A drafter that says quickly that it has no idea, which is so most of the time."""
+
+    def may_guess(self, row: int, tokens: np.ndarray) -> bool:
+        """Whether `propose` may have an idea. It changes nothing, and is much faster.
+
+        Parameters
+        ----------
+        row, tokens
+            See `propose`.
+        """
+        ...
+
+
+@runtime_checkable
 class Follower(Drafter, Protocol):
     """A drafter that knows the rows' requests. The device thread calls it."""
 

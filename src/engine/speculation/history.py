@@ -168,6 +168,10 @@ class SharedHistory:
                 # Of equal hashes the last place is kept.
                 table[self._hashes(windows, number)] = np.arange(low, high)
 
+    def may_guess(self, row: int, tokens: np.ndarray) -> bool:
+        """See `Screening`."""
+        return row in self._rows
+
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
         number = self._rows.get(row)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from src.engine.speculation.guess import Guess
-from src.engine.speculation.places import places_of
+from src.engine.speculation.places import ends_before, places_of
 
 # The last tokens of a row, among which places are looked for.
 _WINDOW: Final = 8192
@@ -36,6 +36,10 @@ class Lookup:
         self._least = least
         self._longest = longest
         self._source = source
+
+    def may_guess(self, row: int, tokens: np.ndarray) -> bool:
+        """See `Screening`."""
+        return ends_before(tokens[-_WINDOW:], self._least)
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""

@@ -17,6 +17,22 @@ _MOST_TRIES: Final = 8
 _NO_PLACES: Final = np.empty(0, np.int64)
 
 
+def ends_before(text: np.ndarray, least: int) -> bool:
+    """Whether a few of a text's last tokens may stand in it before: of ``least`` and 4 the fewer.
+
+    A search among bytes. What it finds may lie across the bounds of tokens, so ``True`` may be
+    wrong, and ``False`` is not.
+
+    Parameters
+    ----------
+    text
+        [n] int32 token ids.
+    """
+    size = text.itemsize
+    data = text.tobytes()
+    return data.find(data[-size * min(least, _FOUND_BY) :], 0, -size) >= 0
+
+
 def places_of(
     text: np.ndarray, end: np.ndarray, least: int, longest: int
 ) -> tuple[np.ndarray, int]:

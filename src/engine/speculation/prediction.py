@@ -61,6 +61,10 @@ class Predicted:
         """The row's request has ended."""
         self._rows.pop(row, None)
 
+    def may_guess(self, row: int, tokens: np.ndarray) -> bool:
+        """See `Screening`."""
+        return row in self._rows
+
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
         """See `Drafter`."""
         followed = self._rows.get(row)

@@ -30,11 +30,20 @@ class RestingRows:
         self._widths = widths
         self._resting: set[int] = set()
         self._woken: set[int] = set()
+        # Rows of which no result has said yet whether they rest.
+        self._new: set[int] = set()
 
     @property
-    def has_woken(self) -> bool:
-        """Whether rows are to be woken."""
-        return bool(self._woken)
+    def has_news(self) -> bool:
+        """Whether the next result has to say of rows that they rest, or are woken."""
+        return bool(self._woken or self._new)
+
+    def install(self, row: int) -> None:
+        """The row has a request that nobody was asked for: it rests, and is looked at next."""
+        if not self._widths.always:
+            self._resting.add(row)
+            self._new.add(row)
+            self._widths.asks_again()
 
     def add(self, row: int) -> None:
         """The row has no guesses, or wrong ones; it rests if it has a pause."""
@@ -46,12 +55,14 @@ class RestingRows:
         """The row's request has ended, or the row has another one."""
         self._resting.discard(row)
         self._woken.discard(row)
+        self._new.discard(row)
 
     def rests(self, row: int) -> int:
         """For how many steps from the next one on drafts of a row are of no use.
 
         -1: it is woken, which is said once.
         """
+        self._new.discard(row)
         if row in self._resting:
             return _UNTIL_WOKEN
         pause = max(0, self._widths.rests(row) - 1)
@@ -62,14 +73,13 @@ class RestingRows:
 
     def due(self, plan: StepPlan) -> list[RowStep]:
         """Steps of a plan whose rows are looked at now: they rest, and their pause has ended."""
-        if not (self._resting and self._widths.asks_any()):
+        resting, asks = self._resting, self._widths.asks
+        if not (resting and self._widths.asks_any()):
             return []
         due = [
-            step
-            for step in plan.rows
-            if step.samples and step.row in self._resting and self._widths.asks(step.row)
+            step for step in plan.rows if step.row in resting and step.samples and asks(step.row)
         ]
-        if len(due) < sum(map(self._widths.asks, self._resting)):
+        if len(due) < len(resting) and len(due) < sum(map(asks, resting)):
             # Rows that are in no step now are looked at in their next one.
             self._widths.asks_again()
         return due

@@ -47,6 +47,11 @@ class StatesBehind:
         # Row -> tokens before its last one that its recurrent states do not have yet.
         self._behind: dict[int, int] = {}
 
+    @property
+    def any_behind(self) -> bool:
+        """Whether a row is behind."""
+        return bool(self._behind)
+
     def are_behind(self, plan: StepPlan) -> bool:
         """Whether a row of a plan begins earlier than the plan says."""
         return bool(self._behind) and any(step.row in self._behind for step in plan.rows)

@@ -106,6 +106,9 @@ class Speculation:
         self._failed: set[int] = set()
         # Whether a drafter was asked in this step.
         self._has_asked = False
+        # How many exact steps of so many rows need nothing of all this, and how many have begun
+        # since the last step that did.
+        self._idle = self._idle_rows = self._passed = 0
         # Row -> its number of tokens, of rows whose last step drafted or began behind drafts.
         self._lengths: dict[int, int] = {}
 
@@ -145,12 +148,28 @@ class Speculation:
         """
         return bisect_left(tokens.data, True, begin, key=lambda token: token == self._poison)
 
+    def lets_pass(self, plan: StepPlan) -> bool:
+        """Whether a step needs nothing of all this. Then it is computed as without speculation.
+
+        So are most steps of rows that rest: nobody is looked at in them, and they are not measured.
+        """
+        # Every step waits for this, and those of a small model take little longer than it.
+        if self._idle < 1 or len(plan.rows) != self._idle_rows or plan.installs:
+            return False
+        for step in plan.rows:
+            if step.drafts or step.slack:
+                return False
+        self._idle -= 1
+        self._passed += 1
+        return True
+
     def finish(self, plan: StepPlan) -> None:
         """Before a plan is applied: what it overwrites is read that has to be."""
         self._asking.finish(plan)
 
     def fail(self, plan: StepPlan) -> None:
         """The step of this plan has failed, and its rows are made harmless."""
+        self._idle = 0
         for step in plan.rows:
             self._failed.add(step.row)
             self._asking.vacate(step.row)
@@ -169,7 +188,8 @@ class Speculation:
 
         ``None``: the plan is exact as it is.
         """
-        self._widths.begin()
+        self._widths.begin(1 + self._passed)
+        self._idle = self._passed = 0
         if plan.installs and self._newcomers.joined(plan):
             self._widths.joined()
         self._asking.begin(plan)
@@ -241,6 +261,8 @@ class Speculation:
         Of those that were not ``verified``, and so have no drafts, some are enough. A step in which
         drafters were asked in vain says nothing of what steps take without drafts.
         """
+        if not (self._asking.works_in_every_step or self._states.any_behind or self.has_news):
+            self._idle, self._idle_rows = self._widths.idle_steps, len(plan.rows)
         if not verified and self._widths.is_fresh(len(plan.rows)):
             return
         tokens = drafts = 0
@@ -265,9 +287,9 @@ class Speculation:
         return self._asking.resting.rests(row)
 
     @property
-    def has_woken(self) -> bool:
-        """Whether rows are to be woken."""
-        return self._asking.resting.has_woken
+    def has_news(self) -> bool:
+        """Whether the next result has to say of rows that they rest, or are woken."""
+        return self._asking.resting.has_news
 
     def settle(self, verification: Verification, token_ids: Sequence[int]) -> None:
         """Compare what a step has sampled, and has written to its rows, with its drafts.

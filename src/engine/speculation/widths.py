@@ -48,6 +48,10 @@ _FRESH: Final = 0.1
 _LONGEST_RESTRICTED: Final = 2
 # Of steps without drafts one in so many is measured.
 _MEASURED: Final = 8
+# The same while nobody is asked or looked at: measuring takes time as well.
+_MEASURED_IDLE: Final = 32
+# Not in steps in which pauses end: those are multiples of powers of two.
+_MEASURED_AT: Final = 5
 # The shortest pause of rows in whose step no guess would pay.
 _UNPAID: Final = 16
 
@@ -87,16 +91,29 @@ class Widths:
         self._awaited = 0.0
 
     @property
+    def always(self) -> bool:
+        """Whether every guess is verified."""
+        return self._always
+
+    @property
     def costs(self) -> Costs:
         """What drafts cost, as measured."""
         return self._costs
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._step += 1
-        self._chances.begin()
-        self._costs.begin()
-        self._awaited *= 1 - 1 / _STEPS_KNOWN
+    def begin(self, steps: int = 1) -> None:
+        """A step begins; ``steps``: with it so many have begun since the last call."""
+        self._step += steps
+        self._chances.begin(steps)
+        self._costs.begin(steps)
+        self._awaited *= (1 - 1 / _STEPS_KNOWN) ** steps
+
+    @property
+    def idle_steps(self) -> int:
+        """In how many steps behind this one no pause ends, and none is to be measured."""
+        if self._always:
+            return 0
+        until_measured = (_MEASURED_AT - self._step - 1) % _MEASURED_IDLE
+        return max(0, min(until_measured, self._soonest - self._step - 1))
 
     def joined(self) -> None:
         """A newcomer has waited for the end of the step before, which may have had drafts."""
@@ -311,7 +328,8 @@ class Widths:
         # In small steps of a small model asking takes long.
         while longest < _LONGEST_PAUSE and longest * _ASKING < self._asking:
             longest *= 2
-        self._wait(row, longest, longest if restricted else longest // _LONGEST_SEARCH)
+        least = longest if restricted else longest // 2 if longest > _LONGEST_SEARCH else 1
+        self._wait(row, longest, least)
 
     def longer(self, num_tokens: int, seconds: float) -> float:
         """How much longer such a step took than it does without drafts, as a part of that."""
@@ -349,8 +367,7 @@ class Widths:
 
     def is_fresh(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens without drafts need not be measured this time."""
-        # Not in steps in which pauses end: those are multiples of powers of two.
-        return self._step % _MEASURED != _MEASURED - 3 and self._costs.is_measured(num_tokens)
+        return self._step % _MEASURED != _MEASURED_AT and self._costs.is_measured(num_tokens)
 
     def took(self, num_tokens: int, drafts: int, seconds: float) -> None:
         """A step of rows that sample took so long: so many tokens, some of which are drafts."""

@@ -329,3 +329,38 @@ def test_a_step_whose_rows_have_all_ended_computes_nothing() -> None:
         ([past, chunk], [none, none], True),
     ):
         assert has_computed(StepPlan(1, [], [], steps), StepResult(1, rows)) is expected
+
+
+@pytest.mark.parametrize(
+    ("rests", "drafts"), [(0, [True] * 3), (-1, [True] * 3), (2, [False, True, True])]
+)
+def test_a_row_has_no_drafts_before_its_first_result_says_so(
+    rests: int, drafts: list[bool]
+) -> None:
+    """Nobody has looked at its text before, and most texts have nothing to draft."""
+    scheduler = drafting()
+    scheduler.add(make_request(0, 3, 40, ends=False))
+    first, second = planned(scheduler), planned(scheduler)
+    [step] = first.rows
+    assert [each.num_drafts for each in (first, second)] == [0, 0]
+    result = RowResult(step.row, step.generation, [5], rests=rests)
+    scheduler.commit(StepResult(first.step_id, [result]))
+    found = [planned(scheduler)]
+    scheduler.commit(answer(second, [6]))
+    for _ in drafts[1:]:
+        found.append(planned(scheduler))
+        scheduler.commit(answer(found[-2], [6]))
+    assert [plan.num_drafts > 0 for plan in found] == drafts
+
+
+def test_a_request_that_was_preempted_is_told_again() -> None:
+    scheduler = drafting()
+    begun(scheduler)
+    [state] = scheduler._allocator.running
+    assert state.rests == 0
+    scheduler._preempt(state)
+    plan = planned(scheduler)
+    assert len(plan.installs) == 1
+    assert [each.num_drafts for each in (plan, planned(scheduler))] == [0, 0]
+    scheduler.commit(answer(plan, [6]))
+    assert state.rests == 0

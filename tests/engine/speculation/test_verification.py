@@ -522,18 +522,18 @@ def test_a_row_without_guesses_rests_until_one_is_found_beside_exact_steps() -> 
     assert made.rests(0) > 10**6
     for _ in range(100):
         assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
-        assert not made.has_woken
+        assert not made.has_news
     # Every 8th step at least, after shorter pauses.
     assert 10 <= drafter.asked <= 20
     drafter.knows = True
     woken = 0
-    while not made.has_woken:
+    while not made.has_news:
         assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
         woken += 1
     assert woken <= 9
     assert made.rests(0) == -1
     # It is said once, and from then on the row is asked where drafts are planned.
-    assert not made.has_woken
+    assert not made.has_news
     assert made.rests(0) == 0
     assert made.begin(plan(RowStep(0, 1, 3, 1, True))) is None
     made.observe(plan(RowStep(0, 1, 3, 1, True)), 1e3)

@@ -23,6 +23,11 @@ MUTATIONS = (
             "        if self.ahead.pop(0) > 1 or self.slack:\n            self._bound()",
             "        self.ahead.pop(0)",
         ),
+        (
+            "a row of which nobody has found out anything has drafts",
+            "        self.rests = UNTOLD\n",
+            "",
+        ),
     ),
     *mutations_of(
         "src/engine/scheduling/scheduler.py",
@@ -36,6 +41,11 @@ MUTATIONS = (
             "a row that rests is offered drafts",
             "            state.rests = max(0, row.rests - len(state.ahead))\n",
             "            pass\n",
+        ),
+        (
+            "a row whose first result says nothing rests for ever",
+            "        if row.rests or state.rests > MOST_TOLD:\n",
+            "        if row.rests:\n",
         ),
         (
             "a step's last token counts as computed",
@@ -57,6 +67,11 @@ MUTATIONS = (
             "most = min(limits.max_num_batched_tokens - builder.num_tokens, "
             "limits.max_sampled - sampled)",
             "most = limits.max_num_batched_tokens - builder.num_tokens",
+        ),
+        (
+            "where all rows rest they never end",
+            "                state.rests -= 1\n            return []\n",
+            "                pass\n            return []\n",
         ),
         (
             "the first rows take all drafts",
@@ -245,6 +260,140 @@ MUTATIONS = (
             "RestingRows.vacate",
             "self._resting.discard(A)",
             "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/verification.py",
+        ("tests/engine/speculation/test_resting.py",),
+        (
+            "who passes by drafts is taken for exact",
+            "Speculation.lets_pass",
+            "A.drafts or A.slack",
+            "A.slack",
+        ),
+        (
+            "who passes by a row's slack begins it where the plan says",
+            "Speculation.lets_pass",
+            "A.drafts or A.slack",
+            "A.drafts",
+        ),
+        (
+            "a request that is installed passes by",
+            "Speculation.lets_pass",
+            "self._idle < 1 or len(A.rows) != self._idle_rows or A.installs",
+            "self._idle < 1 or len(A.rows) != self._idle_rows",
+        ),
+        (
+            "a step of other rows than the last ones passes",
+            "Speculation.lets_pass",
+            "self._idle < 1 or len(A.rows) != self._idle_rows or A.installs",
+            "self._idle < 1 or A.installs",
+        ),
+        (
+            "steps pass for ever",
+            "Speculation.lets_pass",
+            "self._idle -= 1",
+            "pass",
+        ),
+        (
+            "steps that pass do not count",
+            "Speculation.begin",
+            "self._widths.begin(1 + self._passed)",
+            "self._widths.begin()",
+        ),
+        (
+            "behind a failed step the next one passes",
+            "Speculation.fail",
+            "self._idle = 0",
+            "pass",
+        ),
+        (
+            "steps pass by drafters that work in each of them",
+            "Speculation.observe",
+            "self._asking.works_in_every_step or self._states.any_behind or self.has_news",
+            "self._states.any_behind or self.has_news",
+        ),
+        (
+            "steps pass by rows whose states are behind",
+            "Speculation.observe",
+            "self._asking.works_in_every_step or self._states.any_behind or self.has_news",
+            "self._asking.works_in_every_step or self.has_news",
+        ),
+        (
+            "steps pass before it is said that a row is woken",
+            "Speculation.observe",
+            "self._asking.works_in_every_step or self._states.any_behind or self.has_news",
+            "self._asking.works_in_every_step or self._states.any_behind",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/resting_rows.py",
+        ("tests/engine/speculation/test_resting.py",),
+        (
+            "nobody hears that a new row rests",
+            "RestingRows.install",
+            "self._new.add(A)",
+            "pass",
+        ),
+        (
+            "a new row is looked at when another one's pause ends",
+            "RestingRows.install",
+            "self._widths.asks_again()",
+            "pass",
+        ),
+        (
+            "a new row is news for ever",
+            "RestingRows.rests",
+            "self._new.discard(A)",
+            "pass",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/asking.py",
+        ("tests/engine/speculation/test_resting.py",),
+        (
+            "beside a prompt every guess is dear",
+            "Asking.look",
+            "sum([A.samples for A in B.rows])",
+            "sum([A.num_tokens for A in B.rows])",
+        ),
+        (
+            "one that does not screen is passed over",
+            "Asking._sort_drafters",
+            "A if len(A) == len(B) else None",
+            "A",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/places.py",
+        ("tests/engine/speculation/test_resting.py",),
+        (
+            "the end of a text is a place of itself",
+            "ends_before",
+            "A.find(B, 0, -C)",
+            "A.find(B)",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/widths.py",
+        ("tests/engine/speculation/test_resting.py",),
+        (
+            "steps pass when a pause has ended",
+            "Widths.idle_steps",
+            "min(A, self._soonest - self._step - 1)",
+            "A",
+        ),
+        (
+            "where rows rest nothing is measured any more",
+            "Widths.idle_steps",
+            "min(A, self._soonest - self._step - 1)",
+            "self._soonest - self._step - 1",
+        ),
+        (
+            "behind steps that pass nothing is forgotten",
+            "Widths.begin",
+            "self._chances.begin(A)",
+            "self._chances.begin()",
         ),
     ),
     *rewrites_of(
@@ -623,8 +772,8 @@ MUTATIONS = (
         ),
         (
             "look-ups for rows with a grammar serve all rows",
-            "_for_free",
-            "[A for A in B if not isinstance(A, C)]",
+            "Asking._sort_drafters",
+            "[A for A in B if not isinstance(A, RestrictedLookup)]",
             "list(B)",
         ),
     ),
@@ -867,16 +1016,6 @@ MUTATIONS = (
             "Choice._count_drafts",
             "min(A.accepted, B)",
             "A.accepted",
-        ),
-    ),
-    *rewrites_of(
-        "src/engine/telemetry/observer.py",
-        ("tests/engine/speculation/test_exactness.py",),
-        (
-            "drafts behind a prompt's last token are tokens of the prompt",
-            "EngineObserver.committed",
-            "A.num_tokens - A.drafts",
-            "A.num_tokens",
         ),
     ),
     *rewrites_of(
