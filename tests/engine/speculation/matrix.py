@@ -20,7 +20,7 @@ import pytest
 from src import AsyncEngine, SamplingParams
 from src.core.outputs import GenerationResult
 from src.engine.speculation import Widths, verification
-from tests.engine.speculation import test_exactness, test_restricted
+from tests.engine.speculation import test_by_transformers, test_exactness, test_restricted
 from tests.engine.speculation.adversary import Adversary
 from tests.engine.speculation.test_exactness import config, speculating, texts
 from tests.support.adapters import make_adapter
@@ -79,11 +79,16 @@ SUBJECTS = {
     "gguf-q4_1": Subject("llama", {"model__dtype": "float32"}, stored=Type.Q4_1),
     "kv-int8": Subject("llama", {"cache__dtype": "int8"}),
     "kv-fp8": Subject("llama", _16 | {"cache__dtype": "fp8"}),
-    "gemma3": Subject("gemma3", form=_SHORT["gemma3"]),
-    "mixtral": Subject("mixtral", form=_SHORT["mixtral"]),
+    "gemma3": Subject("gemma3", form=_SHORT["gemma3"], has_adapter=True),
+    "gemma3-kv-int8": Subject("gemma3", {"cache__dtype": "int8"}, _SHORT["gemma3"]),
+    "gpt_oss-kv-fp8": Subject("gpt_oss", _16 | {"cache__dtype": "fp8"}, _SHORT["gpt_oss"]),
+    "qwen3": Subject("qwen3", has_adapter=True),
+    "mixtral": Subject("mixtral", form=_SHORT["mixtral"], has_adapter=True),
     "mixtral-int8": Subject("mixtral", _16 | {"model__quantization": "int8"}),
     "deepseekv3": Subject("deepseekv3", brings_layer=True),
     "deepseekv3-16": Subject("deepseekv3", _16, brings_layer=True),
+    "deepseekv3-kv-int8": Subject("deepseekv3", {"cache__dtype": "int8"}, brings_layer=True),
+    "deepseekv3-kv-fp8": Subject("deepseekv3", _16 | {"cache__dtype": "fp8"}, brings_layer=True),
     "glm4_moe": Subject("glm4_moe", brings_layer=True),
     "gpt_oss": Subject("gpt_oss", form=_SHORT["gpt_oss"]),
     "qwen3next": Subject("qwen3next", has_states=True, brings_layer=True),
@@ -152,6 +157,13 @@ def _is_in_quarter(name: str, source: str, way: str) -> bool:
     return REAL_WAYS.index(way) == (number + REAL.index(source)) % len(REAL_WAYS)
 
 
+# Of transformers' own implementation; each for something that the others lack: a learned position,
+# windows and experts, norms with biases, keys of other layers, chunks, latents, a cache's positions.
+ARCHITECTURES = (
+    *("gpt2", "gpt_oss", "stablelm", "gemma3n_text", "llama4_text", "deepseek_v3", "bart"),
+    *("gpt_bigcode", "qwen2_moe"),
+)
+
 ADVERSARY = [(name, way) for name in SUBJECTS for way in WAYS]
 DRAFTERS = [(name, source, way) for name, source in PAIRS for way in REAL_WAYS]
 
@@ -165,6 +177,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif metafunc.function is test_no_drafter_changes_anything:
         triples = [each for each in DRAFTERS if not quarter or _is_in_quarter(*each)]
         metafunc.parametrize(("name", "source", "way"), triples)
+    elif metafunc.function is test_drafts_for_transformers_change_what_rounding_does:
+        metafunc.parametrize("name", ARCHITECTURES[:2] if quarter else ARCHITECTURES)
 
 
 class Made(NamedTuple):
@@ -359,6 +373,12 @@ async def test_no_drafter_changes_anything(
         assert (preemptions > 0) == (name not in NEVER_PREEMPTED)
     if source in ("auto", "predicted", "itself", "mtp"):
         assert accepted > 0
+
+
+async def test_drafts_for_transformers_change_what_rounding_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await test_by_transformers.hostile(name, [*test_by_transformers.WAYS], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -70,6 +70,18 @@ ASKED = {
     "thinking": SamplingParams(thinking=THINKING, seed=14, max_tokens=24, ignore_eos=True),
     "one": SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
     "two": SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+    "penalized, drawn": SamplingParams(
+        temperature=0.9,
+        seed=15,
+        top_p=0.95,
+        presence_penalty=-0.4,
+        frequency_penalty=0.6,
+        repetition_penalty=1.3,
+        bad_words=("e",),
+        max_tokens=30,
+        logprobs=2,
+        ignore_eos=True,
+    ),
 }
 PROMPTS = random_prompts(2 * len(ASKED), longest=24, seed=21)
 WAYS: dict[str, dict[str, Any]] = {
