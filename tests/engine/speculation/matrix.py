@@ -158,7 +158,7 @@ def _is_in_quarter(name: str, source: str, way: str) -> bool:
 
 
 # Of transformers' own implementation; each for something that the others lack: a learned position,
-# windows and experts, norms with biases, keys of other layers, chunks, latents, a cache's positions.
+# windows and experts, norms with biases, keys of other layers, chunks, latents, counted positions.
 ARCHITECTURES = (
     *("gpt2", "gpt_oss", "stablelm", "gemma3n_text", "llama4_text", "deepseek_v3", "bart"),
     *("gpt_bigcode", "qwen2_moe"),

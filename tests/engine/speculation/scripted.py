@@ -18,20 +18,18 @@ class Continuing:
     ----------
     text
         Prompt and output of a run that nothing ends.
-    begins
-        Whether it guesses for a row of so many tokens. Elsewhere it has no idea.
 
     Attributes
     ----------
+    begins
+        Whether it guesses for a row of so many tokens. Elsewhere it has no idea.
     asked
         (tokens of the row, most guesses) of each call for a row that says this text.
     """
 
-    def __init__(
-        self, text: Sequence[int], begins: Callable[[int], bool] = lambda known: True
-    ) -> None:
+    def __init__(self, text: Sequence[int]) -> None:
         self._text = np.array(text, np.int32)
-        self._begins = begins
+        self.begins: Callable[[int], bool] = lambda known: True
         self.asked: list[tuple[int, int]] = []
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
@@ -39,7 +37,7 @@ class Continuing:
         if not np.array_equal(self._text[:known], tokens):
             return None
         self.asked.append((known, most))
-        if not self._begins(known):
+        if not self.begins(known):
             return None
         return Guess(self._text[known : known + most].tolist(), 1)
 

@@ -7,7 +7,6 @@ differ. Every log-probability is near transformers' own, whatever was drawn.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,12 @@ async def hostile(
     assert len(asked) == 2 * len(ASKED)
 
     def settings(**changes: Any) -> Any:
-        own: dict[str, Any] = {"model__implementation": "transformers", "model__dtype": "float32"}
+        own: dict[str, Any] = {
+            "model__implementation": "transformers",
+            "model__dtype": "float32",
+            # However slow the machine is just then.
+            "structured_output__compile_seconds": 120.0,
+        }
         return small_config(directory, **(own | changes))
 
     async with AsyncEngine.open(settings(scheduler__max_num_seqs=32)) as engine:

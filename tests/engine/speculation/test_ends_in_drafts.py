@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,30 +99,33 @@ async def test_a_text_ends_at_any_token_of_a_draft(
     assert wanted.token_ids == unended.token_ids[: END + 1]
     caplog.set_level(logging.INFO, "src.requests")
     end = len(PROMPT) + END
-    for place in range(WIDTH + 1):
-        drafter = Continuing(
-            [*PROMPT, *unended.token_ids],
-            lambda known, place=place: known == end - place or known > end,  # type: ignore[misc]
-        )
-        caplog.clear()
-        with monkeypatch.context() as patch:
-            changes = settings | speculating(patch, drafter)
-            async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
-                got = await engine.generate(PROMPT, params)
-                await until_idle(engine)
-        assert answer(got) == answer(wanted), place
-        assert got.completions[0].logprobs is not None
-        assert len(got.completions[0].logprobs) == END + 1
-        # The device itself ends by length. Behind a stop right drafts are none of the output.
-        has_length = rule in ("length", "context")
-        drafted = place if has_length else WIDTH
-        accepted = place if has_length else min(WIDTH, place + 1)
-        [record] = [each for each in caplog.records if each.name == "src.requests"]
-        figures = record.__dict__
-        assert (figures["drafted_tokens"], figures["accepted_tokens"]) == (drafted, accepted), place
-        assert drafter.asked
-        if has_length:
-            assert all(known + most <= end for known, most in drafter.asked)
+    drafter = Continuing([*PROMPT, *unended.token_ids])
+    settings |= speculating(monkeypatch, drafter)
+    async with AsyncEngine.open(config(checkpoint, **settings)) as engine:
+        for place in range(WIDTH + 1):
+            caplog.clear()
+            drafter.asked.clear()
+            drafter.begins = partial(begins, end, place)
+            got = await engine.generate(PROMPT, params)
+            await until_idle(engine)
+            assert answer(got) == answer(wanted), place
+            assert got.completions[0].logprobs is not None
+            assert len(got.completions[0].logprobs) == END + 1
+            # The device itself ends by length. Behind a stop right drafts are none of the output.
+            has_length = rule in ("length", "context")
+            drafted = place if has_length else WIDTH
+            accepted = place if has_length else min(WIDTH, place + 1)
+            [record] = [each for each in caplog.records if each.name == "src.requests"]
+            found = record.__dict__
+            assert (found["drafted_tokens"], found["accepted_tokens"]) == (drafted, accepted), place
+            assert drafter.asked
+            if has_length:
+                assert all(known + most <= end for known, most in drafter.asked)
+
+
+def begins(end: int, place: int, known: int) -> bool:
+    """One draft has the last token at this place; behind it there are others."""
+    return known == end - place or known > end
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -98,9 +98,13 @@ FEW = ("greedy, scored", "seeded 1.5", "penalized", "stops", "prompt", "grammar"
 def config(checkpoint: Path, **changes: Any) -> Any:
     # In 16 bits likely tokens tie, and which of them a list of the likeliest has first or last
     # depends on what else the batch asks for.
-    return small_config(
-        checkpoint, **({"model__deterministic": True, "model__dtype": "float32"} | changes)
-    )
+    own: dict[str, Any] = {
+        "model__deterministic": True,
+        "model__dtype": "float32",
+        # However slow the machine is just then.
+        "structured_output__compile_seconds": 120.0,
+    }
+    return small_config(checkpoint, **(own | changes))
 
 
 def answer(result: GenerationResult) -> Any:
