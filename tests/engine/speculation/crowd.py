@@ -137,12 +137,18 @@ async def crowd(
     drafting: Any,
     *,
     count: int = 60,
+    blocks: int = 40,
     adapters: Sequence[str | None] = (None,),
     **settings: Any,
 ) -> tuple[int, int, int]:
     """Serve a crowd; returns drafts, right ones, and preemptions.
 
-    ``drafting``: adversary -> settings with which it drafts.
+    Parameters
+    ----------
+    drafting
+        Adversary -> settings with which it drafts.
+    count, blocks
+        Requests, and blocks of the pool that is too small for the rows that there are.
     """
     guests = invite(seed, count, adapters)
     async with AsyncEngine.open(config(path, scheduler__max_num_seqs=16, **settings)) as engine:
@@ -156,7 +162,7 @@ async def crowd(
         for completion in guest.expected.completions
     ]
     source = random.Random(seed)
-    small = {"scheduler__max_num_seqs": 5, "model__max_model_len": 100, "cache__num_blocks": 40}
+    small = {"scheduler__max_num_seqs": 5, "model__max_model_len": 100, "cache__num_blocks": blocks}
     changes = settings | small | drafting(Adversary(texts, seed))
     async with AsyncEngine.open(config(path, **changes)) as engine:
         for _ in range(2):
