@@ -155,11 +155,12 @@ class StepPlanner:
         """Positions for drafts in the blocks that a row has.
 
         The next ``kept`` steps are planned as if all of them were right, so each needs a position
-        behind them, except at the end. Without it such a step would want a block, perhaps for
-        nothing.
+        behind them. Without it such a step would want a block, perhaps for nothing. Where the row's
+        blocks reach to its end, all drafts have room: none is written behind that.
         """
-        room = state.capacity - state.launched
-        return room if state.capacity >= state.max_kv_tokens else room - self.kept
+        if state.capacity >= state.max_kv_tokens:
+            return state.limit
+        return state.capacity - state.launched - self.kept
 
     def grow(self, state: RequestState, builder: PlanBuilder) -> bool:
         """Give a running row its next blocks, preempting others if need be; false if it waits."""

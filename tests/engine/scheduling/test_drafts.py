@@ -117,6 +117,19 @@ def test_a_step_behind_drafts_may_find_nothing_to_do() -> None:
     scheduler.check_idle()
 
 
+def test_a_step_behind_drafts_up_to_the_end_may_have_as_many() -> None:
+    """Whatever comes of those before it, the device writes nothing behind the end."""
+    scheduler = drafting(max_drafts=6)
+    begun(scheduler, max_tokens=8)
+    first, second = planned(scheduler), planned(scheduler)
+    assert [plan.rows[0].drafts for plan in (first, second)] == [6, 5]
+    [event] = scheduler.commit(answer(first, [6]))
+    assert event.finish_reason is None
+    [event] = scheduler.commit(answer(second, [6] * 6))
+    assert event.finish_reason is FinishReason.LENGTH
+    scheduler.check_idle()
+
+
 @pytest.mark.parametrize("count", [0, 5])
 def test_another_number_of_tokens_than_may_come_is_refused(count: int) -> None:
     scheduler = drafting()

@@ -20,8 +20,9 @@ import pytest
 from src import AsyncEngine, SamplingParams
 from src.core.outputs import GenerationResult
 from src.engine.speculation import Widths, verification
-from tests.engine.speculation import test_exactness, test_restricted
+from tests.engine.speculation import test_by_transformers, test_exactness, test_restricted
 from tests.engine.speculation.adversary import Adversary
+from tests.engine.speculation.crowd import crowd
 from tests.engine.speculation.test_exactness import config, speculating, texts
 from tests.support.adapters import make_adapter
 from tests.support.checkpoints import load_reference, make_checkpoint
@@ -79,8 +80,11 @@ SUBJECTS = {
     "gguf-q4_1": Subject("llama", {"model__dtype": "float32"}, stored=Type.Q4_1),
     "kv-int8": Subject("llama", {"cache__dtype": "int8"}),
     "kv-fp8": Subject("llama", _16 | {"cache__dtype": "fp8"}),
-    "gemma3": Subject("gemma3", form=_SHORT["gemma3"]),
-    "mixtral": Subject("mixtral", form=_SHORT["mixtral"]),
+    "gemma3": Subject("gemma3", form=_SHORT["gemma3"], has_adapter=True),
+    "gemma3-kv-int8": Subject("gemma3", {"cache__dtype": "int8"}, _SHORT["gemma3"]),
+    "gpt_oss-kv-fp8": Subject("gpt_oss", _16 | {"cache__dtype": "fp8"}, _SHORT["gpt_oss"]),
+    "qwen3": Subject("qwen3", has_adapter=True),
+    "mixtral": Subject("mixtral", form=_SHORT["mixtral"], has_adapter=True),
     "mixtral-int8": Subject("mixtral", _16 | {"model__quantization": "int8"}),
     "deepseekv3": Subject("deepseekv3", brings_layer=True),
     "deepseekv3-16": Subject("deepseekv3", _16, brings_layer=True),
@@ -108,9 +112,10 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in range(1, 10)},
 }
 # Blocks of the pool in which requests are preempted: windows and a full group need more of them.
-TIGHT = {"gemma3": 56}
+TIGHT = {"gemma3": 56, "gemma3-kv-int8": 56}
 # All of its layers have windows: a row that was admitted never needs more, and nobody is preempted.
 NEVER_PREEMPTED = ("mixtral",)
+WITH_LAYERS = ("eagle3", "draft", "itself", "mtp")
 # With whom each real drafter is tried.
 REAL_WAYS = ("depth-1", "depth-2", "chunked", "preempted", "uncached", "rows-3")
 REAL = ("suffix", "ngram", "auto", "predicted", "medusa", "eagle3", "draft", "itself", "mtp")
@@ -152,6 +157,13 @@ def _is_in_quarter(name: str, source: str, way: str) -> bool:
     return REAL_WAYS.index(way) == (number + REAL.index(source)) % len(REAL_WAYS)
 
 
+# Of transformers' own implementation; each for something that the others lack: a learned position,
+# windows and experts, norms with biases, keys of other layers, chunks, latents, counted positions.
+ARCHITECTURES = (
+    *("gpt2", "gpt_oss", "stablelm", "gemma3n_text", "llama4_text", "deepseek_v3", "bart"),
+    *("gpt_bigcode", "qwen2_moe"),
+)
+
 ADVERSARY = [(name, way) for name in SUBJECTS for way in WAYS]
 DRAFTERS = [(name, source, way) for name, source in PAIRS for way in REAL_WAYS]
 
@@ -165,6 +177,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif metafunc.function is test_no_drafter_changes_anything:
         triples = [each for each in DRAFTERS if not quarter or _is_in_quarter(*each)]
         metafunc.parametrize(("name", "source", "way"), triples)
+    elif metafunc.function is test_a_crowd_is_answered_as_each_of_it_alone:
+        # In 16 bits the likeliest tokens tie, and lists of them have no order.
+        names = [n for n in SUBJECTS if SUBJECTS[n].settings.get("model__dtype") != "bfloat16"]
+        metafunc.parametrize("crowded", _IN_EVERY_WAY if quarter else names)
+    elif metafunc.function is test_drafts_for_transformers_change_what_rounding_does:
+        metafunc.parametrize("name", ARCHITECTURES[:2] if quarter else ARCHITECTURES)
 
 
 class Made(NamedTuple):
@@ -356,9 +374,35 @@ async def test_no_drafter_changes_anything(
     )
     assert drafted > 0
     if way == "preempted":
-        assert (preemptions > 0) == (name not in NEVER_PREEMPTED)
+        # Layers that draft see everything, or have blocks of their own.
+        if name not in NEVER_PREEMPTED or source in WITH_LAYERS:
+            assert preemptions > 0
+        else:
+            assert preemptions == 0
     if source in ("auto", "predicted", "itself", "mtp"):
         assert accepted > 0
+
+
+async def test_a_crowd_is_answered_as_each_of_it_alone(
+    crowded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = SUBJECTS[crowded]
+    path, settings = await asyncio.to_thread(make, subject, tmp_path)
+    adapters = ("other", None) if subject.has_adapter else (None,)
+    for seed in range(3):
+        with monkeypatch.context() as patch:
+            drafting = partial(speculating, patch)
+            blocks = TIGHT.get(crowded, 40)
+            drafted, accepted, _ = await crowd(
+                path, seed, drafting, blocks=blocks, adapters=adapters, **settings
+            )
+            assert 0 < accepted < drafted
+
+
+async def test_drafts_for_transformers_change_what_rounding_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await test_by_transformers.hostile(name, [*test_by_transformers.WAYS], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -70,6 +70,18 @@ ASKED = {
     "thinking": SamplingParams(thinking=THINKING, seed=14, max_tokens=24, ignore_eos=True),
     "one": SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
     "two": SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+    "penalized, drawn": SamplingParams(
+        temperature=0.9,
+        seed=15,
+        top_p=0.95,
+        presence_penalty=-0.4,
+        frequency_penalty=0.6,
+        repetition_penalty=1.3,
+        bad_words=("e",),
+        max_tokens=30,
+        logprobs=2,
+        ignore_eos=True,
+    ),
 }
 PROMPTS = random_prompts(2 * len(ASKED), longest=24, seed=21)
 WAYS: dict[str, dict[str, Any]] = {
@@ -86,9 +98,13 @@ FEW = ("greedy, scored", "seeded 1.5", "penalized", "stops", "prompt", "grammar"
 def config(checkpoint: Path, **changes: Any) -> Any:
     # In 16 bits likely tokens tie, and which of them a list of the likeliest has first or last
     # depends on what else the batch asks for.
-    return small_config(
-        checkpoint, **({"model__deterministic": True, "model__dtype": "float32"} | changes)
-    )
+    own: dict[str, Any] = {
+        "model__deterministic": True,
+        "model__dtype": "float32",
+        # However slow the machine is just then.
+        "structured_output__compile_seconds": 120.0,
+    }
+    return small_config(checkpoint, **(own | changes))
 
 
 def answer(result: GenerationResult) -> Any:

@@ -85,8 +85,13 @@ MUTATIONS = (
         ),
         (
             "drafts leave no position for the step behind them",
-            "return room if state.capacity >= state.max_kv_tokens else room - self.kept",
-            "return room",
+            "return state.capacity - state.launched - self.kept",
+            "return state.capacity - state.launched",
+        ),
+        (
+            "near the end of a text only what is left of its last block is drafted",
+            "            return state.limit\n",
+            "            return state.capacity - state.launched\n",
         ),
         (
             "drafts take blocks while a request waits",
