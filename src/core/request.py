@@ -119,6 +119,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar_times: tuple[float, float] | None = None
 
     @property
+    def is_further(self) -> bool:
+        """Whether it is a text behind the first of its call."""
+        return self.call is not None and self.call != self.key
+
+    @property
     def num_predicted(self) -> int:
         """Tokens of its prediction."""
         return 0 if self.prediction is None else len(self.prediction) // 4

@@ -18,10 +18,12 @@ from src.core.errors import (
     RequestAbortedError,
     ShuttingDownError,
 )
+from src.core.sampling_params import SamplingParams
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
 from src.engine.requests import embedding_run, text_work
 from src.engine.requests.embedding_run import EmbeddingRun
+from src.engine.requests.submission import Submission
 from src.engine.scheduling.replay import read_lines, replay
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
@@ -70,6 +72,28 @@ async def begun(engine: AsyncEngine) -> None:
         await asyncio.sleep(0)
 
 
+def runs_of(engine: AsyncEngine) -> list[EmbeddingRun]:
+    """Calls that have not ended."""
+    named = engine._admissions.unfinished.values()
+    return [each for same in named for each in same if isinstance(each, EmbeddingRun)]
+
+
+async def queued(engine: AsyncEngine, count: int) -> None:
+    """Wait until so many requests and calls are there, and of each something waits or runs."""
+
+    def is_queued(each: object) -> bool:
+        return bool(each._open) if isinstance(each, EmbeddingRun) else isinstance(each, Submission)
+
+    async with asyncio.timeout(50):
+        while True:
+            unfinished = [each for same in engine._admissions.unfinished.values() for each in same]
+            if len(unfinished) == count and all(map(is_queued, unfinished)):
+                break
+            await asyncio.sleep(0.001)
+    # One is running, so what waits is what no row is free for.
+    await begun(engine)
+
+
 async def test_texts_that_are_not_queued_yet_count_as_waiting(
     decoder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,21 +114,33 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(
         for ends in (True, False):
             gate.clear()
             num_read = 0
-            calls = [asyncio.create_task(engine.embed(half)) for _ in range(2)]
+            # All calls together may have three quarters.
+            calls = [asyncio.create_task(engine.embed(texts)) for texts in (half, half[:53])]
             # A thread reads the texts of one while the other one begins.
             while num_read < len(calls):
                 await asyncio.sleep(0.001)
-            await begun(engine)
+            await queued(engine, 2)
             # Most are not queued: only few of one call are at a time.
             assert engine.stats.num_waiting < 150
-            with pytest.raises(QueueFullError, match="tokens are waiting, with 250 more") as full:
-                await engine.embed([[5] * 250])
+            with pytest.raises(QueueFullError, match="tokens are waiting that are of texts") as full:
+                await engine.embed([[5] * 40] * 2)
             assert full.value.retry_after >= 1
+            # The last quarter, and what runs already, is for those who ask for one thing.
+            params = SamplingParams(max_tokens=2)
+            alone: list[asyncio.Task[Any]] = [
+                asyncio.create_task(engine.embed([[5] * 200])),
+                asyncio.create_task(engine.generate([6] * 200, params)),
+            ]
+            await queued(engine, 4)
+            with pytest.raises(QueueFullError, match="tokens are waiting, with 250 more"):
+                await engine.embed([[5] * 250])
             with pytest.raises(QueueFullError, match="tokens are waiting"):
                 await engine.generate([5] * 250)
             gate.set()
+            assert (await alone[0])[0].prompt_tokens == 200
+            assert len((await alone[1]).completions[0].token_ids) == 2
             if ends:
-                assert [len(made) for made in await asyncio.gather(*calls)] == [106, 106]
+                assert [len(made) for made in await asyncio.gather(*calls)] == [106, 53]
             else:
                 for call in calls:
                     call.cancel()
@@ -114,23 +150,67 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(
 
 
 @pytest.mark.usefixtures("slow_steps")
+async def test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls(
+    decoder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many calls there are; and the calls go on in equal parts."""
+    submission = EmbeddingRun._submission
+    # For each text that is to be queued: how many of its call are, and how many calls have more.
+    tries: list[tuple[int, int]] = []
+
+    def noted(self: EmbeddingRun, ids: list[int]) -> Submission:
+        tries.append((len(self._open), sum(bool(run._left) for run in runs_of(engine))))
+        return submission(self, ids)
+
+    monkeypatch.setattr(EmbeddingRun, "_submission", noted)
+    config = small_config(
+        decoder, scheduler__max_waiting_requests=64, scheduler__max_num_seqs=8
+    )
+    num_calls = 12
+    async with AsyncEngine.open(config) as engine:
+        gate.clear()
+        calls = [asyncio.create_task(engine.embed(TEXTS[:40])) for _ in range(num_calls)]
+        await queued(engine, num_calls)
+        # Three of four places, and one for each call.
+        assert 40 <= engine.stats.num_waiting <= 48 + num_calls
+        alone: list[asyncio.Task[Any]] = [
+            asyncio.create_task(engine.generate([6] * 4, SamplingParams(max_tokens=2))),
+            asyncio.create_task(engine.embed(["the quick brown fox"])),
+        ]
+        await queued(engine, num_calls + 2)
+        assert not any(each.done() for each in (*calls, *alone))
+        gate.set()
+        done, _ = await asyncio.wait([*alone, *calls], return_when=asyncio.FIRST_COMPLETED)
+        assert done <= set(alone), "it waited for whole calls"
+        await asyncio.gather(*alone)
+        assert [len(made) for made in await asyncio.gather(*calls)] == [40] * num_calls
+        assert_idle(engine)
+    # Those that came first took all there was, and then had no more than the others.
+    assert all(others < max(1, 56 // num_open) for others, num_open in tries), tries
+    assert len(tries) >= 40 * num_calls
+
+
+@pytest.mark.usefixtures("slow_steps")
 async def test_texts_of_one_tenant_leave_room_for_those_of_others(
     decoder: Path, gate: threading.Event
 ) -> None:
     config = small_config(decoder, scheduler__max_waiting_tokens=3400)
     async with AsyncEngine.open(config) as engine:
-        with pytest.raises(InvalidRequestError, match=r"more than 1700 tokens .* for one request"):
-            await engine.embed([*TEXTS, *TEXTS], tenant="one")
+        with pytest.raises(InvalidRequestError, match=r"more than 1274 tokens .* for one request"):
+            await engine.embed(TEXTS, tenant="one")
         gate.clear()
-        many = asyncio.create_task(engine.embed(TEXTS, tenant="one"))
-        await begun(engine)
+        many = asyncio.create_task(engine.embed(TEXTS[:159], tenant="one"))
+        await queued(engine, 1)
+        single = asyncio.create_task(engine.embed([[5] * 250], tenant="one"))
+        await queued(engine, 2)
         with pytest.raises(QueueFullError, match="of this key are waiting"):
             await engine.embed([[5] * 250], tenant="one")
         gate.set()
         (other,) = await engine.embed([[5] * 250], tenant="other")
         assert other.prompt_tokens == 250
         assert not many.done()
-        assert len(await many) == len(TEXTS)
+        assert len(await many) == 159
+        assert len(await single) == 1
         assert_idle(engine)
 
 

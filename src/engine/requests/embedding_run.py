@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from src.engine.scheduling.waiting import Reservation
     from src.engine.startup import EngineParts
 
-# Texts of one call that wait or run at the same time: a step has work enough, and the queue has
-# room for others. Queueing them takes a few milliseconds.
+# Texts of one call that wait or run at the same time, at most: a step has work enough. Queueing
+# them takes a few milliseconds. Many calls have fewer each, see `Reservation.share`.
 _WINDOW: Final = 64
 # Texts of a call that are tokenized together, and their characters: some ten milliseconds of a
 # thread. A longer text is alone.
@@ -414,7 +414,8 @@ class EmbeddingRun:
 
     def _window(self) -> int:
         """How many texts wait or run at the same time."""
-        return _WINDOW
+        assert self._reservation is not None
+        return min(_WINDOW, self._reservation.share)
 
     def _asks(self) -> Task:
         """The task of the requests."""

@@ -192,7 +192,10 @@ class Scheduler:
         predicted = {id(request.prediction): request.num_predicted for request in requests}
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         num_tokens += sum(predicted.values())
-        self._waiting.check_room(num_tokens, len(requests), self.limits.lane_of(requests[0]))
+        lane = self.limits.lane_of(requests[0])
+        self._waiting.check_room(num_tokens, len(requests), lane)
+        if requests[0].is_further:
+            self._waiting.check_further(lane)
 
     def check_queue(self, num_requests: int, num_tokens: int, tenant: str = "") -> None:
         """Refuse completions of ``num_tokens`` tokens together, unless the queue has room.
@@ -209,8 +212,8 @@ class Scheduler:
         self._waiting.check_room(num_tokens, num_requests, tenant)
 
     def reservation(self, tenant: str = "") -> Reservation:
-        """Where a caller counts the tokens of requests that it queues later."""
-        return Reservation(self._waiting, tenant)
+        """Where a call counts the tokens of texts that it queues later."""
+        return Reservation(self._waiting, tenant, self.limits.max_num_seqs)
 
     def add(self, request: Request, *, succeeds: bool = False) -> None:
         """Put a request of one completion into the waiting queue; see `add_all`."""

@@ -26,6 +26,9 @@ _by_place = attrgetter("place")
 # A heap is rebuilt when more than this number and more than half of its entries are dead.
 _MIN_DEAD: Final = 64
 _FRONT_SIZE: Final = 2 * (MAX_MISFITS_PER_STEP + MAX_PREFIX_WAITS_PER_STEP)
+# Texts of calls behind the first ones: how much they take of the queue, in requests and in tokens,
+# for each one that they leave to requests that are alone.
+_TAKEN_FOR_LEFT: Final = 3
 
 
 class Lane:
@@ -48,6 +51,8 @@ class Lane:
         many of them share it.
     num_pooled_tokens, num_predicted_tokens
         How many of these tokens are of pooled requests, and of predictions, which no step computes.
+    num_further, num_further_tokens
+        How many of these requests are texts behind the first of their call, and their tokens.
     credit
         Prompt tokens that it may still have computed before the next lane's turn; kept over steps
         that are too small for a turn.
@@ -64,6 +69,8 @@ class Lane:
         "_sharing",
         "credit",
         "name",
+        "num_further",
+        "num_further_tokens",
         "num_pooled_tokens",
         "num_predicted_tokens",
         "num_tokens",
@@ -81,6 +88,8 @@ class Lane:
         self.num_tokens = 0
         self.num_pooled_tokens = 0
         self.num_predicted_tokens = 0
+        self.num_further = 0
+        self.num_further_tokens = 0
         self.credit = 0
         self.passed = 0
         # Priority -> the places of its requests.
@@ -106,6 +115,9 @@ class Lane:
         self.num_tokens += num_tokens
         if state.request.pooling is not None:
             self.num_pooled_tokens += num_tokens
+        if state.request.is_further:
+            self.num_further += sign
+            self.num_further_tokens += num_tokens
         return num_tokens
 
     def _count_prediction(self, request: Request, sign: int) -> int:
@@ -257,34 +269,52 @@ def _remove(states: list[RequestState], state: RequestState) -> bool:
     return True
 
 
+def _room(most: int, of_all: int, own: int, lane: str) -> int:
+    """What one tenant may add to what waits ``of_all`` and its ``own``, see `check_room`."""
+    return (most - of_all - own) // 2 if lane else most - of_all
+
+
 class Reservation:
-    """Tokens of one caller's requests that follow those it has queued; they count as waiting.
+    """Tokens of one call's texts that follow those it has queued; they count as waiting.
 
     Parameters
     ----------
     lane
         Whose they are.
+    num_rows
+        Requests that run at the same time.
     """
 
-    def __init__(self, queue: WaitingQueue, lane: str) -> None:
+    def __init__(self, queue: WaitingQueue, lane: str, num_rows: int) -> None:
         self._queue = queue
         self._lane = lane
+        self._num_rows = num_rows
         self.num_tokens = 0
 
+    @property
+    def share(self) -> int:
+        """Texts of the call that may wait or run at the same time, at least 1.
+
+        The calls of a tenant that have more to queue share what all of them may have.
+        """
+        queue = self._queue
+        most = queue.max_requests // 2 if self._lane else queue.max_requests
+        all_texts = self._num_rows + most * _TAKEN_FOR_LEFT // (_TAKEN_FOR_LEFT + 1)
+        return max(1, all_texts // max(1, queue.num_calls(self._lane)))
+
     def add(self, num_tokens: int) -> None:
-        """Count the tokens of one more request.
+        """Count the tokens of one more text.
 
         Raises
         ------
         InvalidRequestError
-            Even an empty queue could not hold all of the caller's.
+            Even an empty queue could not hold all of the call's.
         QueueFullError
             The queue has no room for them now.
         """
         queue = self._queue
         if self.num_tokens:
-            # A caller leaves as much to others as it takes, whether or not they are told apart.
-            most = queue.max_tokens // 2
+            most = queue.most_tokens_of_call(self._lane)
             if self.num_tokens + num_tokens > most:
                 raise InvalidRequestError(
                     f"more than {most} tokens together, but at most so many may wait for one "
@@ -292,17 +322,19 @@ class Reservation:
                     param="input",
                 )
         queue.check_room(num_tokens, lane=self._lane)
+        if self.num_tokens:
+            queue.check_further_tokens(num_tokens, self._lane)
         self.restore(num_tokens)
 
     def restore(self, num_tokens: int) -> None:
-        """Count tokens again that were taken off for a request that the queue did not take."""
-        self._queue.reserve(num_tokens, self._lane)
+        """Count tokens again that were taken off for a text that the queue did not take."""
+        had_some = self.num_tokens > 0
         self.num_tokens += num_tokens
+        self._queue.reserve(num_tokens, (self.num_tokens > 0) - had_some, self._lane)
 
     def take_off(self, num_tokens: int) -> None:
-        """Count a request's tokens no more: it is queued, and they count there."""
-        self._queue.reserve(-num_tokens, self._lane)
-        self.num_tokens -= num_tokens
+        """Count a text's tokens no more: it is queued, and they count there."""
+        self.restore(-num_tokens)
 
     def close(self) -> None:
         """Count nothing more. Harmless when done twice."""
@@ -336,8 +368,8 @@ class WaitingQueue:
         self.max_tokens = max_tokens
         self.num_tokens = 0
         self.num_reserved = 0
-        # Of each lane; none that has nothing.
-        self._reserved: dict[str, int] = {}
+        # Tokens and calls of each lane that are still to follow; none that has nothing.
+        self._reserved: dict[str, tuple[int, int]] = {}
         self.lanes: dict[str, Lane] = {}
         self._count = 0
         # Key of an adapter -> its requests, sorted by place.
@@ -396,7 +428,7 @@ class WaitingQueue:
     def _check_share(self, num_tokens: int, num_requests: int, name: str) -> None:
         lane = self.lanes.get(name)
         waiting, tokens = (0, 0) if lane is None else (lane.num_waiting, lane.num_tokens)
-        tokens += self._reserved.get(name, 0)
+        tokens += self._tokens_to_follow(name)
         if num_requests == 1 and not tokens:
             return
         of_all = self.num_tokens + self.num_reserved
@@ -411,14 +443,74 @@ class WaitingQueue:
                 code="queue_full",
             )
 
-    def reserve(self, num_tokens: int, lane: str) -> None:
-        """Count so many more tokens that are still to follow, or fewer; see `Reservation`."""
+    def check_further(self, lane: str) -> None:
+        """Refuse one more text behind the first of its call, unless such texts leave room to others.
+
+        For every `_TAKEN_FOR_LEFT` of them a tenant may add another request, which is alone or the
+        first of its call. So whoever calls for many texts, and however many calls there are, nobody
+        else's request is refused for them, whether or not callers are told apart.
+
+        Raises
+        ------
+        QueueFullError
+            There are as many as may be now.
+        """
+        own = self.lanes.get(lane)
+        further, waiting = (0, 0) if own is None else (own.num_further, own.num_waiting)
+        left = _room(self.max_requests, len(self) + 1, waiting + 1, lane)
+        if further + 1 > _TAKEN_FOR_LEFT * left:
+            raise QueueFullError(
+                f"{further} texts are waiting behind the first of their calls, at most so many may "
+                f"beside {waiting - further} other requests",
+                code="queue_full",
+            )
+
+    def check_further_tokens(self, num_tokens: int, lane: str) -> None:
+        """Refuse tokens of a text behind the first of its call, unless such leave room to others.
+
+        Those count that wait, and those that are to follow. See `check_further`.
+
+        Raises
+        ------
+        QueueFullError
+            There are as many as may be now.
+        """
+        own = self.lanes.get(lane)
+        to_follow = self._tokens_to_follow(lane)
+        further, waiting = (0, 0) if own is None else (own.num_further_tokens, own.num_tokens)
+        further += to_follow
+        of_all = self.num_tokens + self.num_reserved + num_tokens
+        left = _room(self.max_tokens, of_all, waiting + to_follow + num_tokens, lane)
+        if further + num_tokens > _TAKEN_FOR_LEFT * left:
+            raise QueueFullError(
+                f"{further} tokens are waiting that are of texts behind the first of their calls, "
+                f"with {num_tokens} more they would leave too few of {self.max_tokens} to others",
+                code="queue_full",
+            )
+
+    def most_tokens_of_call(self, lane: str) -> int:
+        """How many tokens the texts of one call may have that is to fit an empty queue."""
+        if not lane:
+            # A caller leaves as much to others as it takes.
+            return self.max_tokens // 2
+        # What `check_further_tokens` takes, with a token's play for its rounding.
+        return max(0, self.max_tokens * _TAKEN_FOR_LEFT // (2 * _TAKEN_FOR_LEFT + 2) - 1)
+
+    def reserve(self, num_tokens: int, num_calls: int, lane: str) -> None:
+        """Count so many more tokens, of calls, that are still to follow; see `Reservation`."""
         self.num_reserved += num_tokens
-        left = self._reserved.get(lane, 0) + num_tokens
-        if left:
-            self._reserved[lane] = left
+        tokens, calls = self._reserved.get(lane, (0, 0))
+        if left := tokens + num_tokens:
+            self._reserved[lane] = left, calls + num_calls
         else:
             self._reserved.pop(lane, None)
+
+    def num_calls(self, lane: str) -> int:
+        """Calls of a tenant some of whose texts are still to follow."""
+        return self._reserved.get(lane, (0, 0))[1]
+
+    def _tokens_to_follow(self, lane: str) -> int:
+        return self._reserved.get(lane, (0, 0))[0]
 
     def enter(self, state: RequestState) -> None:
         """Insert a new request, which counts as its lane's until `leave`."""

@@ -296,9 +296,88 @@ MUTATIONS = (
         (f"{_CALLS}::test_texts_that_are_not_queued_yet_count_as_waiting",),
         (
             "one call may take all that may wait",
-            "Reservation.add",
+            "WaitingQueue.most_tokens_of_call",
             "A.max_tokens // 2",
-            "queue.max_tokens",
+            "self.max_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/waiting.py",
+        ("tests/engine/scheduling/test_room_beside_calls.py",),
+        (
+            "texts of calls leave no place to others",
+            "WaitingQueue.check_further",
+            "A + 1 > _TAKEN_FOR_LEFT * B",
+            "False",
+        ),
+        (
+            "one text too many waits behind the first of its call",
+            "WaitingQueue.check_further",
+            "A + 1 > _TAKEN_FOR_LEFT * B",
+            "further > _TAKEN_FOR_LEFT * left",
+        ),
+        (
+            "texts of calls leave no tokens to others",
+            "WaitingQueue.check_further_tokens",
+            "A + B > _TAKEN_FOR_LEFT * C",
+            "False",
+        ),
+        (
+            "tokens of texts that are not queued leave room to others",
+            "WaitingQueue.check_further_tokens",
+            "A += B",
+            "",
+        ),
+        (
+            "a tenant's calls leave room to the other tenants alone",
+            "_room",
+            "(A - B - C) // 2 if D else A - B",
+            "most - of_all",
+        ),
+        (
+            "what no queue would take is to be asked for again",
+            "WaitingQueue.most_tokens_of_call",
+            "if not A: B",
+            "return self.max_tokens // 2",
+        ),
+        (
+            "calls that have queued everything have a share",
+            "Reservation.restore",
+            "(self.num_tokens > 0) - A",
+            "1 if num_tokens > 0 and not had_some else 0",
+        ),
+        (
+            "the first text of a call is one of many",
+            "Lane.count",
+            "if A.request.is_further: B",
+            "if state.request.call is not None:\n    self.num_further += sign\n"
+            "    self.num_further_tokens += num_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (
+            f"{_CALLS}"
+            "::test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls",
+        ),
+        (
+            "a call that came first has more than its part",
+            "EmbeddingRun._window",
+            "min(_WINDOW, A)",
+            "_WINDOW",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/scheduling/scheduler.py",
+        (
+            f"{_CALLS}"
+            "::test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls",
+        ),
+        (
+            "texts behind the first of their calls take places as others do",
+            "Scheduler.check_room",
+            "if requests[0].is_further: A",
+            "",
         ),
     ),
     *rewrites_of(
