@@ -25,6 +25,7 @@ from src.core.config import (
 )
 from src.engine.client import AsyncEngine
 from src.engine.execution.step_computer import StepComputer
+from src.engine.scheduling.scheduler import Scheduler
 from src.http import create_app
 from tests.http.asking import client_of
 from tests.http.processes import ServerProcess
@@ -118,6 +119,29 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         return compute(self, *arguments, **named)
 
     monkeypatch.setattr(StepComputer, "compute", slow)
+
+
+@pytest.fixture
+def late_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once ten more steps were computed, it is ten minutes later for deadlines."""
+    compute, expire, steps = StepComputer.compute, Scheduler.expire, 0
+
+    def counted(self: StepComputer, *arguments: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return compute(self, *arguments, **named)
+
+    def expired(self: Scheduler, now: float) -> Any:
+        nonlocal steps
+        if steps < 10:
+            return expire(self, now)
+        ended = expire(self, now + 600)
+        # The next request has its own ten steps.
+        steps = 0 if ended else steps
+        return ended
+
+    monkeypatch.setattr(StepComputer, "compute", counted)
+    monkeypatch.setattr(Scheduler, "expire", expired)
 
 
 @pytest.fixture(scope="session")
