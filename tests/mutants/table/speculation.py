@@ -734,8 +734,8 @@ MUTATIONS = (
         (
             "a burst is newcomers",
             "Newcomers.joined",
-            "plan.step_id == A + 1 or B",
-            "B",
+            "plan.step_id <= self._begun + _BURST or A",
+            "A",
         ),
         (
             "who waits for a row is a newcomer",
