@@ -80,8 +80,8 @@ MUTATIONS = (
         ),
         (
             "drafts keep one position for however many steps are planned behind them",
-            "        self.kept = max(self.kept, num_in_flight)\n",
-            "",
+            "max(1, limits.max_in_flight - 1)",
+            "1",
         ),
         (
             "blocks that were lent for drafts stay while a request waits",
