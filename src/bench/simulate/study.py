@@ -28,11 +28,11 @@ from src.engine.scheduling.scheduler import SchedulerLimits
 
 # What may vary between runs of a study, beside the scheduler's limits.
 _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")
-# The scheduler's limits; others are fixed by the model.
+# The scheduler's limits; others are fixed by the model, or follow from what varies.
 _LIMITS: Final = tuple(
     name
     for name in SchedulerLimits.__struct_fields__
-    if name not in ("windows", "content_key", "max_drafts")
+    if name not in ("windows", "content_key", "max_drafts", "max_in_flight")
 )
 # Number of bisections of the interval of the highest rate: to within 1 %.
 _HALVINGS: Final = 7

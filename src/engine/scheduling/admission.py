@@ -76,6 +76,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Whether a prompt is computed in one step, because its tokens see later ones.
     max_drafts
         The most drafts that a step verifies of one row; 0 for none.
+    max_in_flight
+        The most steps that are planned and not committed yet, the next one included.
     plan_late
         Read by the loop, not by the scheduler: whether it plans a step shortly before the running
         step ends (`Pace`), or as soon as that step runs.
@@ -106,10 +108,12 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     plan_late: bool = False
     whole_prompts: bool = False
     max_drafts: int = 0
+    max_in_flight: int = 2
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
-                     "max_model_len", "max_waiting_requests", "max_waiting_tokens"):  # fmt: skip
+                     "max_model_len", "max_waiting_requests", "max_waiting_tokens",
+                     "max_in_flight"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_mixed_prefill_tokens is not None and self.max_mixed_prefill_tokens < 1:
@@ -219,6 +223,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
             whole_prompts=whole_prompts,
             max_drafts=max_drafts,
+            max_in_flight=section.pipeline_depth,
         )
 
 

@@ -41,11 +41,10 @@ class StepPlanner:
         self.preempt = preempt
         # Positions that a row with drafts keeps behind them: one for each step that may be planned
         # before theirs is committed.
-        self.kept = 1
+        self.kept = max(1, limits.max_in_flight - 1)
 
-    def begin(self, num_in_flight: int) -> None:
+    def begin(self) -> None:
         """Begin a step; blocks that were lent for drafts come back if somebody may want them."""
-        self.kept = max(self.kept, num_in_flight)
         allocator = self.allocator
         if allocator.borrowers and (
             len(self.waiting) or allocator.pool.num_free < allocator.longest

@@ -303,7 +303,7 @@ class Scheduler:
 
         With no step in flight it is ``None`` only if there is no request.
         """
-        self._planner.begin(len(self._in_flight))
+        self._planner.begin()
         most, snapshots = self.limits.max_num_batched_tokens, self._allocator.snapshots
         builder = PlanBuilder(self._last_launched + 1, most, snapshots)
         prefills: list[RequestState] = []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from src.core.plan import StepPlan
+
+# In so many steps behind one in which nobody decodes, requests come in that began with it.
+_BURST: Final = 2
 
 
 class Newcomers:
@@ -20,19 +25,21 @@ class Newcomers:
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
-        # The last step that installed something.
-        self._last_install = -2
+        # The last step that installed something while nobody decoded.
+        self._begun = -1 - _BURST
 
     def joined(self, plan: StepPlan) -> bool:
         """Whether a newcomer of this step has waited for the end of one that may have had drafts.
 
         Call it for every plan that installs something, in order.
         """
-        before, self._last_install = self._last_install, plan.step_id
-        if plan.step_id == before + 1 or len(plan.rows) >= self._num_rows:
-            return False
         installed = {install.row for install in plan.installs}
-        return any(len(each.token_ids) == each.prompt_len for each in plan.installs) and any(
+        if not any(
             step.samples and step.num_tokens == 1 + step.drafts and step.row not in installed
             for step in plan.rows
-        )
+        ):
+            self._begun = plan.step_id
+            return False
+        if plan.step_id <= self._begun + _BURST or len(plan.rows) >= self._num_rows:
+            return False
+        return any(len(each.token_ids) == each.prompt_len for each in plan.installs)

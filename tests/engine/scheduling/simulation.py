@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from src.core.outputs import FinishReason, RequestEvent
 from src.core.plan import RowResult, StepPlan, StepResult
 from src.core.request import Request
@@ -72,6 +74,7 @@ class Simulation:
     def __init__(
         self, limits: SchedulerLimits, depth: int = 1, scheduler: Scheduler | None = None
     ) -> None:
+        limits = msgspec.structs.replace(limits, max_in_flight=depth)
         self.limits = limits
         self.depth = depth
         self.scheduler = scheduler or Scheduler(limits)

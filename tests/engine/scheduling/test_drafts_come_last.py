@@ -33,17 +33,10 @@ class Wrong(random.Random):
         return 0
 
 
-def begun(simulation: Simulation) -> None:
-    """Let the pipeline be full once, so that the scheduler knows how many steps may be ahead."""
-    simulation.add(make_request(900, 3, 8, ends=False))
-    simulation.drain()
-
-
 def steps_until_installed(limits: SchedulerLimits, depth: int, prompt: int) -> int:
     """Steps until a second request is installed, beside a first one whose drafts are all wrong."""
     simulation = Simulation(limits, depth)
     simulation.worker.random = Wrong()
-    begun(simulation)
     simulation.add(make_request(0, 3, 37, ends=False))
     for _ in range(2):
         simulation.step()
@@ -72,6 +65,33 @@ def test_a_request_comes_in_near_a_full_pool_as_without_drafts(depth: int) -> No
         for drafts in (0, 16)
     ]
     assert taken[0] == taken[1] <= depth
+
+
+@DEPTHS
+def test_the_first_drafts_leave_a_position_for_each_step_that_may_be_ahead(depth: int) -> None:
+    """No block is wanted for a step whose tokens are there only if drafts in flight are right."""
+    limits = make_limits(
+        num_blocks=8,
+        block_size=16,
+        max_num_batched_tokens=64,
+        max_drafts=16,
+        max_num_seqs=1,
+        max_model_len=128,
+    )
+    simulation = Simulation(limits, depth)
+    simulation.worker.random = Wrong()
+    simulation.add(make_request(0, 3, 100, ends=False))
+    simulation.launch()
+    if depth == 1:
+        simulation.commit()
+    simulation.launch()
+    (step,) = simulation.plans[1].rows
+    state = simulation.scheduler.state(0)
+    assert state is not None
+    assert step.drafts > 0
+    # Where the row may end behind this step, the one before it in flight included.
+    assert state.launched + max(1, depth - 1) <= state.capacity
+    simulation.drain()
 
 
 def test_blocks_that_were_lent_for_drafts_come_back() -> None:
@@ -145,7 +165,6 @@ def test_wrong_drafts_leave_every_plan_as_it_is(
     def plans(max_drafts: int) -> list[object]:
         simulation = Simulation(make_limits(**(changes | {"max_drafts": max_drafts})), depth)
         simulation.worker.random = Wrong()
-        begun(simulation)
         for key, (prompt, most, priority, steps) in enumerate(prompts):
             request = make_request(key, prompt, most, ends=False, priority=priority)
             if fits(limits, request):
@@ -191,7 +210,6 @@ def test_the_first_in_line_comes_in_as_soon_as_tokens_leave_room(
     limits = make_limits(**(changes | {"max_model_len": longest}))
     simulation = Simulation(limits, depth)
     simulation.worker.random = random.Random(seed)
-    begun(simulation)
     scheduler, size = simulation.scheduler, limits.block_size
 
     def needed(known: int, state: RequestState) -> int:
@@ -202,9 +220,12 @@ def test_the_first_in_line_comes_in_as_soon_as_tokens_leave_room(
         waiting = [state for state in scheduler.states if state.phase is Phase.WAITING]
         head = min(waiting, key=lambda state: state.rank, default=None)
         rows = allocator.rows.num_free
-        had = set(map(id, allocator.running))
+        had, preemptions = set(map(id, allocator.running)), scheduler.stats.preemptions
         plan = simulation.launch()
         if plan is None or head is None or not rows or head.phase is Phase.RUNNING:
+            return plan
+        if scheduler.stats.preemptions > preemptions:
+            # What was taken from one is for others of this step.
             return plan
         taken = 0
         for state in allocator.running:

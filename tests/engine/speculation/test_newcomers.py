@@ -60,10 +60,10 @@ def test_a_newcomer_joins_rows_that_decode(plan: StepPlan, joined: bool) -> None
 
 def test_requests_of_a_burst_wait_for_its_prompts() -> None:
     newcomers = Newcomers(ROWS)
-    assert not newcomers.joined(step(5, [install(0)], prompt(0)))
-    assert not newcomers.joined(step(6, [install(1)], decoding(0), prompt(1)))
-    assert not newcomers.joined(step(7, [install(2)], decoding(0), prompt(2)))
-    assert newcomers.joined(step(9, [install(3)], decoding(0), prompt(3)))
+    steps = [step(5, [install(0)], prompt(0))]
+    steps += [step(5 + n, [install(n)], decoding(0), prompt(n)) for n in range(1, 6)]
+    # Who comes in every step behind that is no burst: steps may be long.
+    assert [newcomers.joined(each) for each in steps] == [False] * 3 + [True] * 3
 
 
 class Served(NamedTuple):
@@ -198,7 +198,7 @@ def test_newcomers_are_seen_by_whoever_drafts() -> None:
         widths.joined = lambda widths=widths: joined.append(widths)  # type: ignore[method-assign]
     for plan in (
         step(1, [install(0)], prompt(0)),
-        step(3, [], decoding(0, drafts=4)),
+        step(2, [], decoding(0, drafts=4)),
         step(4, [install(1)], decoding(0, drafts=4), prompt(1)),
     ):
         host.begin(plan)

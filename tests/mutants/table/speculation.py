@@ -100,8 +100,8 @@ MUTATIONS = (
         ),
         (
             "drafts keep one position for however many steps are planned behind them",
-            "        self.kept = max(self.kept, num_in_flight)\n",
-            "",
+            "max(1, limits.max_in_flight - 1)",
+            "1",
         ),
         (
             "blocks that were lent for drafts stay while a request waits",
@@ -888,8 +888,8 @@ MUTATIONS = (
         (
             "a burst is newcomers",
             "Newcomers.joined",
-            "plan.step_id == A + 1 or B",
-            "B",
+            "plan.step_id <= self._begun + _BURST or A",
+            "A",
         ),
         (
             "who waits for a row is a newcomer",
