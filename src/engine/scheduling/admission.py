@@ -76,6 +76,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         Whether a prompt is computed in one step, because its tokens see later ones.
     max_drafts
         The most drafts that a step verifies of one row; 0 for none.
+    looks_first
+        Whether the device looks at a row's text, and says with its first token whether there may be
+        drafts. Until then none are planned, unless the request has a prediction or a grammar.
     plan_late
         Read by the loop, not by the scheduler: whether it plans a step shortly before the running
         step ends (`Pace`), or as soon as that step runs.
@@ -106,6 +109,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     plan_late: bool = False
     whole_prompts: bool = False
     max_drafts: int = 0
+    looks_first: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
@@ -186,6 +190,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         num_adapter_slots: int = 0,
         whole_prompts: bool = False,
         max_drafts: int = 0,
+        looks_first: bool = False,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
 
@@ -219,6 +224,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             plan_late=device_type in _PLANS_LATE if plan_late is None else plan_late,
             whole_prompts=whole_prompts,
             max_drafts=max_drafts,
+            looks_first=looks_first,
         )
 
 
