@@ -413,6 +413,7 @@ def _limits(
         max_model_len=memory.max_model_len,
         whole_prompts=_is_encoder(model),
         max_drafts=drafts,
+        looks_first=worker.looks_first,
     )
 
 

@@ -32,7 +32,7 @@ _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")
 _LIMITS: Final = tuple(
     name
     for name in SchedulerLimits.__struct_fields__
-    if name not in ("windows", "content_key", "max_drafts", "max_in_flight")
+    if name not in ("windows", "content_key", "max_drafts", "max_in_flight", "looks_first")
 )
 # Number of bisections of the interval of the highest rate: to within 1 %.
 _HALVINGS: Final = 7

@@ -203,6 +203,11 @@ class Worker:
         return None if drafting is None else drafting.counts
 
     @property
+    def looks_first(self) -> bool:
+        """Whether a result says with a row's first token whether the row may have drafts."""
+        return self._speculation is not None and not self._speculation.computes
+
+    @property
     def uses_predictions(self) -> bool:
         """Whether a request's `prediction` is a source of drafts."""
         return self._speculation is not None

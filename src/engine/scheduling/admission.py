@@ -78,6 +78,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         The most drafts that a step verifies of one row; 0 for none.
     max_in_flight
         The most steps that are planned and not committed yet, the next one included.
+    looks_first
+        Whether the device looks at a row's text, and says with its first token whether there may be
+        drafts. Until then none are planned, unless the request has a prediction or a grammar.
     plan_late
         Read by the loop, not by the scheduler: whether it plans a step shortly before the running
         step ends (`Pace`), or as soon as that step runs.
@@ -109,6 +112,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     whole_prompts: bool = False
     max_drafts: int = 0
     max_in_flight: int = 2
+    looks_first: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks",
@@ -190,6 +194,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
         num_adapter_slots: int = 0,
         whole_prompts: bool = False,
         max_drafts: int = 0,
+        looks_first: bool = False,
     ) -> SchedulerLimits:
         """The limits of an engine with these settings, once its KV memory and model are known.
 
@@ -224,6 +229,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             whole_prompts=whole_prompts,
             max_drafts=max_drafts,
             max_in_flight=section.pipeline_depth,
+            looks_first=looks_first,
         )
 
 

@@ -126,7 +126,7 @@ class StepPlanner:
         """
         # Mostly all rows rest, and every step asks.
         states = builder.states
-        if all([state.rests for state in states]):
+        if all([state.rests for state in states]):  # noqa: C419
             for state in states:
                 state.rests -= 1
             return []

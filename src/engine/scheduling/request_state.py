@@ -240,7 +240,6 @@ class RequestState(msgspec.Struct, eq=False, kw_only=True):
         self.block_ids = block_ids
         self.behind = behind
         self.capacity = capacity
-        self.rests = UNTOLD
 
     def start_from(self, num_cached: int, *, registered: int, epoch: int) -> None:
         """Begin computing behind the first ``num_cached`` positions, whose KV is cached."""

@@ -24,7 +24,7 @@ from src.engine.kv.block_pool import InvariantError
 from src.engine.kv.prefix_cache import Match, PrefixCache
 from src.engine.scheduling.adapter_slots import AdapterSlots
 from src.engine.scheduling.admission import URGENT, SchedulerLimits
-from src.engine.scheduling.request_state import Phase, RequestState
+from src.engine.scheduling.request_state import UNTOLD, Phase, RequestState
 from src.engine.scheduling.rows import RowTable
 from src.engine.scheduling.snapshots import Snapshots
 
@@ -238,6 +238,9 @@ class RowAllocator:
                 tables.append([NO_BLOCK] * behind[-1] + blocks)
         row, generation = self.rows.take()
         state.take_row(row, generation, tables, behind, capacity=min(map(len, tables)) * block_size)
+        request = state.request
+        if self.limits.looks_first and request.prediction is None and request.grammar is None:
+            state.rests = UNTOLD
         state.start_from(length * block_size, registered=length, epoch=self.cache.epoch)
         insort(self.running, state, key=_by_rank)
         self._advance(state)

@@ -152,7 +152,9 @@ class Asking:
         """The row has been given to this request; ``None``: to one that could not be installed."""
         self.vacate(row)
         if request is not None:
-            self.resting.install(row)
+            # Of those that compute nobody knows what they guess before they do.
+            if not self._batch_drafters:
+                self.resting.install(row)
             for follower in tuple(self._followers):
                 self.attempt(follower, follower.install, row, request)
 

@@ -351,7 +351,7 @@ def test_a_row_has_no_drafts_before_its_first_result_says_so(
     rests: int, drafts: list[bool]
 ) -> None:
     """Nobody has looked at its text before, and most texts have nothing to draft."""
-    scheduler = drafting()
+    scheduler = drafting(looks_first=True)
     scheduler.add(make_request(0, 3, 40, ends=False))
     first, second = planned(scheduler), planned(scheduler)
     [step] = first.rows
@@ -366,8 +366,21 @@ def test_a_row_has_no_drafts_before_its_first_result_says_so(
     assert [plan.num_drafts > 0 for plan in found] == drafts
 
 
+@pytest.mark.parametrize(
+    ("looks_first", "given", "drafts"),
+    [(True, {}, 0), (False, {}, 3), (True, {"prediction": b""}, 3), (True, {"grammar": 0}, 3)],
+)
+def test_who_has_something_to_expect_drafts_at_once(
+    looks_first: bool, given: dict[str, object], drafts: int
+) -> None:
+    scheduler = drafting(looks_first=looks_first)
+    request = make_request(0, 3, 12, ends=False)
+    scheduler.add(msgspec.structs.replace(request, **given))
+    assert [planned(scheduler).num_drafts for _ in range(2)] == [0, drafts]
+
+
 def test_a_request_that_was_preempted_is_told_again() -> None:
-    scheduler = drafting()
+    scheduler = drafting(looks_first=True)
     begun(scheduler)
     [state] = scheduler._allocator.running
     assert state.rests == 0

@@ -23,11 +23,6 @@ MUTATIONS = (
             "        if self.ahead.pop(0) > 1 or self.slack:\n            self._bound()",
             "        self.ahead.pop(0)",
         ),
-        (
-            "a row of which nobody has found out anything has drafts",
-            "        self.rests = UNTOLD\n",
-            "",
-        ),
     ),
     *mutations_of(
         "src/engine/scheduling/scheduler.py",
@@ -117,6 +112,26 @@ MUTATIONS = (
     *mutations_of(
         "src/engine/scheduling/row_allocator.py",
         _PURE,
+        (
+            "a row of which nobody has found out anything has drafts",
+            "            state.rests = UNTOLD\n",
+            "            pass\n",
+        ),
+        (
+            "a row waits for a look although its request has a prediction",
+            "self.limits.looks_first and request.prediction is None and request.grammar is None",
+            "self.limits.looks_first and request.grammar is None",
+        ),
+        (
+            "a row waits for a look although its request has a grammar",
+            "self.limits.looks_first and request.prediction is None and request.grammar is None",
+            "self.limits.looks_first and request.prediction is None",
+        ),
+        (
+            "rows wait for a look that nobody takes",
+            "self.limits.looks_first and request.prediction is None and request.grammar is None",
+            "request.prediction is None and request.grammar is None",
+        ),
         (
             "drafts in flight count twice, and a table grows past the context's end",
             "end = min(state.launched + num_tokens, state.max_kv_tokens)",
@@ -399,6 +414,12 @@ MUTATIONS = (
             "Widths.begin",
             "self._chances.begin(A)",
             "self._chances.begin()",
+        ),
+        (
+            "behind steps that pass prices are as fresh as before",
+            "Widths.begin",
+            "self._costs.begin(A)",
+            "self._costs.begin()",
         ),
     ),
     *rewrites_of(
