@@ -110,6 +110,34 @@ async def test_a_layer_that_computes_as_the_model_is_right(
 
 
 @pytest.mark.usefixtures("always")
+async def test_a_layer_that_fails_is_switched_off_and_no_request_ends(
+    made: Callable[..., Predicting],
+    expected: Callable[[str, bool], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real, calls = PredictingDrafter.logits, 0
+
+    def failing(self: PredictingDrafter, hidden: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise RuntimeError("no room left")
+        return real(self, hidden)
+
+    monkeypatch.setattr(PredictingDrafter, "logits", failing)
+    wanted = await asyncio.to_thread(expected, "glm4_moe", True)
+    async with AsyncEngine.open(config(made("glm4_moe", copies=True).path, **MTP)) as engine:
+        for _ in range(2):
+            assert [answer(result) for result in await ask(engine, REQUESTS)] == wanted
+    assert calls == 4
+    [record] = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert record.getMessage() == (
+        "the drafter PredictingDrafter failed, and is not asked any more"
+    )
+
+
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("family", MTP_FAMILIES)
 async def test_it_reads_the_models_own_hidden_states(

@@ -185,6 +185,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("name", ARCHITECTURES[:2] if quarter else ARCHITECTURES)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that tries grammars may start as late as it does beside much other work."""
+    monkeypatch.setattr("src.engine.grammar.compiler._START_SECONDS", 600.0)
+
+
 class Made(NamedTuple):
     """A subject on disk, what it says without drafts, and what is asked."""
 
