@@ -122,7 +122,9 @@ async def test_texts_that_are_not_queued_yet_count_as_waiting(
             await queued(engine, 2)
             # Most are not queued: only few of one call are at a time.
             assert engine.stats.num_waiting < 150
-            with pytest.raises(QueueFullError, match="tokens are waiting that are of texts") as full:
+            with pytest.raises(
+                QueueFullError, match="tokens are waiting that are of texts"
+            ) as full:
                 await engine.embed([[5] * 40] * 2)
             assert full.value.retry_after >= 1
             # The last quarter, and what runs already, is for those who ask for one thing.
@@ -163,9 +165,7 @@ async def test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls(
         return submission(self, ids)
 
     monkeypatch.setattr(EmbeddingRun, "_submission", noted)
-    config = small_config(
-        decoder, scheduler__max_waiting_requests=64, scheduler__max_num_seqs=8
-    )
+    config = small_config(decoder, scheduler__max_waiting_requests=64, scheduler__max_num_seqs=8)
     num_calls = 12
     async with AsyncEngine.open(config) as engine:
         gate.clear()

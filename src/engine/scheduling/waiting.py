@@ -444,7 +444,7 @@ class WaitingQueue:
             )
 
     def check_further(self, lane: str) -> None:
-        """Refuse one more text behind the first of its call, unless such texts leave room to others.
+        """Refuse one more text behind the first of its call, unless such texts leave others room.
 
         For every `_TAKEN_FOR_LEFT` of them a tenant may add another request, which is alone or the
         first of its call. So whoever calls for many texts, and however many calls there are, nobody

@@ -8,6 +8,7 @@ import pytest
 from src.core.errors import InvalidRequestError, QueueFullError
 from src.core.outputs import FinishReason
 from src.core.request import Request
+from src.engine.requests.embedding_run import _WINDOW
 from src.engine.scheduling.scheduler import Scheduler
 from src.engine.scheduling.waiting import Reservation
 from tests.engine.scheduling.simulation import make_limits, make_request
@@ -18,9 +19,7 @@ BIG = {"num_blocks": 4096, "max_model_len": 512}
 def text(key: int, call: int, num_tokens: int = 4, tenant: str = "") -> Request:
     """A text for a vector, of a call."""
     request = make_request(key, [1000 * (key + 1) + place for place in range(num_tokens)], 1)
-    return msgspec.structs.replace(
-        request, pooling="last", task="embed", call=call, tenant=tenant
-    )
+    return msgspec.structs.replace(request, pooling="last", task="embed", call=call, tenant=tenant)
 
 
 class Callers:
@@ -204,3 +203,14 @@ def test_calls_share_what_all_of_them_may_have() -> None:
         call.close()
         call.close()
     assert calls[0].share == 64
+
+
+def test_steps_are_full_however_many_calls_share_the_queue() -> None:
+    """By default a bulk of texts has all that may be queued of one call, and so have 25 of them."""
+    scheduler = Scheduler(make_limits(**BIG, max_num_seqs=64, max_waiting_requests=2048))
+    calls = [scheduler.reservation() for _ in range(2100)]
+    for count, call in enumerate(calls, 1):
+        call.add(5)
+        assert (call.share >= _WINDOW) == (count <= 25)
+        # Beside as many as a step has rows there are as many for the next one.
+        assert min(call.share, _WINDOW) * count >= min(count * _WINDOW, 2 * 64)

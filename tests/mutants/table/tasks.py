@@ -356,10 +356,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/requests/embedding_run.py",
-        (
-            f"{_CALLS}"
-            "::test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls",
-        ),
+        (f"{_CALLS}::test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls",),
         (
             "a call that came first has more than its part",
             "EmbeddingRun._window",
@@ -369,10 +366,7 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/scheduling/scheduler.py",
-        (
-            f"{_CALLS}"
-            "::test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls",
-        ),
+        (f"{_CALLS}::test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls",),
         (
             "texts behind the first of their calls take places as others do",
             "Scheduler.check_room",
