@@ -78,10 +78,12 @@ class Served(NamedTuple):
     longest: float
 
 
-def served(rows: int, price: float, every: float | None, steps: int = 2500) -> Served:
+def served(
+    rows: int, price: float, every: float | None, steps: int = 1500, until: float = float("inf")
+) -> Served:
     """Serve rows of which every guess is right; each draft makes a step longer by ``price``.
 
-    Somebody comes every so many times of a step without drafts.
+    Somebody comes every so many times of a step without drafts, ``until`` then.
     """
     widths, now, tokens, longest = Widths(), 0.0, 0, 0.0
     waits: list[float] = []
@@ -113,6 +115,8 @@ def served(rows: int, price: float, every: float | None, steps: int = 2500) -> S
             # Not always at the same place of a step.
             coming += (every or 0) * (0.75 + 0.5 * (len(waits) * 0.618 % 1))
             joins = True
+            if coming > until:
+                coming = float("inf")
         now, tokens, longest = end, tokens + rows + drafts, max(longest, duration)
     return Served(tokens / now / rows, statistics.fmean(waits or [0]), longest)
 
@@ -133,6 +137,27 @@ def test_where_nobody_comes_drafts_bring_what_they_did(
     assert served(rows, price, None).rate > rate
     # And hardly less where somebody comes in every thousandth step.
     assert served(rows, price, 1000).rate > 0.85 * rate
+
+
+def test_drafts_come_back_when_nobody_comes_any_more() -> None:
+    rows, price = 4, 0.05
+    beside, behind = served(rows, price, 8), served(rows, price, 8, until=150)
+    assert beside.rate < 2.2
+    assert behind.rate > 1.2 * beside.rate
+
+
+def test_what_drafts_cost_is_tried_whoever_comes() -> None:
+    widths = Widths()
+    for _ in range(40):
+        widths.begin()
+        widths.joined()
+        widths.took(8, 0, 0.01)
+    assert not widths.none_pays(8)
+    drafts = sum(widths.choose([GUESS] * 8, 8, 8))
+    assert drafts > 0
+    # Where it was seen that a draft costs two thirds of what it brings, nobody is asked.
+    widths.took(8 + drafts, drafts, 0.01 * (1 + drafts / 12))
+    assert widths.none_pays(8)
 
 
 @pytest.mark.parametrize("every", [8, 64])
