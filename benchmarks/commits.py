@@ -6,16 +6,18 @@
     python -m benchmarks.commits . --model 0.35b --quantization none int8 int4  # formats
 
 A commit is checked out beside this tree under ``--root`` and runs under this environment's Python;
-``.`` is this tree. Caches are the user's, so the first run compiles and later ones do not; with
-``--starts 0 --repeats 0`` nothing but that is done. With ``--cold`` each has a cache of its own,
-which is deleted before each start. Ratios are of costs: below 1 the later commit is faster. A
-figure worse by more than 2 % is marked.
+``.`` is this tree. Settings of sections that a commit does not know yet are left out for it. Caches
+are the user's, so the first run compiles and later ones do not; with ``--starts 0 --repeats 0``
+nothing but that is done. With ``--cold`` each has a cache of its own, which is deleted before each
+start. Ratios are of costs: below 1 the later commit is faster. A figure worse by more than 2 % is
+marked.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -90,7 +92,8 @@ def entered(options: argparse.Namespace) -> list[Entrant]:
     peers = []
     for quantization in options.quantization:
         for commit in options.commits:
-            settings = dict(given)
+            tree = checkout(commit, options.root)
+            settings = known_to(tree, dict(given))
             if quantization != "none":
                 settings["model.quantization"] = quantization
             name = commit if quantization == "none" else f"{commit}, {quantization}"
@@ -101,10 +104,17 @@ def entered(options: argparse.Namespace) -> list[Entrant]:
                     _DRIVER,
                     "cpu",
                     options={"settings": settings},
-                    checkout=checkout(commit, options.root),
+                    checkout=tree,
                 )
             )
     return [Entrant(peer) for peer in peers]
+
+
+def known_to(tree: Path, settings: dict[str, str]) -> dict[str, str]:
+    """Those of the settings whose sections a tree's configuration has."""
+    text = (tree / "src" / "core" / "config.py").read_text()
+    sections = set(re.findall(r"^    (\w+): \w+Section\b", text, re.MULTILINE))
+    return {name: value for name, value in settings.items() if name.partition(".")[0] in sections}
 
 
 def costs(workload: str, name: str, values: Sequence[float]) -> list[float]:

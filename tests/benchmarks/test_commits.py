@@ -29,9 +29,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(commits, "CHECKOUT", here)
     own = ("-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run(["git", "init", "-q", str(here)], check=True)
+    configuration = here / "src" / "core" / "config.py"
+    configuration.parent.mkdir(parents=True)
     for text in ("old", "new"):
         (here / "file").write_text(text)
-        subprocess.run(["git", "add", "file"], cwd=here, check=True)
+        sections = ("Model", "Cache") if text == "old" else ("Model", "Cache", "Speculation")
+        lines = [f"    {each.lower()}: {each}Section = {each}Section()\n" for each in sections]
+        configuration.write_text("".join(["class Config:\n", *lines]))
+        subprocess.run(["git", "add", "."], cwd=here, check=True)
         subprocess.run(["git", *own, "commit", "-qm", text], cwd=here, check=True)
     return here
 
@@ -60,6 +65,16 @@ def test_every_commit_enters_in_every_format(repository: Path, tmp_path: Path) -
     assert settings[3] == {"model.dtype": "float32", "model.quantization": "int8"}
     assert [each.peer.name for each in bases(found, 2)] == ["HEAD~1"] * 2 + ["HEAD~1, int8"] * 2
     assert [each.peer.name for each in bases(found, 1)] == ["HEAD~1"] * 4
+
+
+def test_a_commit_is_not_told_of_sections_that_came_later(repository: Path, tmp_path: Path) -> None:
+    words = ["HEAD~1", ".", "--root", str(tmp_path), "--set", "speculation.method=off"]
+    old, new = entered(parse([*words, "--set", "cache.block_size=16"]))
+    assert old.peer.options["settings"] == {"cache.block_size": "16"}
+    assert new.peer.options["settings"] == {
+        "speculation.method": "off",
+        "cache.block_size": "16",
+    }
 
 
 def test_one_commit_is_held_against_this_tree() -> None:
