@@ -213,7 +213,7 @@ def speculation(session: nox.Session) -> None:
     """Whoever drafts, every answer is that of a server without: the whole matrix, both ways.
 
     Uncompiled, then compiled: hours each on two cores. Arguments go to pytest instead:
-    `nox -s speculation -- --quarter` is a quarter of it, uncompiled, in about half an hour, and
+    `nox -s speculation -- --quarter` is a quarter of it, uncompiled, in about an hour, and
     `nox -s speculation -- -k "gpt_oss and adversary" --compiled` some of it.
     """
     install(session, "test")

@@ -59,8 +59,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted": {"model__max_model_len": 64},
     "uncached": {"cache__enable_prefix_caching": False, "scheduler__max_num_seqs": 3},
 }
-# Blocks of the pool in which requests are preempted: with windows too, or without.
-_TIGHT = {"gpt_oss": 36, "gemma3n_text": 36, "llama4_text": 36}
+# Blocks of the pool in which requests are preempted: little more than one of them needs.
+_TIGHT = {"gpt_oss": 30, "gemma3n_text": 30, "llama4_text": 36}
 Asked = Sequence[tuple[list[int], SamplingParams]]
 
 
@@ -131,7 +131,7 @@ async def hostile(
         with monkeypatch.context() as patch:
             changes = WAYS[way] | speculating(patch, adversary)
             if way == "preempted":
-                changes["cache__num_blocks"] = _TIGHT.get(name, 24)
+                changes["cache__num_blocks"] = _TIGHT.get(name, 18)
             async with AsyncEngine.open(settings(**changes)) as engine:
                 assert engine.model_info.implementation == "transformers"
                 for _ in range(2):
@@ -152,4 +152,4 @@ async def test_drafts_change_no_more_than_rounding_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows, sinks and experts; in the matrix there are more architectures and ways."""
-    await hostile("gpt_oss", ("depth 2", "preempted"), tmp_path, monkeypatch)
+    await hostile("gpt_oss", ("depth 2", "chunked"), tmp_path, monkeypatch)
