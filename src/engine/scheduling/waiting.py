@@ -458,7 +458,8 @@ class WaitingQueue:
         own = self.lanes.get(lane)
         further, waiting = (0, 0) if own is None else (own.num_further, own.num_waiting)
         left = _room(self.max_requests, len(self) + 1, waiting + 1, lane)
-        if further + 1 > _TAKEN_FOR_LEFT * left:
+        # An empty queue takes any request.
+        if len(self) and further + 1 > _TAKEN_FOR_LEFT * left:
             raise QueueFullError(
                 f"{further} texts are waiting behind the first of their calls, at most so many may "
                 f"beside {waiting - further} other requests",

@@ -118,6 +118,17 @@ def test_a_call_may_begin_while_there_is_any_room() -> None:
         scheduler.add(text(1, callers.calls[0][0]))
 
 
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_an_empty_queue_takes_any_text(tenant: str) -> None:
+    """While the first one of its call runs."""
+    scheduler = Scheduler(make_limits(**BIG, max_waiting_requests=2))
+    scheduler.add(text(0, 0, tenant=tenant))
+    assert scheduler.schedule() is not None
+    scheduler.add(text(1, 0, tenant=tenant))
+    with pytest.raises(QueueFullError):
+        scheduler.add(text(2, 0, tenant=tenant))
+
+
 def test_texts_of_a_tenant_leave_room_to_its_other_requests_and_to_those_of_others() -> None:
     scheduler = Scheduler(make_limits(**BIG, max_waiting_requests=64))
     callers = Callers(scheduler, "a")

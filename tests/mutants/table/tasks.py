@@ -307,7 +307,7 @@ MUTATIONS = (
         (
             "texts of calls leave no place to others",
             "WaitingQueue.check_further",
-            "A + 1 > _TAKEN_FOR_LEFT * B",
+            "len(self) and A + 1 > _TAKEN_FOR_LEFT * B",
             "False",
         ),
         (
@@ -315,6 +315,12 @@ MUTATIONS = (
             "WaitingQueue.check_further",
             "A + 1 > _TAKEN_FOR_LEFT * B",
             "further > _TAKEN_FOR_LEFT * left",
+        ),
+        (
+            "an empty queue takes no further text where only one may wait",
+            "WaitingQueue.check_further",
+            "len(self) and A",
+            "further + 1 > _TAKEN_FOR_LEFT * left",
         ),
         (
             "texts of calls leave no tokens to others",
