@@ -169,8 +169,11 @@ async def test_who_asks_for_one_thing_is_never_refused_for_texts_of_many_calls(
     num_calls = 12
     async with AsyncEngine.open(config) as engine:
         gate.clear()
-        calls = [asyncio.create_task(engine.embed(TEXTS[:40])) for _ in range(num_calls)]
-        await queued(engine, num_calls)
+        calls = []
+        for count in range(1, num_calls + 1):
+            # One after the other, so that the first ones find the queue empty.
+            calls.append(asyncio.create_task(engine.embed(TEXTS[:40])))
+            await queued(engine, count)
         # Three of four places, and one for each call.
         assert 40 <= engine.stats.num_waiting <= 48 + num_calls
         alone: list[asyncio.Task[Any]] = [
