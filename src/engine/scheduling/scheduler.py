@@ -213,7 +213,7 @@ class Scheduler:
 
     def reservation(self, tenant: str = "") -> Reservation:
         """Where a call counts the tokens of texts that it queues later."""
-        return Reservation(self._waiting, tenant, self.limits.max_num_seqs)
+        return Reservation(self._waiting, tenant)
 
     def add(self, request: Request, *, succeeds: bool = False) -> None:
         """Put a request of one completion into the waiting queue; see `add_all`."""

@@ -281,26 +281,25 @@ class Reservation:
     ----------
     lane
         Whose they are.
-    num_rows
-        Requests that run at the same time.
     """
 
-    def __init__(self, queue: WaitingQueue, lane: str, num_rows: int) -> None:
+    def __init__(self, queue: WaitingQueue, lane: str) -> None:
         self._queue = queue
         self._lane = lane
-        self._num_rows = num_rows
         self.num_tokens = 0
+        # Whether the call has queued a text, and so takes part in `share`.
+        self._has_begun = False
+        self._takes_part = False
 
     @property
     def share(self) -> int:
         """Texts of the call that may wait or run at the same time, at least 1.
 
-        The calls of a tenant that have more to queue share what all of them may have.
+        What the tenant's texts have now, and may have besides (`WaitingQueue.check_further`), is
+        divided by its calls that have queued some and have more to queue.
         """
         queue = self._queue
-        most = queue.max_requests // 2 if self._lane else queue.max_requests
-        all_texts = self._num_rows + most * _TAKEN_FOR_LEFT // (_TAKEN_FOR_LEFT + 1)
-        return max(1, all_texts // max(1, queue.num_calls(self._lane)))
+        return max(1, queue.most_further(self._lane) // max(1, queue.num_calls(self._lane)))
 
     def add(self, num_tokens: int) -> None:
         """Count the tokens of one more text.
@@ -328,17 +327,20 @@ class Reservation:
 
     def restore(self, num_tokens: int) -> None:
         """Count tokens again that were taken off for a text that the queue did not take."""
-        had_some = self.num_tokens > 0
         self.num_tokens += num_tokens
-        self._queue.reserve(num_tokens, (self.num_tokens > 0) - had_some, self._lane)
+        took_part = self._takes_part
+        # Whoever still reads its texts could use no share.
+        self._takes_part = self._has_begun and self.num_tokens > 0
+        self._queue.reserve(num_tokens, self._takes_part - took_part, self._lane)
 
     def take_off(self, num_tokens: int) -> None:
         """Count a text's tokens no more: it is queued, and they count there."""
+        self._has_begun = True
         self.restore(-num_tokens)
 
     def close(self) -> None:
         """Count nothing more. Harmless when done twice."""
-        self.take_off(self.num_tokens)
+        self.restore(-self.num_tokens)
 
 
 class WaitingQueue:
@@ -466,6 +468,21 @@ class WaitingQueue:
                 code="queue_full",
             )
 
+    def most_further(self, lane: str) -> int:
+        """Running requests of a tenant, and texts behind the first of their calls that may wait.
+
+        Those that wait, and as many more as `check_further` would take now.
+        """
+        own = self.lanes.get(lane)
+        waiting, running, further = 0, 0, 0
+        if own is not None:
+            waiting, further = own.num_waiting, own.num_further
+            running = own.num_unfinished - waiting
+        # Each one more takes a place of those that are left, and two where others have as many.
+        free = self.max_requests - len(self)
+        left = _TAKEN_FOR_LEFT * (free - waiting) // 2 if lane else _TAKEN_FOR_LEFT * free
+        return running + further + (left - further) // (_TAKEN_FOR_LEFT + 1)
+
     def check_further_tokens(self, num_tokens: int, lane: str) -> None:
         """Refuse tokens of a text behind the first of its call, unless such leave room to others.
 
@@ -507,7 +524,7 @@ class WaitingQueue:
             self._reserved.pop(lane, None)
 
     def num_calls(self, lane: str) -> int:
-        """Calls of a tenant some of whose texts are still to follow."""
+        """Calls of a tenant that have queued a text, and have more that are to follow."""
         return self._reserved.get(lane, (0, 0))[1]
 
     def _tokens_to_follow(self, lane: str) -> int:

@@ -191,14 +191,20 @@ def test_calls_share_what_all_of_them_may_have() -> None:
     scheduler = Scheduler(make_limits(**BIG, max_waiting_requests=64, max_num_seqs=16))
     calls = [scheduler.reservation() for _ in range(100)]
     other = scheduler.reservation("a")
-    assert calls[0].share == 16 + 48
+    assert calls[0].share == 48
     for count, call in enumerate(calls, 1):
         call.add(5)
         call.add(5)
-        assert call.share == calls[0].share == max(1, (16 + 48) // count)
-    assert other.share == 16 + 24
+        call.add(5)
+        # Whoever has queued nothing yet has no part in it.
+        assert call.share == calls[0].share == max(1, 48 // max(1, count - 1))
+        call.take_off(5)
+        assert call.share == calls[0].share == max(1, 48 // count)
+    assert other.share == 24
     other.add(5)
-    assert other.share == 16 + 24
+    other.add(5)
+    other.take_off(5)
+    assert other.share == 24
     # Those that have queued everything share it no longer.
     for call in calls[2:]:
         call.take_off(5)
@@ -206,22 +212,42 @@ def test_calls_share_what_all_of_them_may_have() -> None:
     assert calls[0].share == 1
     for call in calls[2:]:
         call.take_off(5)
-    assert calls[0].share == calls[2].share == 32
+    assert calls[0].share == calls[2].share == 24
     # What the queue did not take is to be queued again.
     calls[2].restore(5)
-    assert calls[0].share == 21
+    assert calls[0].share == 16
     for call in calls[1:]:
         call.close()
         call.close()
-    assert calls[0].share == 64
+    assert calls[0].share == 48
+
+
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_what_calls_share_is_what_they_have_and_what_the_queue_would_take(tenant: str) -> None:
+    scheduler = Scheduler(make_limits(**BIG, max_waiting_requests=64, max_num_seqs=4))
+    call = scheduler.reservation(tenant)
+    first = Callers(scheduler, tenant)
+    first.begin()
+    assert call.share == (23 if tenant else 47)
+    assert first.fill() == 1 + call.share
+    # Others have as much less as they take: with a key, they leave as much as that to everybody.
+    others = Callers(scheduler, "b")
+    for _ in range(8):
+        others.begin()
+    assert call.share == (20 if tenant else 41)
 
 
 def test_steps_are_full_however_many_calls_share_the_queue() -> None:
-    """By default a bulk of texts has all that may be queued of one call, and so have 25 of them."""
+    """By default a bulk of texts has all that may be queued of one call, and so have 24 of them."""
     scheduler = Scheduler(make_limits(**BIG, max_num_seqs=64, max_waiting_requests=2048))
+    # Calls that still read their texts take nothing from the others.
+    for _ in range(2100):
+        scheduler.reservation().add(5)
     calls = [scheduler.reservation() for _ in range(2100)]
     for count, call in enumerate(calls, 1):
         call.add(5)
-        assert (call.share >= _WINDOW) == (count <= 25)
+        call.add(5)
+        call.take_off(5)
+        assert (call.share >= _WINDOW) == (count <= 24)
         # Beside as many as a step has rows there are as many for the next one.
         assert min(call.share, _WINDOW) * count >= min(count * _WINDOW, 2 * 64)
