@@ -584,7 +584,7 @@ class Worker:
                     scored or None,
                     prompt_logprobs,
                     exact.drafts,
-                    0 if speculation is None else speculation.rests(step.row),
+                    speculation.rests(step.row) if speculation and step.samples else 0,
                     accepted=0 if guess is None else kept - 1,
                     source="" if guess is None else guess.source,
                 )

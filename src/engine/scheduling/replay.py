@@ -84,6 +84,8 @@ class AddLine(_Line, frozen=True, tag="add"):
     # Logs up to version 5 have neither: texts waited in order of arrival, and media had no names.
     call: int | None = None
     media: list[tuple[int, int]] = []
+    # In no log of version 6 or less does it matter.
+    has_prediction: bool = False
 
 
 class FinishLine(_Line, frozen=True, tag="finish"):
@@ -348,4 +350,6 @@ def _request(line: AddLine) -> Request:
         media_keys={block: number.to_bytes(8) for block, number in line.media},
         # Of a grammar the scheduler knows only that there is one.
         grammar=True if line.has_grammar else None,
+        # Its text is not in the log, and counts among no tokens there.
+        prediction=b"" if line.has_prediction else None,
     )

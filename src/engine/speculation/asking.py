@@ -276,7 +276,8 @@ class Asking:
         What a grammar leaves is not found out on the side: it may be. Of what a model guesses it is
         known how often it has held.
         """
-        row, known = step.row, step.start + step.num_tokens
+        # Behind that are the drafts of this step, which are not known yet.
+        row, known = step.row, step.start + step.num_tokens - step.drafts
         if not self._restrictions.leaves_free(row, known):
             return True
         for drafter in self.batch_drafters:

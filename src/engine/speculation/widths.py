@@ -117,7 +117,8 @@ class Widths:
 
     def joined(self) -> None:
         """A newcomer has waited for the end of the step before, which may have had drafts."""
-        self._awaited += 1 / _STEPS_KNOWN
+        # More than that changes nothing, and would take long to be forgotten.
+        self._awaited = min(1 / _STEPS_BETWEEN, self._awaited + 1 / _STEPS_KNOWN)
 
     def _power(self, num_tokens: int) -> float:
         """Tokens over the duration of such a step to this power are the measure."""

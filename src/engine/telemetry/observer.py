@@ -147,7 +147,8 @@ class EngineObserver:
             choice, prefilled = self._rows[step.row]
             starts += step.start
             if step.start < prefilled:
-                num_tokens = step.num_tokens
+                # The last token of a prompt may come with drafts.
+                num_tokens = step.num_tokens - step.drafts
                 prefill_rows += 1
                 prefill_tokens += num_tokens
                 unfinished_rows += not (step.samples or step.pools)

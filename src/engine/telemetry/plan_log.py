@@ -243,6 +243,7 @@ class _Writer:
             request.task,
             request.call,
             self._numbered(request.media_keys),
+            request.prediction is not None,
         )
 
     def _named(self, adapter: Adapter | None) -> tuple[int, int] | None:

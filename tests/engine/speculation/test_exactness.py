@@ -361,6 +361,22 @@ async def test_no_drafts_are_beside_tokens_of_their_prompt(
         assert any(record.drafted_tokens for record in records)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_drafts_are_no_tokens_of_a_prompt(
+    depth: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chunk of a prompt may be one token; beside it is what is predicted behind it."""
+    changes = speculating(monkeypatch, Adversary([], seed=8))
+    changes |= {"scheduler__max_num_batched_tokens": 12, "scheduler__pipeline_depth": depth}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
+        await engine.generate(list(range(5, 18)), params, prediction="one two three")
+        await asyncio.wait_for(engine._loop.wait_idle(), 60)
+        records = list(engine.timeline)
+        assert sum(record.prefill_tokens for record in records) == 13
+        assert any(record.prefill_tokens == 1 and record.drafted_tokens for record in records)
+
+
 async def test_a_drafter_that_raises_ends_no_request(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

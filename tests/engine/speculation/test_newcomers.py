@@ -160,6 +160,20 @@ def test_what_drafts_cost_is_tried_whoever_comes() -> None:
     assert widths.none_pays(8)
 
 
+@pytest.mark.parametrize("times", [10, 2000])
+def test_many_newcomers_are_forgotten_as_soon_as_a_few(times: int) -> None:
+    widths = Widths()
+    for _ in range(times):
+        widths.begin()
+        widths.joined()
+    # What one draft costs is known.
+    for drafts in (0, 1):
+        widths.took(8 + drafts, drafts, 0.01)
+    assert widths._power(8) > 1.9
+    widths.begin(512)
+    assert widths._power(8) < 1.3
+
+
 @pytest.mark.parametrize("every", [8, 64])
 def test_one_row_keeps_its_drafts(every: float) -> None:
     alone, beside = served(1, 0.06, None), served(1, 0.06, every)

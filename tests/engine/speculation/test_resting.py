@@ -208,7 +208,7 @@ def test_rows_that_rest_are_measured_all_the_same() -> None:
     for number in range(640):
         step(made, exact())
         # The first steps look.
-        assert widths.is_measured(1) or number < 5
+        assert widths.may_draft(1) or number < 5
     assert 18 <= taken <= 40
 
 
@@ -277,10 +277,10 @@ def test_steps_that_have_passed_make_what_is_known_old() -> None:
     for _ in range(60):
         widths.verified(0, guess, 0)
     widths.begin(50)
-    assert widths.is_measured(1)
+    assert widths.may_draft(1)
     assert widths.likelihood(guess) < before / 2
     widths.begin(50)
-    assert not widths.is_measured(1)
+    assert not widths.may_draft(1)
     widths.begin(4000)
     assert widths.likelihood(guess) == before
 
@@ -307,6 +307,24 @@ def test_a_new_request_rests_until_it_was_looked_at() -> None:
     assert drafter.asked == 2
     assert made.rests(0) == -1
     assert not made.has_news
+
+
+def test_what_is_looked_at_is_a_text_without_the_drafts_of_its_step() -> None:
+    """A prompt's last token, beside which there are drafts, is looked at while they are planned."""
+    lengths = []
+
+    class Reading(Turning):
+        def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+            lengths.append(len(tokens))
+            return None
+
+    made = installed(Reading())
+    plan = StepPlan(
+        1, [RowInstall(0, 1, 9, [10], 1, [[]])], [], [RowStep(0, 1, 0, 1 + 4, True, 4, 0, 12)]
+    )
+    made.begin(plan)
+    assert lengths
+    assert set(lengths) == {1}
 
 
 def test_a_prompt_beside_it_makes_no_guess_dear() -> None:

@@ -338,19 +338,23 @@ def test_handing_over_costs_microseconds(tmp_path: Path) -> None:
     assert spent / 10_000 < 20e-6
 
 
-def test_drafts_are_replayed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("looks_first", [False, True])
+def test_drafts_are_replayed(looks_first: bool, tmp_path: Path) -> None:
     """With what came of them: requests that end within accepted drafts among them."""
     log = PlanLog(tmp_path / "log")
-    limits = make_limits(num_blocks=64, max_num_batched_tokens=24, max_drafts=4)
+    limits = make_limits(
+        num_blocks=64, max_num_batched_tokens=24, max_drafts=4, looks_first=looks_first
+    )
     simulation = Simulation(limits, 2, RecordingScheduler(limits, log))
     for key in range(12):
         request = make_request(key, 5, 20, seed=key)
         grammar = object() if key % 3 == 0 else None
-        simulation.add(msgspec.structs.replace(request, grammar=grammar))
+        prediction = b"....." if key % 3 == 1 else None
+        simulation.add(msgspec.structs.replace(request, grammar=grammar, prediction=prediction))
         simulation.step()
     simulation.drain()
     log.close()
-    assert simulation.worker.num_accepted > 10
+    assert simulation.worker.num_accepted > 5
     assert FinishReason.STOP in simulation.finished.values()
     report = replay(read_lines((tmp_path / "log").read_bytes().splitlines()))
     assert report.difference is None

@@ -870,6 +870,26 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/telemetry/observer.py",
+        ("tests/engine/speculation/test_exactness.py",),
+        (
+            "drafts behind a prompt's last token are tokens of the prompt",
+            "EngineObserver.committed",
+            "A.num_tokens - A.drafts",
+            "A.num_tokens",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/speculation/asking.py",
+        ("tests/engine/speculation/test_resting.py",),
+        (
+            "a text is looked at with drafts that are not known yet",
+            "Asking._may_find",
+            "step.start + step.num_tokens - step.drafts",
+            "step.start + step.num_tokens",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/speculation/widths.py",
         ("tests/engine/speculation/test_newcomers.py",),
         (
@@ -881,8 +901,14 @@ MUTATIONS = (
         (
             "newcomers are not expected",
             "Widths.joined",
-            "self._awaited += 1 / _STEPS_KNOWN",
+            "self._awaited = min(1 / _STEPS_BETWEEN, self._awaited + 1 / _STEPS_KNOWN)",
             "",
+        ),
+        (
+            "the more newcomers there were, the longer they are expected",
+            "Widths.joined",
+            "min(1 / _STEPS_BETWEEN, self._awaited + 1 / _STEPS_KNOWN)",
+            "self._awaited + 1 / _STEPS_KNOWN",
         ),
         (
             "newcomers are expected for ever",
