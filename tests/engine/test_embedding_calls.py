@@ -25,6 +25,7 @@ from src.engine.requests import embedding_run, text_work
 from src.engine.requests.embedding_run import EmbeddingRun
 from src.engine.requests.submission import Submission
 from src.engine.scheduling.replay import read_lines, replay
+from src.engine.scheduling.waiting import WaitingQueue
 from src.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.classifiers import make_classifier
@@ -92,6 +93,30 @@ async def queued(engine: AsyncEngine, count: int) -> None:
             await asyncio.sleep(0.001)
     # One is running, so what waits is what no row is free for.
     await begun(engine)
+
+
+async def test_a_call_that_cannot_be_let_in_is_not_read(
+    decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: WaitingQueue, num_tokens: int, lane: str) -> None:
+        raise QueueFullError("it is full", code="queue_full")
+
+    num_read, tokens = 0, EmbeddingRun._tokens
+
+    def noted(self: EmbeddingRun, *arguments: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return tokens(self, *arguments)
+
+    monkeypatch.setattr(WaitingQueue, "check_further_tokens", full)
+    monkeypatch.setattr(EmbeddingRun, "_tokens", noted)
+    async with AsyncEngine.open(small_config(decoder)) as engine:
+        with pytest.raises(QueueFullError, match="it is full"):
+            await engine.embed(TEXTS[:2])
+        assert num_read == 0
+        # One text is no call of many.
+        assert len(await engine.embed(TEXTS[:1])) == 1
+        assert num_read == 1
 
 
 async def test_texts_that_are_not_queued_yet_count_as_waiting(

@@ -221,6 +221,8 @@ class EmbeddingRun:
         scheduler.check_queue(1, 1, tenant)
         self._num_texts = len(texts)
         self._reservation = scheduler.reservation(tenant)
+        if len(texts) > 1:
+            self._reservation.check_further()
         timeout = self._options.get("timeout")
         left = None if timeout is None else max(0.0, self._arrival + timeout - time.monotonic())
         self._limit = limit = asyncio.timeout(left)

@@ -230,7 +230,7 @@ class Scheduler:
         succeeds
             Whether they take the place of a request of the same caller that has just ended, and
             that had no other. They are taken though the queue is full: with one place for each
-            caller it grows by no more than the rows.
+            caller it grows by no more than the callers.
 
         Raises
         ------

@@ -301,6 +301,16 @@ class Reservation:
         queue = self._queue
         return max(1, queue.most_further(self._lane) // max(1, queue.num_calls(self._lane)))
 
+    def check_further(self) -> None:
+        """Refuse a call of several texts where not even one token of them would be taken.
+
+        Raises
+        ------
+        QueueFullError
+            There is no room for any.
+        """
+        self._queue.check_further_tokens(1, self._lane)
+
     def add(self, num_tokens: int) -> None:
         """Count the tokens of one more text.
 

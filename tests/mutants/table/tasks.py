@@ -349,8 +349,20 @@ MUTATIONS = (
         (
             "calls that have queued everything have a share",
             "Reservation.restore",
-            "(self.num_tokens > 0) - A",
-            "1 if num_tokens > 0 and not had_some else 0",
+            "A and self.num_tokens > 0",
+            "self._has_begun",
+        ),
+        (
+            "calls that still read their texts have a share",
+            "Reservation.restore",
+            "A and self.num_tokens > 0",
+            "self.num_tokens > 0",
+        ),
+        (
+            "calls share what no others leave them",
+            "WaitingQueue.most_further",
+            "A + B + C",
+            "running + further + left // (_TAKEN_FOR_LEFT + 1)",
         ),
         (
             "the first text of a call is one of many",
@@ -368,6 +380,16 @@ MUTATIONS = (
             "EmbeddingRun._window",
             "min(_WINDOW, A)",
             "_WINDOW",
+        ),
+    ),
+    *rewrites_of(
+        "src/engine/requests/embedding_run.py",
+        (f"{_CALLS}::test_a_call_that_cannot_be_let_in_is_not_read",),
+        (
+            "a call is read before it is refused",
+            "EmbeddingRun.prepare",
+            "if len(texts) > 1: A",
+            "",
         ),
     ),
     *rewrites_of(
