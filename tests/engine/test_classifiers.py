@@ -497,7 +497,7 @@ async def test_a_plan_log_with_tasks_is_replayed(decoder: Path, tmp_path: Path) 
         await engine.classify(random_prompts(20, longest=60))
     lines = log.read_text().splitlines()
     added = [line for line in map(json.loads, lines) if line[0] == "add"]
-    assert {line[-3] for line in added} == {"classify"}
+    assert {line[-4] for line in added} == {"classify"}
     assert json.loads(lines[0])[1] == 6
     # A log of a version before, which had no tasks, and nothing behind them.
     older = [json.dumps(["limits", 4, json.loads(lines[0])[2]])]
