@@ -285,7 +285,8 @@ def test_unasked_it_gets_a_tenth_of_what_is_free_beside_the_model(
     ):
         source = load_drafts(config(path, method), target, None, free=free)
         assert (source is not None) == is_there
-    [record] = caplog.records
+    # Some engine of this process may have asked for more than warnings.
+    [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert "more than a tenth of the" in record.getMessage()
 
 
