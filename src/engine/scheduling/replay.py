@@ -84,7 +84,7 @@ class AddLine(_Line, frozen=True, tag="add"):
     # Logs up to version 5 have neither: texts waited in order of arrival, and media had no names.
     call: int | None = None
     media: list[tuple[int, int]] = []
-    # In no log of version 6 or less does it matter.
+    # Logs that lack it are of engines whose rows all had drafts from their first token on.
     has_prediction: bool = False
 
 

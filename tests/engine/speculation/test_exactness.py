@@ -344,37 +344,23 @@ async def test_the_same_question_again_takes_fewer_steps(depth: int, checkpoint:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_no_drafts_are_beside_tokens_of_their_prompt(
-    depth: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last chunk of a prompt is one token, which is sampled behind, as where drafts are."""
-    changes = speculating(monkeypatch, Adversary([], seed=8))
-    changes |= {"scheduler__max_num_batched_tokens": 12, "scheduler__pipeline_depth": depth}
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
-        await engine.generate(list(range(5, 18)), params)
-        await asyncio.wait_for(engine._loop.wait_idle(), 60)
-        records = list(engine.timeline)
-        assert sum(record.prefill_tokens for record in records) == 13
-        assert any(record.prefill_tokens == 1 for record in records)
-        assert not any(record.prefill_tokens and record.drafted_tokens for record in records)
-        assert any(record.drafted_tokens for record in records)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("prediction", [None, "one two three"])
 async def test_drafts_are_no_tokens_of_a_prompt(
-    depth: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    prediction: str | None, depth: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last chunk of a prompt may be one token; beside it is what is predicted behind it."""
+    """The last chunk of a prompt may be one token; beside it is only what is predicted."""
     changes = speculating(monkeypatch, Adversary([], seed=8))
     changes |= {"scheduler__max_num_batched_tokens": 12, "scheduler__pipeline_depth": depth}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     async with AsyncEngine.open(config(checkpoint, **changes)) as engine:
-        await engine.generate(list(range(5, 18)), params, prediction="one two three")
+        await engine.generate(list(range(5, 18)), params, prediction=prediction)
         await asyncio.wait_for(engine._loop.wait_idle(), 60)
         records = list(engine.timeline)
         assert sum(record.prefill_tokens for record in records) == 13
-        assert any(record.prefill_tokens == 1 and record.drafted_tokens for record in records)
+        last = [record for record in records if record.prefill_tokens == 1]
+        assert last
+        assert any(record.drafted_tokens for record in last) == (prediction is not None)
+        assert any(record.drafted_tokens for record in records)
 
 
 async def test_a_drafter_that_raises_ends_no_request(
