@@ -16,16 +16,17 @@ _FRESH: Final = 0.2
 # After so many steps the duration is of other lengths of texts, and is measured again.
 _STALE: Final = 64
 _FORGOTTEN: Final = 1024
-# How much the assumed price weighs against measured ones, and the most that they weigh.
+# How much the assumed price weighs, in drafts, and how many of the last steps make a price. A step
+# with many drafts tells more of what each costs: whatever else made it longer is divided by them.
 _PRIOR_WEIGHT: Final = 8.0
-_MOST_OBSERVED: Final = 48.0
+_MOST_OBSERVED: Final = 48
 # A price that was measured fewer times is believed to be no higher than that of fewer drafts: what
 # was assumed, or one disturbed step, must not keep it from being measured.
 _KNOWN: Final = 8
-# What was measured so many steps ago weighs no more than this: a machine that was busy then may be
-# quiet now, and where drafts did not seem to pay few are tried.
+# What was measured so many steps ago weighs no more than so many steps of today: a machine that was
+# busy then may be quiet now, and where drafts did not seem to pay few are tried.
 _LONG_AGO: Final = 64
-_WEIGHT_OF_OLD: Final = 3.0
+_WEIGHT_OF_OLD: Final = 3
 # The least price that is believed, as a part of the assumed one: no draft is free, and clocks of a
 # busy machine say anything.
 _LEAST_PART: Final = 0.15
@@ -41,7 +42,8 @@ class _Base(msgspec.Struct):
 class _Price(msgspec.Struct):
     """How much longer a draft makes a step, as a part of that step without any, and its weight.
 
-    ``times`` is how often it was measured, ``seen`` the step in which it was last.
+    ``weight`` is in drafts, ``times`` how often it was measured, ``seen`` the step in which it was
+    last.
     """
 
     mean: float
@@ -134,10 +136,10 @@ class Costs:
             price = self._prices.setdefault(*self._cell(certain, drafts))
             found = (min(seconds / base.seconds, 1 + 2 * drafts) - 1) / drafts
             if self._step - price.seen > _LONG_AGO:
-                price.weight = min(price.weight, _WEIGHT_OF_OLD)
+                price.weight = min(price.weight, _WEIGHT_OF_OLD * drafts)
             price.seen, price.times = self._step, price.times + 1
-            price.weight = min(price.weight + 1, _MOST_OBSERVED)
-            price.mean += (found - price.mean) / price.weight
+            price.weight = min(price.weight + drafts, _MOST_OBSERVED * drafts)
+            price.mean += (found - price.mean) * drafts / price.weight
             self._least.clear()
             self._priced.clear()
 

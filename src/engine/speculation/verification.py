@@ -229,10 +229,17 @@ class Speculation:
         self._has_asked = self._has_asked or bool(asked)
         guesses = self._asking.guesses(rows, asked)
         if guesses:
-            sampling = sum(step.samples for step in rows)
             steps = [rows[place] for place in guesses]
-            again = self._states.again(steps)
-            widths = self._widths.choose(list(guesses.values()), sampling, certain, again)
+            guessing = [step.row for step in steps]
+            others = [step.row for step in rows if step.samples and step.row not in guessing]
+            widths = self._widths.choose(
+                list(guesses.values()),
+                len(guessing) + len(others),
+                certain,
+                self._states.again(steps),
+                rows=guessing,
+                others=others,
+            )
             widths = self._states.narrow(steps, widths)
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
@@ -240,6 +247,9 @@ class Speculation:
                     rows[place] = self._with_drafts(rows[place], guess.token_ids)
                     drafts[place] = guess
                     self._asking.resting.wake(rows[place].row)
+                elif self._widths.has_held_back:
+                    # Soon others may have some as well.
+                    self._asking.found_nothing(rows[place].row)
                 else:
                     self._asking.nothing_pays(rows[place].row)
         self._states.back_up([step.row for step in rows if step.drafts])

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from src.engine.speculation.balances import Balances
 from src.engine.speculation.chances import Chances
 from src.engine.speculation.costs import Costs
 from src.engine.speculation.guess import FORCED, Guess
@@ -31,12 +32,18 @@ _CALM: Final = 1.1
 _HASTY: Final = 2.0
 _STEPS_BETWEEN: Final = 64
 _STEPS_KNOWN: Final = 256
-# How much longer drafts of others may make a step for rows that have none, if there are many.
-_NEIGHBOURLY: Final = 0.04
 # Once in so many steps likely guesses are tried where they are not expected to pay.
 _PROBED: Final = 128
-_PROBES: Final = 2
 _LIKELY: Final = 0.6
+# So many of them in turns: prices are kept by the number of drafts, and each of many may be cheap
+# where one is not. ``None``: as many as are expected to lose no more than the time of a step, and
+# to make this one no longer than that of four. Nearly sure ones lose little: what costs as much as
+# a token brings a token.
+_PROBES: Final = (1, None, 2, None)
+_LOST: Final = 1.0
+_LONGEST_PROBE: Final = 4.0
+# Where all rows have as many, each has at most so many.
+_WIDTH_OF_PROBES: Final = 2
 # The longest pauses of a row, in steps: after wrong guesses, and at least after no guess.
 _LONGEST_PAUSE: Final = 64
 _LONGEST_SEARCH: Final = 8
@@ -70,16 +77,22 @@ class Widths:
     ----------
     always
         Verify every guess, whatever it costs; for tests.
+
+    Attributes
+    ----------
+    has_held_back
+        Whether more guesses would have paid in the last step that had some, but for rows without.
     """
 
     def __init__(self, *, always: bool = False) -> None:
         self._always = always
         self._chances = Chances()
         self._costs = Costs()
+        self._balances = Balances()
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         self._probed = 0
-        # How many guesses were tried last.
+        # How often guesses were tried.
         self._probes = 0
         # No pause ends before this step.
         self._soonest = 0
@@ -89,6 +102,7 @@ class Widths:
         self._asking = 0.0
         # The part of the last steps for whose end a newcomer has waited.
         self._awaited = 0.0
+        self.has_held_back = False
 
     @property
     def always(self) -> bool:
@@ -130,6 +144,7 @@ class Widths:
     def vacate(self, row: int) -> None:
         """The row has another request now."""
         self._pauses.pop(row, None)
+        self._balances.vacate(row)
 
     def asks(self, row: int) -> bool:
         """Whether a drafter is asked for the row in this step."""
@@ -191,6 +206,9 @@ class Widths:
         num_rows: int,
         num_tokens: int,
         again: Sequence[int] | None = None,
+        *,
+        rows: Sequence[int] = (),
+        others: Sequence[int] = (),
     ) -> list[int]:
         """How many of each row's guesses are verified.
 
@@ -205,6 +223,8 @@ class Widths:
         again
             Of the rows that have guesses: tokens that are computed again, beside right drafts, if a
             draft of the row is wrong. ``None``: nothing ever is.
+        rows, others
+            The rows that have guesses, and the others that sample, as far as they are known.
         """
         if self._always:
             return [len(guess.token_ids) for guess in guesses]
@@ -218,9 +238,15 @@ class Widths:
             reverse=True,
         )
         widths = [0] * len(guesses)
-        count = self._count(candidates, len(guesses), num_rows, num_tokens)
-        for _, index, _ in candidates[:count]:
-            widths[-index] += 1
+        lacking = num_rows - len(guesses)
+        most = self._balances.bearable(others, lacking, num_rows)
+        count = self._count(candidates, lacking, most, num_rows, num_tokens)
+        if count:
+            for _, index, _ in candidates[:count]:
+                widths[-index] += 1
+            tokens = sum([taken for _, _, taken in candidates[:count]])
+            longer = tokens * self._costs.price(num_tokens, count)
+            self._balances.lost([*rows, *others], longer)
         return widths
 
     def choose_width(
@@ -241,8 +267,7 @@ class Widths:
         if self._always or not longest:
             return longest
         chances = [self._chances.survivals(guess) for guess in guesses]
-        lacking = num_rows - len(guesses)
-        most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
+        most = self._balances.bearable((), num_rows - len(guesses), num_rows)
         best, best_rate, power = 0, float(num_rows), self._power(num_tokens)
         for width in widths:
             drafts = num_rows * width
@@ -250,7 +275,7 @@ class Widths:
             if longer > most:
                 continue
             expected = sum(sum(each[:width]) for each in chances)
-            rate = (num_rows + expected / _MARGIN) / (1 + longer) ** power
+            rate = self._rate(num_rows, expected, longer, power)
             if rate > best_rate:
                 best, best_rate = width, rate
             if width >= longest:
@@ -258,8 +283,19 @@ class Widths:
         likeliest = max(each[0] for each in chances if each)
         if not best and self._is_probe and likeliest >= _LIKELY:
             self._probed = self._step
-            return max((width for width in widths if width <= _PROBES), default=0)
+            return max((width for width in widths if width <= _WIDTH_OF_PROBES), default=0)
         return best
+
+    @staticmethod
+    def _rate(num_rows: int, expected: float, longer: float, power: float) -> float:
+        """What so many drafts that hold make of a step that is so much longer; 0: they do not pay.
+
+        How many tokens in a time, or ``num_rows`` without drafts.
+        """
+        slower: float = (1 + longer) ** power
+        if expected < _MARGIN * num_rows * (slower - 1):
+            return 0.0
+        return (num_rows + expected) / slower
 
     def _taken(self, guess: Guess, again: int | None) -> list[tuple[float, float]]:
         """Per token of a guess: the chance that the row comes that far, and tokens that it takes.
@@ -278,15 +314,17 @@ class Widths:
     def _count(
         self,
         candidates: Sequence[tuple[float, int, float]],
-        num_guessing: int,
+        lacking: int,
+        most: float,
         num_rows: int,
         num_tokens: int,
     ) -> int:
-        """How many of the likeliest drafts give the most tokens per second."""
-        lacking = num_rows - num_guessing
+        """How many of the likeliest drafts give the most tokens per second.
+
+        They make the step longer by ``most`` of it, so that ``lacking`` rows do not lose too much.
+        """
         prices = self._costs.prices(num_tokens, len(candidates))
-        # The more rows have none, the less may drafts of others cost them.
-        most = _NEIGHBOURLY * num_rows / lacking if lacking else float("inf")
+        self.has_held_back = False
         best, best_rate, power = 0, float(num_rows), self._power(num_tokens)
         expected = tokens = 0.0
         for count, ((survival, _, taken), price) in enumerate(
@@ -295,18 +333,45 @@ class Widths:
             expected += survival
             tokens += taken
             longer = tokens * price
+            rate = self._rate(num_rows, expected, longer, power)
+            if rate <= best_rate:
+                continue
             if longer > most:
                 # More of them may be cheaper together, as far as was measured.
+                self.has_held_back = True
                 continue
-            rate = (num_rows + expected / _MARGIN) / (1 + longer) ** power
-            if rate > best_rate:
-                best, best_rate = count, rate
+            best, best_rate = count, rate
         if not best and self._is_probe and candidates and candidates[0][0] >= _LIKELY:
             self._probed = self._step
-            # One and two have prices of their own.
-            self._probes = self._probes % _PROBES + 1
-            return min(self._probes, len(candidates))
+            number = _PROBES[self._probes % len(_PROBES)]
+            self._probes += 1
+            if number is None:
+                return self._affordable(candidates, prices, lacking, num_rows, power)
+            return min(number, len(candidates))
         return best
+
+    def _affordable(
+        self,
+        candidates: Sequence[tuple[float, int, float]],
+        prices: Sequence[float],
+        lacking: int,
+        num_rows: int,
+        power: float,
+    ) -> int:
+        """How many of the likeliest drafts a probe may have: at least one."""
+        most, brought, tokens = 1, 0.0, 0.0
+        for count, ((survival, _, taken), price) in enumerate(
+            zip(candidates, prices, strict=True), 1
+        ):
+            # Rows that have none lose all of the time.
+            brought += 0.0 if lacking else survival / num_rows
+            tokens += taken
+            duration = 1 + tokens * price
+            if duration > _LONGEST_PROBE:
+                continue
+            if duration ** (power / _CALM) - 1 - brought <= _LOST:
+                most = count
+        return most
 
     def forget(self, source: str) -> None:
         """What is known of somebody's guesses is of other texts, and is measured again."""
@@ -345,6 +410,7 @@ class Widths:
     def verified(self, row: int, guess: Guess, accepted: int) -> None:
         """A row's guess was verified, and so many of its tokens were right."""
         self._chances.verified(guess, accepted)
+        self._balances.gained(row, accepted)
         if accepted:
             self._pauses.pop(row, None)
         else:

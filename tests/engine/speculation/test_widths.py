@@ -114,17 +114,62 @@ def test_a_large_step_is_probed_rarely_and_its_price_believed() -> None:
     assert drafted[-1][1] > 32
 
 
-def test_where_drafts_do_not_pay_only_probes_are_left() -> None:
-    widths, drafted = Widths(), 0
-    for _ in range(3000):
+@pytest.mark.parametrize("right", [0, 1, 16])
+@pytest.mark.parametrize(("rows", "price"), [(32, 1 / 32), (32, 1 / 16), (8, 1 / 8), (8, 2 / 3)])
+def test_where_drafts_do_not_pay_only_probes_are_left(rows: int, price: float, right: int) -> None:
+    widths, probes, tokens, taken = Widths(), 0, 0, 0.0
+    for _ in range(6000):
         widths.begin()
-        widths.took(32, 0, 0.032)
-        if not widths.none_pays(32):
-            drafts = sum(widths.choose([SURE] * 32, 32, 32))
-            drafted += drafts
-            if drafts:
-                widths.took(32 + drafts, drafts, 0.032 + 0.001 * drafts)
-    assert 0 < drafted <= 2 * 3000 / 100
+        tokens, drafts = tokens + rows, 0
+        if widths.may_draft(rows) and not widths.none_pays(rows):
+            chosen = widths.choose([SURE] * rows, rows, rows)
+            drafts, probes = sum(chosen), probes + any(chosen)
+            for row, width in enumerate(chosen):
+                if width:
+                    accepted = min(width, right)
+                    widths.verified(row, Guess([1] * width, 20, "suffix"), accepted)
+                    tokens += accepted
+        duration = 1 + price * drafts
+        # A probe makes a step up to four times as long, at the price that is assumed at first.
+        assert duration < 1 + 3 * price * (rows + 4) + 1e-9
+        widths.took(rows + drafts, drafts, 0.01 * duration)
+        taken += duration
+    # Wrong ones soon seem unlikely.
+    assert (6000 / 200 if right else 0) < probes < 6000 / 100
+    # A probe may take the time of a step in 128, and every second one does. Right ones take none.
+    assert tokens / taken / rows > 0.99
+
+
+@pytest.mark.parametrize(("guessing", "rate"), [(8, 1.5), (7, 0.98)])
+def test_many_drafts_are_tried_where_one_alone_is_dear(guessing: int, rate: float) -> None:
+    """A lone draft costs more than what it brings, and each of many costs half of it.
+
+    Not where the eighth row has none: it would wait too long.
+    """
+    widths, tokens, taken = Widths(), 0, 0.0
+    for step in range(2000):
+        widths.begin()
+        chosen = [0]
+        if widths.may_draft(8) and not widths.none_pays(8):
+            chosen = widths.choose([SURE] * guessing, 8, 8)
+        drafts = sum(chosen)
+        duration = 1 + (0.15 if drafts < 8 else 0.06) * drafts
+        widths.took(8 + drafts, drafts, 0.01 * duration)
+        for row, width in enumerate(chosen):
+            if width:
+                widths.verified(row, Guess([1] * width, 20, "suffix"), width)
+        if step >= 600:
+            tokens, taken = tokens + 8 + drafts, taken + duration
+    assert tokens / taken / 8 > rate
+
+
+def test_a_step_with_many_drafts_tells_more_of_what_each_costs() -> None:
+    costs = Costs()
+    costs.took(8, 0, 0.01)
+    for drafts in (1, 64):
+        costs.took(8, drafts, 0.01 * (1 + 0.02 * drafts))
+    assert costs.price(8, 64) == pytest.approx(0.02, rel=0.6)
+    assert costs.price(8, 1) > 2 * costs.price(8, 64)
 
 
 def test_rejected_guesses_become_unlikely_and_right_ones_likely() -> None:
@@ -312,3 +357,62 @@ def test_a_price_that_was_hardly_measured_is_no_higher_than_that_of_fewer_drafts
         assert costs.price(8, 4) == few, times
         costs.took(8, 4, 0.03)
     assert costs.price(8, 4) > 2 * few
+
+
+def together(turns: int, steps: int = 1200) -> tuple[float, list[float]]:
+    """Eight rows of which each has guesses but for one step in ``turns``, its own one.
+
+    All guesses hold, and each draft makes the step longer by a twentieth. Returns tokens in the
+    time of a step without drafts, and how much time each row has lost while it had no guess, less
+    what drafts have saved it.
+    """
+    widths, tokens, taken = Widths(), 0, 0.0
+    balances = [0.0] * 8
+    for step in range(steps):
+        widths.begin()
+        rows = [row for row in range(8) if (step + row) % turns]
+        others = [row for row in range(8) if row not in rows]
+        chosen = [0] * len(rows)
+        if widths.may_draft(8) and not widths.none_pays(8) and rows:
+            chosen = widths.choose([SURE] * len(rows), 8, 8, rows=rows, others=others)
+        longer = 0.05 * sum(chosen)
+        widths.took(8 + sum(chosen), sum(chosen), 0.01 * (1 + longer))
+        for row, width in zip(rows, chosen, strict=True):
+            balances[row] += width - longer
+            if width:
+                widths.verified(row, Guess([1] * width, 20, "suffix"), width)
+        for row in others:
+            balances[row] -= longer
+        tokens, taken = tokens + 8 + sum(chosen), taken + 1 + longer
+    return tokens / taken, balances
+
+
+def test_rows_that_repeat_themselves_by_turns_help_each_other() -> None:
+    for turns in (4, 8):
+        rate, balances = together(turns)
+        assert rate > 1.5 * 8, turns
+        assert min(balances) > 0, turns
+
+
+def test_who_gains_nothing_pays_for_nobody() -> None:
+    widths, lost, steps = Widths(), 0.0, 2000
+    for _ in range(steps):
+        widths.begin()
+        widths.took(8, 0, 0.01)
+        chosen = widths.choose([SURE] * 5, 8, 8, rows=range(5), others=[5, 6, 7])
+        if drafts := sum(chosen):
+            widths.took(8 + drafts, drafts, 0.01 * (1 + 0.03 * drafts))
+            lost += 0.03 * drafts
+        for row, width in enumerate(chosen):
+            if width:
+                widths.verified(row, Guess([1] * width, 20, "suffix"), width)
+    # Three of eight lose a tenth at most, but for what a request pays in advance.
+    assert 0.05 < lost / steps < 0.04 * 8 / 3 + 0.01
+
+
+def test_the_widest_that_pays_is_chosen_where_all_pay_well() -> None:
+    widths = priced(0.02, 0.001)
+    for _ in range(60):
+        widths.verified(0, SURE, 16)
+    # A draft costs a twentieth of the step and brings an eighth of its tokens.
+    assert widths.choose([SURE] * 8, 8, 8) == [16] * 8

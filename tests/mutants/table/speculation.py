@@ -835,8 +835,20 @@ MUTATIONS = (
         (
             "nobody's step is too long for a neighbour's drafts",
             "Widths._count",
-            "if A > B: continue",
-            "if False: continue",
+            "A > B",
+            "False",
+        ),
+        (
+            "one draft is tried, and never many",
+            "Widths._affordable",
+            "A <= _LOST",
+            "False",
+        ),
+        (
+            "rows without guesses are not charged",
+            "Widths.choose",
+            "[*A, *B]",
+            "A",
         ),
         (
             "a row that fails is asked in every step",
@@ -894,7 +906,7 @@ MUTATIONS = (
         ("tests/engine/speculation/test_newcomers.py",),
         (
             "a step may be as long as its tokens pay for, whoever comes",
-            "Widths._count",
+            "Widths._rate",
             "(1 + A) ** B",
             "(1 + A)",
         ),
@@ -1014,8 +1026,36 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/engine/speculation/balances.py",
+        ("tests/engine/speculation/test_balances.py",),
+        (
+            "who has gained much waits for ever",
+            "Balances.gained",
+            "min(A, B)",
+            "A",
+        ),
+        (
+            "the next request owes what the last one lost",
+            "Balances.vacate",
+            "self._steps.pop(A, None)",
+            "",
+        ),
+        (
+            "drafts cost their neighbours nothing",
+            "Balances.lost",
+            "A - B",
+            "A",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/speculation/costs.py",
         ("tests/engine/speculation/test_widths.py",),
+        (
+            "a step with many drafts tells as much as one with one",
+            "Costs.took",
+            "min(A + drafts, B)",
+            "min(A + 1, B)",
+        ),
         (
             "what was measured long ago weighs as ever",
             "Costs.took",
