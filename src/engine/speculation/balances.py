@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Final
 
 # How much longer drafts of others may make every step for rows that have none, if there are many.
-_NEIGHBOURLY: Final = 0.04
+_NEIGHBOURLY: Final = 0.03
 # How much longer, in steps, a request's steps may get before drafts have brought it anything. Rows
 # that are able to wait for each other once will gain from it, if they repeat themselves by turns.
-_IN_ADVANCE: Final = 2.0
+_IN_ADVANCE: Final = 1.0
 # The most that is kept of what a row has gained: who repeats itself no more does not wait for ever.
 _MOST_KEPT: Final = 8.0
 

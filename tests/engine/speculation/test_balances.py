@@ -10,18 +10,18 @@ from src.engine.speculation.balances import Balances
 def test_rows_that_are_many_bear_little_and_all_of_it_where_none_lacks_a_guess() -> None:
     balances = Balances()
     assert balances.bearable((), 0, 8) == float("inf")
-    assert balances.bearable((), 8, 8) == pytest.approx(0.04)
-    assert balances.bearable((), 1, 8) == pytest.approx(0.32)
+    assert balances.bearable((), 8, 8) == pytest.approx(0.03)
+    assert balances.bearable((), 1, 8) == pytest.approx(0.24)
 
 
 def test_a_request_pays_in_advance_and_then_what_it_has_gained() -> None:
     balances = Balances()
-    assert balances.bearable([3], 1, 8) == 2.0
-    balances.lost([3], 1.5)
+    assert balances.bearable([3], 1, 8) == 1.0
+    balances.lost([3], 0.5)
     assert balances.bearable([3], 1, 8) == 0.5
-    balances.lost([3], 1.5)
+    balances.lost([3], 0.75)
     # Nothing is owed.
-    assert balances.bearable([3], 1, 8) == pytest.approx(0.32)
+    assert balances.bearable([3], 1, 8) == pytest.approx(0.24)
     balances.gained(3, 4)
     assert balances.bearable([3], 1, 8) == 4.0
     balances.gained(3, 400)
@@ -31,8 +31,8 @@ def test_a_request_pays_in_advance_and_then_what_it_has_gained() -> None:
 def test_whoever_has_least_decides() -> None:
     balances = Balances()
     balances.gained(1, 5)
-    balances.lost([2], 1.75)
-    assert balances.bearable([1], 2, 64) == 7.0
+    balances.lost([2], 0.75)
+    assert balances.bearable([1], 2, 64) == 6.0
     assert balances.bearable([1, 2], 2, 8) == 0.25
 
 
@@ -41,4 +41,4 @@ def test_the_next_request_of_a_row_begins_anew() -> None:
     balances.lost([1], 9.0)
     balances.vacate(1)
     balances.vacate(2)
-    assert balances.bearable([1], 1, 8) == 2.0
+    assert balances.bearable([1], 1, 8) == 1.0

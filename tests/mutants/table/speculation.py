@@ -847,8 +847,8 @@ MUTATIONS = (
         (
             "rows without guesses are not charged",
             "Widths.choose",
-            "[*A, *B]",
-            "A",
+            "self._balances.lost([*A, *others], B)",
+            "self._balances.lost(A, B)",
         ),
         (
             "a row that fails is asked in every step",
