@@ -112,7 +112,7 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in range(1, 10)},
 }
 # Blocks of the pool in which requests are preempted: windows and a full group need more of them.
-TIGHT = {"gemma3": 56, "gemma3-kv-int8": 56}
+TIGHT = {"gemma3": 56, "gemma3-kv-int8": 76}
 # All of its layers have windows: a row that was admitted never needs more, and nobody is preempted.
 NEVER_PREEMPTED = ("mixtral",)
 WITH_LAYERS = ("eagle3", "draft", "itself", "mtp")
