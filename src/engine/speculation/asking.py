@@ -148,6 +148,11 @@ class Asking:
         """Whether one of them knows requests."""
         return bool(self._followers)
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether one of them reads what requests have said when they end."""
+        return any(each.reads_texts for each in self._followers)
+
     def install(self, row: int, request: DeviceRequest | None) -> None:
         """The row has been given to this request; ``None``: to one that could not be installed."""
         self.vacate(row)

@@ -138,7 +138,15 @@ class Screening(Drafter, Protocol):
 
 @runtime_checkable
 class Follower(Drafter, Protocol):
-    """A drafter that knows the rows' requests. The device thread calls it."""
+    """A drafter that knows the rows' requests. The device thread calls it.
+
+    Attributes
+    ----------
+    reads_texts
+        Whether `leave` reads tokens. Else it may get none: it takes time to find where they end.
+    """
+
+    reads_texts: bool
 
     def install(self, row: int, request: DeviceRequest) -> None:
         """The row has this request from now on; it may be one that had it, or another, before."""
@@ -147,7 +155,7 @@ class Follower(Drafter, Protocol):
     def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
         """The row's request has ended; ``tokens`` [n] int32 are its prompt and output, a view.
 
-        There are none if its last step has failed.
+        There are none if its last step has failed, and perhaps if nobody reads any.
         """
         ...
 

@@ -74,6 +74,8 @@ class SharedHistory:
         That is too little for anything.
     """
 
+    reads_texts = True
+
     def __init__(self, max_bytes: int) -> None:
         require_size(max_bytes)
         self._size = size = size_of(max_bytes)

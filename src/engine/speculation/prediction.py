@@ -47,6 +47,8 @@ class Predicted:
     where it left. So a prediction serves from its beginning, and again behind each change.
     """
 
+    reads_texts = False
+
     def __init__(self) -> None:
         self._rows: dict[int, _Followed] = {}
 

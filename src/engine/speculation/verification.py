@@ -138,7 +138,9 @@ class Speculation:
         if not self._asking.has_followers:
             return
         tokens = self._tokens[row]
-        end = 0 if row in self._failed else self._end(tokens, request.prompt_len)
+        end = 0
+        if self._asking.reads_texts and row not in self._failed:
+            end = self._end(tokens, request.prompt_len)
         self._asking.leave(row, request, tokens[:end])
 
     def _end(self, tokens: np.ndarray, begin: int) -> int:

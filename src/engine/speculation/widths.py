@@ -32,8 +32,11 @@ _CALM: Final = 1.1
 _HASTY: Final = 2.0
 _STEPS_BETWEEN: Final = 64
 _STEPS_KNOWN: Final = 256
-# Once in so many steps likely guesses are tried where they are not expected to pay.
+# Once in so many steps likely guesses are tried where they are not expected to pay, and more seldom
+# where that was seen to lose more than a part of the time; of a disturbed step no more is believed.
 _PROBED: Final = 128
+_LOST_BY_PROBES: Final = 0.005
+_MOST_BELIEVED: Final = 8.0
 _LIKELY: Final = 0.6
 # So many of them in turns: prices are kept by the number of drafts, and each of many may be cheap
 # where one is not. ``None``: as many as are expected to lose no more than the time of a step, and
@@ -56,7 +59,7 @@ _LONGEST_RESTRICTED: Final = 2
 # Of steps without drafts one in so many is measured.
 _MEASURED: Final = 8
 # The same while nobody is asked or looked at: measuring takes time as well.
-_MEASURED_IDLE: Final = 32
+_MEASURED_IDLE: Final = 64
 # Not in steps in which pauses end: those are multiples of powers of two.
 _MEASURED_AT: Final = 5
 # The shortest pause of rows in whose step no guess would pay.
@@ -94,6 +97,10 @@ class Widths:
         self._probed = 0
         # How often guesses were tried.
         self._probes = 0
+        # Steps that this has lost, the last times; drafts of the try that goes on that were right,
+        # and ``None`` without one.
+        self._lost = 0.0
+        self._brought: int | None = None
         # No pause ends before this step.
         self._soonest = 0
         # Whether nothing is expected to pay in this step, and it only tries guesses.
@@ -186,7 +193,17 @@ class Widths:
 
     @property
     def _is_probe(self) -> bool:
-        return self._step - self._probed >= _PROBED
+        return self._step - self._probed >= max(_PROBED, self._lost / _LOST_BY_PROBES)
+
+    def _begin_probe(self) -> None:
+        self._probed, self._brought = self._step, 0
+        self._probes += 1
+
+    def _end_probe(self, num_rows: int, seconds: float) -> None:
+        """A step that has tried guesses took so long: note what was lost by that."""
+        brought, self._brought = self._brought or 0, None
+        lost = min(self.longer(num_rows, seconds) - brought / num_rows, _MOST_BELIEVED)
+        self._lost += (max(0.0, lost) - self._lost) / 2
 
     def likelihood(self, guess: Guess) -> float:
         """The chance that the first token of a guess holds."""
@@ -282,7 +299,7 @@ class Widths:
                 break
         likeliest = max(each[0] for each in chances if each)
         if not best and self._is_probe and likeliest >= _LIKELY:
-            self._probed = self._step
+            self._begin_probe()
             return max((width for width in widths if width <= _WIDTH_OF_PROBES), default=0)
         return best
 
@@ -342,9 +359,8 @@ class Widths:
                 continue
             best, best_rate = count, rate
         if not best and self._is_probe and candidates and candidates[0][0] >= _LIKELY:
-            self._probed = self._step
             number = _PROBES[self._probes % len(_PROBES)]
-            self._probes += 1
+            self._begin_probe()
             if number is None:
                 return self._affordable(candidates, prices, lacking, num_rows, power)
             return min(number, len(candidates))
@@ -411,6 +427,8 @@ class Widths:
         """A row's guess was verified, and so many of its tokens were right."""
         self._chances.verified(guess, accepted)
         self._balances.gained(row, accepted)
+        if self._brought is not None:
+            self._brought += accepted
         if accepted:
             self._pauses.pop(row, None)
         else:
@@ -438,4 +456,6 @@ class Widths:
 
     def took(self, num_tokens: int, drafts: int, seconds: float) -> None:
         """A step of rows that sample took so long: so many tokens, some of which are drafts."""
+        if drafts and self._brought is not None:
+            self._end_probe(num_tokens - drafts, seconds)
         self._costs.took(num_tokens - drafts, drafts, seconds)

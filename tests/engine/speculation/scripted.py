@@ -53,6 +53,8 @@ class Hearing:
         Invented tokens are below it.
     """
 
+    reads_texts = True
+
     def __init__(self, seed: int, *, spoils: float = 0.3, vocab_size: int = 320) -> None:
         self._random = random.Random(seed)
         self._spoils = spoils

@@ -258,7 +258,8 @@ def test_a_likely_guess_is_taken_and_else_the_likeliest(
 class Following(Counting):
     """Is told of a row's requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_texts: bool = True) -> None:
+        self.reads_texts = reads_texts
         self.told: list[tuple[object, ...]] = []
 
     def install(self, row: int, request: DeviceRequest) -> None:
@@ -353,6 +354,15 @@ def test_a_drafter_that_follows_is_told_who_comes_and_goes() -> None:
     tokens[0] = 5
     made.leave(0, request)
     assert following.told == [(0, 7), (0, 7, [10, 11, 12, 13]), (0, 7, [5] * 12)]
+
+
+@pytest.mark.parametrize("reads", [[False], [True, False], [False, True]])
+def test_no_text_is_looked_for_that_nobody_reads(reads: list[bool]) -> None:
+    drafters = [Following(reads_texts=each) for each in reads]
+    made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
+    made.leave(0, DeviceRequest(key=7, prompt_len=2, params=SamplingParams()))
+    text = [10, 11, 12, 13] if any(reads) else []
+    assert [each.told for each in drafters] == [[(0, 7, text)]] * len(reads)
 
 
 class AtTimes(Restricting):

@@ -134,10 +134,28 @@ def test_where_drafts_do_not_pay_only_probes_are_left(rows: int, price: float, r
         assert duration < 1 + 3 * price * (rows + 4) + 1e-9
         widths.took(rows + drafts, drafts, 0.01 * duration)
         taken += duration
-    # Wrong ones soon seem unlikely.
-    assert (6000 / 200 if right else 0) < probes < 6000 / 100
-    # A probe may take the time of a step in 128, and every second one does. Right ones take none.
-    assert tokens / taken / rows > 0.99
+    assert (4 if right else 1) <= probes < 6000 / 100
+    # Half a hundredth of the time, and what it takes to find that out.
+    assert tokens / taken / rows > 0.992
+
+
+@pytest.mark.parametrize(("steps", "least", "most"), [(1.5, 13, 20), (7, 3, 6)])
+def test_the_more_a_try_loses_the_more_seldom_it_is_made(
+    steps: float, least: int, most: int
+) -> None:
+    widths, tries = Widths(), []
+    for step in range(6000):
+        widths.begin()
+        # What asking takes is part of it.
+        drafts = widths.choose([SURE], 1, 1)[0] if widths.may_draft(1) else 0
+        widths.took(1 + drafts, drafts, 0.01 * (1 + steps * drafts))
+        if drafts:
+            # At first it is not known what a draft costs.
+            tries += [step] if step > 100 else []
+            widths.verified(0, Guess([1] * drafts, 20, "suffix"), 0)
+            for _ in range(3):
+                widths.verified(1, Guess([1], 20, "suffix"), 1)
+    assert least <= len(tries) <= most
 
 
 @pytest.mark.parametrize(("guessing", "rate"), [(8, 1.5), (7, 0.98)])

@@ -244,8 +244,8 @@ MUTATIONS = (
         (
             "what a failed step has left is a text",
             "Speculation.leave",
-            "0 if A in self._failed else B",
-            "B",
+            "A not in self._failed",
+            "True",
         ),
         (
             "a text ends where its prompt does",
@@ -837,6 +837,12 @@ MUTATIONS = (
             "Widths._count",
             "A > B",
             "False",
+        ),
+        (
+            "tries lose as much as they like",
+            "Widths._is_probe",
+            "max(A, B)",
+            "A",
         ),
         (
             "one draft is tried, and never many",
