@@ -19,6 +19,15 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/attention/work.h",
+        ("tests/ops/attention/test_drafted_tokens.py",),
+        (
+            "a step that verifies drafts rounds otherwise",
+            "!a.deterministic && query_len <= kLikeOne ? heads : all",
+            "all",
+        ),
+    ),
+    *mutations_of(
         "src/ops/attention/latent_attention.cpp",
         _TURNS,
         (

@@ -1,0 +1,82 @@
+"""A few tokens of a row at once, as in a step that verifies drafts: the bits of one at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.ops import PAGED_ATTENTION
+from src.ops.attention.cached_rows import CODES
+from src.ops.runtime.kernel_library import KernelLibrary
+from tests.ops.comparison import bits, copied, in_chunks
+
+# The tokens of a row that verifies as many drafts as there are by default.
+MOST = 17
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_a_few_tokens_give_the_bits_of_one_at_a_time(
+    libraries: dict[str, KernelLibrary], data: st.DataObject
+) -> None:
+    length = data.draw(st.one_of(st.integers(2, 60), st.integers(230, 560)))
+    kv_heads, group = data.draw(st.sampled_from([(2, 1), (1, 2), (3, 3), (2, 7), (1, 20)]))
+    case = PAGED_ATTENTION.build(
+        "cpu",
+        rows=((length, length),),
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=data.draw(st.sampled_from([8, 40, 64, 128, 256])),
+        dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
+        sliding_window=data.draw(st.sampled_from([0, 0, 9, 300])),
+        chunk=data.draw(st.sampled_from([0, 0, 13, 150])),
+        block_size=data.draw(st.sampled_from([1, 7, 16])),
+        cache_dtype=data.draw(st.sampled_from([None, None, *CODES])),
+        cap=data.draw(st.sampled_from([0, 0, 2.0])),
+        has_sinks=data.draw(st.booleans()),
+        seed=length,
+    )
+    bounds = [0]
+    while bounds[-1] < length:
+        bounds.append(min(length, bounds[-1] + data.draw(st.integers(1, MOST))))
+    for library in libraries.values():
+        torch.set_num_threads(1)
+        expected = in_chunks(library.paged_attention, copied(case), range(length + 1))
+        torch.set_num_threads(data.draw(st.integers(1, 3)))
+        got = in_chunks(library.paged_attention, copied(case), bounds)
+        assert torch.equal(bits(got), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_with_drafts_change_nothing_beside_others(
+    libraries: dict[str, KernelLibrary], dtype: torch.dtype
+) -> None:
+    """One row has drafts, one decodes, and two of them begin with the same blocks."""
+    shared = {"prefixes": {1: (0, 32)}, "num_heads": 6, "num_kv_heads": 2, "dtype": dtype}
+    drafted = PAGED_ATTENTION.build("cpu", rows=((MOST, 600), (1, 600), (40, 80)), **shared)
+    starts = drafted[6].tolist()
+    for library in libraries.values():
+        torch.set_num_threads(2)
+        together = copied(drafted)
+        library.paged_attention(*together)
+        for at in range(MOST):
+            one = copied(drafted)
+            last = at + 1
+            library.paged_attention(
+                *(x[at:last] for x in one[:3]),
+                together[3],
+                together[4],
+                one[5][:1],
+                torch.tensor([0, 1], dtype=torch.int32),
+                one[7][:1] - (MOST - last),
+                one[8][at:last],
+                one[9][at:last],
+                *one[10:12],
+                1,
+                600,
+                False,
+            )
+            assert torch.equal(bits(one[9][at:last]), bits(together[9][at:last])), at
+    assert starts == [0, MOST, MOST + 1, MOST + 41]
