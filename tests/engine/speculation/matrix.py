@@ -112,7 +112,8 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in range(1, 10)},
 }
 # Blocks of the pool in which requests are preempted: windows and a full group need more of them.
-TIGHT = {"gemma3": 56, "gemma3-kv-int8": 76}
+TIGHT = {"gemma3": 56, "gemma3-kv-int8": 56}
+WITH_WINDOWS = ("gemma3", "gpt_oss")
 # All of its layers have windows: a row that was admitted never needs more, and nobody is preempted.
 NEVER_PREEMPTED = ("mixtral",)
 WITH_LAYERS = ("eagle3", "draft", "itself", "mtp")
@@ -317,8 +318,10 @@ async def compare(
     settings = found.settings | WAYS[way] | changes
     if way == "preempted":
         # A draft model with windows has groups of layers of its own.
-        more = 3 if changes.get("speculation__model") == str(found.path) else 1
-        settings["cache__num_blocks"] = more * TIGHT[name] if name in TIGHT else 40
+        more = 1.0
+        if changes.get("speculation__method") == "draft" and name.startswith(WITH_WINDOWS):
+            more = 3.0 if changes["speculation__model"] == str(found.path) else 1.5
+        settings["cache__num_blocks"] = round(more * TIGHT.get(name, 40))
     async with AsyncEngine.open(config(found.path, **settings)) as engine:
         for round_ in range(2):
             leaving = [
