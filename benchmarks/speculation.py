@@ -25,7 +25,7 @@ Both are kept with the figures.
 What `off` costs against a commit before is not measured here, where one process has one commit's
 code: `python -m benchmarks.commits COMMIT --set speculation.method=off`.
 
-- repeated: a line that stands in the prompt eight times goes on
+- repeated: a line that stands in the prompt eight times, and what was said to that, go on
 - predicted: `prediction` is the answer
 - again: a question that was asked before, on engines that keep what they said
 - json: twenty objects of one form, by a schema
@@ -191,12 +191,14 @@ async def rows_of(
     """What is measured in a turn: name -> requests. ``engine`` may be asked for answers."""
     size = engine.model_info.vocab_size
     if case == "repeated":
-        # Rows that share no prefix. What stands on eight lines goes on word for word, and the same
-        # in one paragraph seldom does.
+        # Rows that share no prefix. Models go on word for word with what stands on eight lines, or
+        # repeat something of their own soon.
         words = _STORY.split()
         begins = [(turn * count + row) % len(words) for row in range(count)]
         lines = [" ".join(words[begin:] + words[:begin]) for begin in begins]
-        return {case: [Row(f"{line}\n" * 8, asked(length)) for line in lines]}
+        said = [await engine.generate(f"{line}\n" * 8, asked(length)) for line in lines]
+        texts = [[*each.prompt_token_ids, *each.token_ids] for each in said]
+        return {case: [Row(text, asked(length)) for text in texts]}
     if case in ("predicted", "again"):
         rows = []
         for row in range(count):

@@ -16,7 +16,7 @@ from tests.ops.comparison import bits, copied, in_chunks
 MOST = 17
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_few_tokens_give_the_bits_of_one_at_a_time(
     libraries: dict[str, KernelLibrary], data: st.DataObject
