@@ -22,8 +22,13 @@ _METHODS: Final = {
     "glm4_moe_mtp": "mtp",
     "qwen3_next_mtp": "mtp",
 }
-# Other methods of vLLM's that draft with a model or a head.
-_NOT_BUILT: Final = ("eagle", "mlp_speculator")
+# Other methods of vLLM's; so are those for layers of further families, whose names end alike.
+_NOT_BUILT: Final = ("eagle", "mlp_speculator", "ngram_gpu", "dflash", "dspark", "custom_class")
+_OF_OTHER_FAMILIES: Final = "_mtp"
+# Names of it, as method or as model.
+_NGRAMS: Final = ("ngram", "[ngram]")
+# Where neither bound of a match is given.
+_MATCH: Final = 5
 # vLLM's key -> the setting.
 _SETTINGS: Final = {
     "method": "speculation.method",
@@ -56,21 +61,22 @@ def speculative_settings(text: str) -> list[tuple[str, str]]:
             kind = "object" if isinstance(value, dict) else "array"
             raise ConfigError(f"{_OPTION}: {key} must be a plain value, got an {kind}")
     method = given.get("method")
-    if method is None and given.get("model") is not None:
-        raise ConfigError(
-            f"{_OPTION}: method must be named beside model, expected {' or '.join(_METHODS)}"
-        )
+    if method is None and given.get("model") in _NGRAMS:
+        method = given.pop("model")
+    if method in _NGRAMS:
+        method = "ngram"
     if method is None:
-        # So does vLLM, where no model is named.
-        given["method"] = method = "ngram"
+        raise ConfigError(f"{_OPTION}: method must be named, expected {' or '.join(_METHODS)}")
     if method not in _METHODS:
-        reason = "is not built" if method in _NOT_BUILT else "is no method"
+        known = method in _NOT_BUILT or str(method).endswith(_OF_OTHER_FAMILIES)
+        reason = "is not built" if known else "is no method"
         raise ConfigError(
             f"{_OPTION}: method = {method!r} {reason}, expected {' or '.join(_METHODS)}"
         )
     given["method"] = _METHODS[str(method)]
     least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
-    # vLLM takes the bound that is given for both.
-    if method == "ngram" and (least is None) != (most is None):
-        given["prompt_lookup_min"] = given["prompt_lookup_max"] = most if least is None else least
+    # vLLM takes the bound that is given for both, and has its own without any.
+    if given["method"] == "ngram" and (least is None or most is None):
+        one = most if least is None else least
+        given["prompt_lookup_min"] = given["prompt_lookup_max"] = _MATCH if one is None else one
     return [(_SETTINGS[key], str(value)) for key, value in given.items() if value is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 # So few positions have small logits, even with a large vocabulary.
@@ -20,6 +21,12 @@ def most_sampled(max_num_seqs: int, max_drafts: int) -> int:
 class DraftCounts:
     """What was drafted and accepted since the start; it only grows.
 
+    Parameters
+    ----------
+    sources, most
+        Who may draft, and the most drafts of a row: they have counts of 0 from the start, so that
+        whoever reads them from time to time sees their first drafts too.
+
     Attributes
     ----------
     rows, drafted, accepted
@@ -30,10 +37,10 @@ class DraftCounts:
         Who has drafted -> how many, and how many of them were right.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Iterable[str] = (), most: int = 0) -> None:
         self.rows = self.drafted = self.accepted = 0
-        self.accepted_at: list[int] = []
-        self.by_source: dict[str, tuple[int, int]] = {}
+        self.accepted_at = [0] * most
+        self.by_source = dict.fromkeys(sources, (0, 0))
 
     def add(self, drafted: int, accepted: int, source: str = "") -> None:
         """A row had so many drafts in a step, and so many of them were right."""

@@ -106,22 +106,27 @@ def load_config(
     given = path if path is not None else environ.get(CONFIG_VARIABLE) or None
     file = None if given is None else _expand_home(given)
     values: dict[str, Any] = {}
-    file_directory: Path | None = None
+    # Directory of the file for the paths that it names.
+    beside: dict[str, Path] = {}
     if file is not None:
         values.update(_from_file(file, known))
-        if "model.path" in values:
-            file_directory = file.resolve().parent
+        beside = dict.fromkeys(values, file.resolve().parent)
     for source in (_from_environment(environ, known), _from_overrides(overrides, known)):
         for name, value in source:
             values[name] = value
-            if name == "model.path":
-                file_directory = None
+            beside.pop(name, None)
     config = _build(values)
     if not config.model.path.strip():
         raise ConfigError("model.path is empty; expected a directory, a GGUF file or a hub id")
-    model_path = locate_model(config.model.path, file_directory)
+    model_path = locate_model(config.model.path, beside.get("model.path"))
+    speculation = config.speculation
+    if speculation.model is not None:
+        drafter = locate_model(speculation.model, beside.get("speculation.model"))
+        speculation = msgspec.structs.replace(speculation, model=drafter)
     return msgspec.structs.replace(
-        config, model=msgspec.structs.replace(config.model, path=model_path)
+        config,
+        model=msgspec.structs.replace(config.model, path=model_path),
+        speculation=speculation,
     )
 
 

@@ -142,3 +142,14 @@ def test_it_says_who_would_draft(
     assert main(asked) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Note: ")]
     assert any(words in note for note in notes)
+
+
+def test_the_command_serves_what_was_planned(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("cache.dtype=int8", "speculation.method=ngram", "speculation.prompt_lookup_max=4")
+    sets = [word for setting in given for word in ("--set", setting)]
+    assert main(["plan", str(checkpoint), "--device", "cpu", *sets]) == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    assert command.startswith(f"Serve it: python -m src serve --model {checkpoint}")
+    assert command.endswith(" ".join(sets))

@@ -45,9 +45,18 @@ def test_layers_of_the_checkpoint_have_no_path(method: str) -> None:
 
 def test_set_goes_before_it() -> None:
     words = ("--set", "speculation.num_speculative_tokens=3")
-    text = '{"num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
+    text = '{"method": "ngram", "num_speculative_tokens": 5}'
     section = configured(*words, "--speculative-config", text).speculation
     assert (section.method, section.num_speculative_tokens) == ("ngram", 3)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"method": "ngram"}', '{"method": "[ngram]"}', '{"model": "[ngram]"}']
+)
+def test_a_match_has_vllms_length_unless_one_is_given(text: str) -> None:
+    section = configured("--speculative-config", text).speculation
+    assert (section.method, section.model) == ("ngram", None)
+    assert (section.prompt_lookup_min, section.prompt_lookup_max) == (5, 5)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +68,11 @@ def test_set_goes_before_it() -> None:
         ('{"method": "suffix", "model": ["a"]}', "model must be a plain value, got an array"),
         ('{"draft_load_config": {}}', "'draft_load_config' has no meaning here"),
         ('{"attention_backends": [1]}', "'attention_backends' has no meaning here"),
-        ('{"model": "a/draft"}', "method must be named beside model"),
+        ('{"model": "a/draft"}', "method must be named, expected ngram or"),
+        ("{}", "method must be named"),
+        ('{"num_speculative_tokens": 3}', "method must be named"),
+        ('{"method": "mimo_mtp"}', "method = 'mimo_mtp' is not built"),
+        ('{"method": "ngram_gpu"}', "method = 'ngram_gpu' is not built"),
         ('{"draft_tensor_parallel_size": 2}', "'draft_tensor_parallel_size' has no meaning here"),
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 8}', "suffix_decoding_max_tree"),
         ('{"method": "eagle"}', "method = 'eagle' is not built, expected ngram or suffix or"),
@@ -73,4 +86,4 @@ def test_what_has_no_meaning_is_refused_by_name(text: str, message: str) -> None
 
 def test_values_have_the_settings_bounds() -> None:
     with pytest.raises(ConfigError, match=r"speculation\.num_speculative_tokens"):
-        configured("--speculative-config", '{"num_speculative_tokens": 0}')
+        configured("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 0}')

@@ -231,3 +231,16 @@ def test_a_model_beside_the_file_is_not_looked_for_when_the_environment_names_it
     assert load_config(file, environ={}).model.path == str(tmp_path / "weights")
     environ = {"SLIPSTREAM_CONFIG": str(file), "SLIPSTREAM_MODEL": "weights"}
     assert load_config(environ=environ).model.path == "weights"
+
+
+def test_a_drafter_is_found_as_a_model_is(tmp_path: Path) -> None:
+    (tmp_path / "heads").mkdir()
+    file = write(tmp_path, "[speculation]\nmethod = 'medusa'\nmodel = 'heads'")
+    assert load_config(file, environ={}).speculation.model == str(tmp_path / "heads")
+    # Not beside a file that does not name it.
+    environ = {"SLIPSTREAM_SPECULATION__MODEL": "heads"}
+    assert load_config(file, environ=environ).speculation.model == "heads"
+    overrides = [("speculation.model", "configs/demo/eagle3")]
+    found = load_config(file, environ=environ, overrides=overrides).speculation.model
+    assert found == str(CHECKOUT / "configs" / "demo" / "eagle3")
+    assert load_config(environ={}).speculation.model is None

@@ -296,7 +296,14 @@ def _command(setup: Setup, attempt: Attempt, device: DeviceDescription) -> str |
         settings.append(f"model.quantization={model.quantization}")
     if setup.concurrency is not None:
         settings.append(f"scheduler.max_num_seqs={setup.concurrency}")
-    sets = "".join(f" --set {setting}" for setting in settings)
+    usual = Config()
+    if setup.config.cache.dtype != usual.cache.dtype:
+        settings.append(f"cache.dtype={setup.config.cache.dtype}")
+    for name in usual.speculation.__struct_fields__:
+        value = getattr(setup.config.speculation, name)
+        if value != getattr(usual.speculation, name):
+            settings.append(f"speculation.{name}={value}")
+    sets = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
     return f"python -m src serve --model {shlex.quote(model.path)}{sets}"
 
 

@@ -304,6 +304,11 @@ class Asking:
         self._widths.found_nothing(row)
         self.resting.add(row)
 
+    def held_back(self, row: int) -> None:
+        """A row's guess would have paid, but for rows without: it rests until these have some."""
+        self._widths.held_back(row)
+        self.resting.add(row)
+
     def nothing_pays(self, row: int) -> None:
         """No guess of a row would pay: it rests until one may."""
         self._widths.nothing_pays(row)

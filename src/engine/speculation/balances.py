@@ -7,9 +7,10 @@ from typing import Final
 
 # How much longer drafts of others may make every step for rows that have none, if there are many.
 _NEIGHBOURLY: Final = 0.03
-# How much longer, in steps, a request's steps may get before drafts have brought it anything. Rows
-# that are able to wait for each other once will gain from it, if they repeat themselves by turns.
-_IN_ADVANCE: Final = 1.0
+# What a row may lose that has not gained anything: a part of each of its steps, which adds up to
+# the time of so many. Rows that are able to wait for each other once gain from it afterwards.
+_PER_STEP: Final = 0.01
+_MOST_SAVED: Final = 1.0
 # The most that is kept of what a row has gained: who repeats itself no more does not wait for ever.
 _MOST_KEPT: Final = 8.0
 
@@ -19,16 +20,22 @@ class Balances:
 
     In steps: a token that a draft brings saves its row one, and a step that drafts make half as
     long again costs every row half of one. A row that has no guess in a step may lose what it has
-    gained before. So rows whose texts repeat themselves at different times help each other, and
-    nobody pays for a neighbour who alone has something from it.
+    gained before. So rows whose texts repeat themselves at different times help each other, and a
+    row that gains nothing loses a hundredth of its time by that.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, float] = {}
+        self._step = 0
+        # Row -> what it may lose, and in which step that was so.
+        self._kept: dict[int, tuple[float, int]] = {}
+
+    def begin(self, steps: int) -> None:
+        """A step begins; ``steps``: with it so many have begun since the last call."""
+        self._step += steps
 
     def vacate(self, row: int) -> None:
         """The row has another request now."""
-        self._steps.pop(row, None)
+        self._kept[row] = 0.0, self._step
 
     def bearable(self, others: Collection[int], lacking: int, num_rows: int) -> float:
         """How much longer a step may get, as a part of it, for ``lacking`` rows without drafts.
@@ -37,16 +44,19 @@ class Balances:
         """
         if not lacking:
             return float("inf")
-        kept = min([self._steps.get(row, _IN_ADVANCE) for row in others], default=0.0)
+        kept = min(map(self._of, others), default=0.0)
         # The more rows have none, the less may drafts of others cost them.
         return max(kept, _NEIGHBOURLY * num_rows / lacking)
 
+    def _of(self, row: int) -> float:
+        kept, since = self._kept.get(row, (0.0, 0))
+        return max(kept, min(_MOST_SAVED, kept + _PER_STEP * (self._step - since)))
+
     def gained(self, row: int, tokens: int) -> None:
         """So many drafts of a row were right."""
-        kept = self._steps.get(row, _IN_ADVANCE) + tokens
-        self._steps[row] = min(kept, _MOST_KEPT)
+        self._kept[row] = min(self._of(row) + tokens, _MOST_KEPT), self._step
 
     def lost(self, rows: Collection[int], steps: float) -> None:
         """Drafts make a step with these rows longer by so many steps without any."""
         for row in rows:
-            self._steps[row] = max(0.0, self._steps.get(row, _IN_ADVANCE) - steps)
+            self._kept[row] = max(0.0, self._of(row) - steps), self._step

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from src.core.config import Config, SpeculationSection
+from src.core.draft_counts import DraftCounts
 from src.core.errors import ConfigError
 from src.engine.speculation.drafter import DRAFTERS, SOURCES, Drafter
+from src.engine.speculation.guess import FORCED
 from src.engine.speculation.history import TOKEN_BYTES, require_size, size_of
 from src.engine.speculation.on_device import Bounds
 from src.engine.speculation.verification import Speculation
@@ -224,4 +226,5 @@ def choose_speculation(
             drafters.append(DRAFTERS[source](section))
         elif drafter is not None:
             drafters.append(drafter)
-    return partial(Speculation, drafters)
+    counts = DraftCounts([*choice.sources, FORCED], section.num_speculative_tokens)
+    return partial(Speculation, drafters, counts=counts)

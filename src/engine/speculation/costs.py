@@ -27,6 +27,9 @@ _KNOWN: Final = 8
 # busy then may be quiet now, and where drafts did not seem to pay few are tried.
 _LONG_AGO: Final = 64
 _WEIGHT_OF_OLD: Final = 3
+# What was measured so many steps ago is believed no more than what was hardly measured: a dear
+# price of many drafts would never be measured again while fewer pay.
+_DOUBTED: Final = 512
 # The least price that is believed, as a part of the assumed one: no draft is free, and clocks of a
 # busy machine say anything.
 _LEAST_PART: Final = 0.15
@@ -42,13 +45,14 @@ class _Base(msgspec.Struct):
 class _Price(msgspec.Struct):
     """How much longer a draft makes a step, as a part of that step without any, and its weight.
 
-    ``weight`` is in drafts, ``times`` how often it was measured, ``seen`` the step in which it was
-    last.
+    ``weight`` is in drafts, ``times`` how often it was measured, ``last`` what was found last, and
+    ``seen`` in which step.
     """
 
     mean: float
     weight: float = _PRIOR_WEIGHT
     times: int = 0
+    last: float = 0.0
     seen: int = 0
 
 
@@ -137,7 +141,7 @@ class Costs:
             found = (min(seconds / base.seconds, 1 + 2 * drafts) - 1) / drafts
             if self._step - price.seen > _LONG_AGO:
                 price.weight = min(price.weight, _WEIGHT_OF_OLD * drafts)
-            price.seen, price.times = self._step, price.times + 1
+            price.last, price.seen, price.times = found, self._step, price.times + 1
             price.weight = min(price.weight + drafts, _MOST_OBSERVED * drafts)
             price.mean += (found - price.mean) * drafts / price.weight
             self._least.clear()
@@ -147,16 +151,21 @@ class Costs:
         """Whether it was ever measured what drafts cost in such a step."""
         priced = self._priced.get(certain)
         if priced is None:
-            kind = _at(_TOKENS, certain)
+            kind = kind_of(certain)
             priced = any((kind, size) in self._prices for size in range(len(_DRAFTS) + 1))
             self._priced[certain] = priced
         return priced
 
-    def price(self, certain: int, drafts: int) -> float:
-        """How much longer each of so many drafts makes the step, as a part of its duration."""
-        kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
+    def price(self, certain: int, drafts: int, *, as_seen: bool = False) -> float:
+        """How much longer each of so many drafts makes the step, as a part of its duration.
+
+        ``as_seen``: as much as it was the last time, though that may have been a disturbed step.
+        """
+        kind, size = kind_of(certain), _at(_DRAFTS, drafts)
         price = self._prices.get((kind, size))
-        if price is not None and price.times >= _KNOWN:
+        if price is not None and as_seen and self._step - price.seen <= _DOUBTED:
+            mean = max(price.mean, price.last)
+        elif price is not None and self._is_known(price):
             mean = price.mean
         else:
             fewer = self._of_fewer(kind, size)
@@ -164,11 +173,15 @@ class Costs:
             mean = min(known, default=_assumed(certain))
         return max(mean, _LEAST_PART * _assumed(certain))
 
-    def prices(self, certain: int, most: int) -> list[float]:
-        """Those of 1 to ``most`` drafts."""
+    def _is_known(self, price: _Price) -> bool:
+        return price.times >= _KNOWN and self._step - price.seen <= _DOUBTED
+
+    def prices(self, certain: int, most: int, *, as_seen: bool = False) -> list[float]:
+        """Those of 1 to ``most`` drafts; see `price`."""
         found: list[float] = []
         for bound, end in pairwise((1, *_DRAFTS, most + 1)):
-            found += [self.price(certain, bound)] * (min(end, most + 1) - bound)
+            price = self.price(certain, bound, as_seen=as_seen)
+            found += [price] * (min(end, most + 1) - bound)
         return found
 
     def least_price(self, certain: int) -> float:
@@ -188,10 +201,15 @@ class Costs:
 
     def _cell(self, certain: int, drafts: int) -> tuple[tuple[int, int], _Price]:
         """Where such steps are counted, and what is assumed before any was."""
-        kind, size = _at(_TOKENS, certain), _at(_DRAFTS, drafts)
+        kind, size = kind_of(certain), _at(_DRAFTS, drafts)
         # Fewer drafts, of which something is known, tell more than nothing.
         fewer = self._of_fewer(kind, size)
         return (kind, size), _Price(_assumed(certain) if fewer is None else fewer.mean)
+
+
+def kind_of(certain: int) -> int:
+    """Which steps are counted with those that have so many tokens without drafts."""
+    return _at(_TOKENS, certain)
 
 
 def _assumed(certain: int) -> float:

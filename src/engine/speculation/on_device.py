@@ -125,7 +125,7 @@ class DeviceSpeculation:
         widths: Widths | None = None,
     ) -> None:
         self.bounds = bounds
-        self.counts = DraftCounts()
+        self.counts = DraftCounts([bounds.source], bounds.most)
         self._limits = limits
         self._max_sampled = max_sampled
         # Numbers of drafts for which steps are captured.

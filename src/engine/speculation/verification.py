@@ -73,6 +73,8 @@ class Speculation:
         Chooses how many guesses are verified.
     states
         Recurrent states of the rows, if the model has some.
+    counts
+        What becomes the attribute.
 
     Attributes
     ----------
@@ -90,8 +92,10 @@ class Speculation:
         poison: int,
         widths: Widths | None = None,
         states: RowStates | None = None,
+        *,
+        counts: DraftCounts | None = None,
     ) -> None:
-        self.counts = DraftCounts()
+        self.counts = counts or DraftCounts()
         self._widths = widths or Widths()
         self._asking = Asking(drafters, tokens, restrictions, self._widths)
         self._states = StatesBehind(states)
@@ -232,17 +236,17 @@ class Speculation:
         guesses = self._asking.guesses(rows, asked)
         if guesses:
             steps = [rows[place] for place in guesses]
-            guessing = [step.row for step in steps]
-            others = [step.row for step in rows if step.samples and step.row not in guessing]
+            sampling = [step.row for step in rows if step.samples]
+            guessing = {step.row for step in steps}
             widths = self._widths.choose(
                 list(guesses.values()),
-                len(guessing) + len(others),
+                len(sampling),
                 certain,
                 self._states.again(steps),
-                rows=guessing,
-                others=others,
+                others=[row for row in sampling if row not in guessing],
             )
             widths = self._states.narrow(steps, widths)
+            self._widths.charge(sampling, certain, sum(widths))
             for (place, guess), width in zip(guesses.items(), widths, strict=True):
                 if width:
                     guess = guess._replace(token_ids=guess.token_ids[:width])
@@ -250,8 +254,7 @@ class Speculation:
                     drafts[place] = guess
                     self._asking.resting.wake(rows[place].row)
                 elif self._widths.has_held_back:
-                    # Soon others may have some as well.
-                    self._asking.found_nothing(rows[place].row)
+                    self._asking.held_back(rows[place].row)
                 else:
                     self._asking.nothing_pays(rows[place].row)
         self._states.back_up([step.row for step in rows if step.drafts])

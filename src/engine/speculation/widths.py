@@ -14,8 +14,9 @@ import msgspec
 
 from src.engine.speculation.balances import Balances
 from src.engine.speculation.chances import Chances
-from src.engine.speculation.costs import Costs
+from src.engine.speculation.costs import Costs, kind_of
 from src.engine.speculation.guess import FORCED, Guess
+from src.engine.speculation.probes import Probes
 
 # Drafts must be expected to bring this much more than what they cost: both are estimates.
 _MARGIN: Final = 1.2
@@ -32,17 +33,11 @@ _CALM: Final = 1.1
 _HASTY: Final = 2.0
 _STEPS_BETWEEN: Final = 64
 _STEPS_KNOWN: Final = 256
-# Once in so many steps likely guesses are tried where they are not expected to pay, and more seldom
-# where that was seen to lose more than a part of the time; of a disturbed step no more is believed.
-_PROBED: Final = 128
-_LOST_BY_PROBES: Final = 0.005
-_MOST_BELIEVED: Final = 8.0
+# A guess that is tried where none is expected to pay is at least so likely.
 _LIKELY: Final = 0.6
-# So many of them in turns: prices are kept by the number of drafts, and each of many may be cheap
-# where one is not. ``None``: as many as are expected to lose no more than the time of a step, and
-# to make this one no longer than that of four. Nearly sure ones lose little: what costs as much as
-# a token brings a token.
-_PROBES: Final = (1, None, 2, None)
+# Many are tried if they are expected to lose no more than the time of a step, and to make this one
+# no longer than that of four. Nearly sure ones lose little: what costs as much as a token brings a
+# token.
 _LOST: Final = 1.0
 _LONGEST_PROBE: Final = 4.0
 # Where all rows have as many, each has at most so many.
@@ -94,13 +89,7 @@ class Widths:
         self._balances = Balances()
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
-        self._probed = 0
-        # How often guesses were tried.
-        self._probes = 0
-        # Steps that this has lost, the last times; drafts of the try that goes on that were right,
-        # and ``None`` without one.
-        self._lost = 0.0
-        self._brought: int | None = None
+        self._probes = Probes()
         # No pause ends before this step.
         self._soonest = 0
         # Whether nothing is expected to pay in this step, and it only tries guesses.
@@ -126,6 +115,8 @@ class Widths:
         self._step += steps
         self._chances.begin(steps)
         self._costs.begin(steps)
+        self._balances.begin(steps)
+        self._probes.begin(steps)
         self._awaited *= (1 - 1 / _STEPS_KNOWN) ** steps
 
     @property
@@ -188,22 +179,8 @@ class Widths:
         price = num_tokens * self._costs.least_price(num_tokens)
         if self._always or price * self._power(num_tokens) < worth * _CALM:
             return False
-        self._only_tries = self._is_probe
+        self._only_tries = self._probes.is_due(kind_of(num_tokens))
         return not self._only_tries
-
-    @property
-    def _is_probe(self) -> bool:
-        return self._step - self._probed >= max(_PROBED, self._lost / _LOST_BY_PROBES)
-
-    def _begin_probe(self) -> None:
-        self._probed, self._brought = self._step, 0
-        self._probes += 1
-
-    def _end_probe(self, num_rows: int, seconds: float) -> None:
-        """A step that has tried guesses took so long: note what was lost by that."""
-        brought, self._brought = self._brought or 0, None
-        lost = min(self.longer(num_rows, seconds) - brought / num_rows, _MOST_BELIEVED)
-        self._lost += (max(0.0, lost) - self._lost) / 2
 
     def likelihood(self, guess: Guess) -> float:
         """The chance that the first token of a guess holds."""
@@ -215,7 +192,7 @@ class Widths:
         price = num_tokens * self._costs.least_price(num_tokens)
         if likelihood > price * _MARGIN * self._power(num_tokens):
             return True
-        return self._always or (self._is_probe and likelihood >= _LIKELY)
+        return self._always or (likelihood >= _LIKELY and self._probes.is_due(kind_of(num_tokens)))
 
     def choose(
         self,
@@ -224,7 +201,6 @@ class Widths:
         num_tokens: int,
         again: Sequence[int] | None = None,
         *,
-        rows: Sequence[int] = (),
         others: Sequence[int] = (),
     ) -> list[int]:
         """How many of each row's guesses are verified.
@@ -240,8 +216,8 @@ class Widths:
         again
             Of the rows that have guesses: tokens that are computed again, beside right drafts, if a
             draft of the row is wrong. ``None``: nothing ever is.
-        rows, others
-            The rows that have guesses, and the others that sample, as far as they are known.
+        others
+            The rows that sample and have none, as far as they are known.
         """
         if self._always:
             return [len(guess.token_ids) for guess in guesses]
@@ -258,13 +234,14 @@ class Widths:
         lacking = num_rows - len(guesses)
         most = self._balances.bearable(others, lacking, num_rows)
         count = self._count(candidates, lacking, most, num_rows, num_tokens)
-        if count:
-            for _, index, _ in candidates[:count]:
-                widths[-index] += 1
-            tokens = sum([taken for _, _, taken in candidates[:count]])
-            longer = tokens * self._costs.price(num_tokens, count)
-            self._balances.lost([*rows, *others], longer)
+        for _, index, _ in candidates[:count]:
+            widths[-index] += 1
         return widths
+
+    def charge(self, rows: Sequence[int], num_tokens: int, drafts: int) -> None:
+        """A step of these rows, with so many tokens without drafts, has so many of them."""
+        if drafts and not self._always:
+            self._balances.lost(rows, drafts * self._costs.price(num_tokens, drafts))
 
     def choose_width(
         self,
@@ -298,8 +275,8 @@ class Widths:
             if width >= longest:
                 break
         likeliest = max(each[0] for each in chances if each)
-        if not best and self._is_probe and likeliest >= _LIKELY:
-            self._begin_probe()
+        if not best and likeliest >= _LIKELY and self._probes.is_due(kind_of(num_tokens)):
+            self._probes.start()
             return max((width for width in widths if width <= _WIDTH_OF_PROBES), default=0)
         return best
 
@@ -358,23 +335,25 @@ class Widths:
                 self.has_held_back = True
                 continue
             best, best_rate = count, rate
-        if not best and self._is_probe and candidates and candidates[0][0] >= _LIKELY:
-            number = _PROBES[self._probes % len(_PROBES)]
-            self._begin_probe()
-            if number is None:
-                return self._affordable(candidates, prices, lacking, num_rows, power)
-            return min(number, len(candidates))
-        return best
+        if best or not candidates or candidates[0][0] < _LIKELY:
+            return best
+        if not self._probes.is_due(kind_of(num_tokens)):
+            return 0
+        number = self._probes.start()
+        if number is None:
+            return self._affordable(candidates, lacking, num_rows, num_tokens)
+        return min(number, len(candidates))
 
     def _affordable(
         self,
         candidates: Sequence[tuple[float, int, float]],
-        prices: Sequence[float],
         lacking: int,
         num_rows: int,
-        power: float,
+        num_tokens: int,
     ) -> int:
-        """How many of the likeliest drafts a probe may have: at least one."""
+        """How many of the likeliest drafts are tried together: at least one."""
+        prices = self._costs.prices(num_tokens, len(candidates), as_seen=True)
+        power = self._power(num_tokens) / _CALM
         most, brought, tokens = 1, 0.0, 0.0
         for count, ((survival, _, taken), price) in enumerate(
             zip(candidates, prices, strict=True), 1
@@ -383,9 +362,7 @@ class Widths:
             brought += 0.0 if lacking else survival / num_rows
             tokens += taken
             duration = 1 + tokens * price
-            if duration > _LONGEST_PROBE:
-                continue
-            if duration ** (power / _CALM) - 1 - brought <= _LOST:
+            if duration <= _LONGEST_PROBE and duration**power - 1 - brought <= _LOST:
                 most = count
         return most
 
@@ -427,12 +404,22 @@ class Widths:
         """A row's guess was verified, and so many of its tokens were right."""
         self._chances.verified(guess, accepted)
         self._balances.gained(row, accepted)
-        if self._brought is not None:
-            self._brought += accepted
+        self._probes.verified(accepted)
         if accepted:
             self._pauses.pop(row, None)
         else:
             self._wait(row, _LONGEST_SEARCH if guess.source == FORCED else _LONGEST_PAUSE)
+
+    def held_back(self, row: int) -> None:
+        """A row's guess would have paid, but for rows without: soon these may have some as well.
+
+        If that was in vain several times, it is asked as seldom as where nothing pays.
+        """
+        pause = self._pauses.get(row)
+        if pause is None or pause.length <= _LONGEST_SEARCH:
+            self.found_nothing(row)
+        else:
+            self.nothing_pays(row)
 
     def _wait(self, row: int, longest: int, least: int = 1) -> None:
         pause = self._pauses.setdefault(row, _Pause())
@@ -456,6 +443,7 @@ class Widths:
 
     def took(self, num_tokens: int, drafts: int, seconds: float) -> None:
         """A step of rows that sample took so long: so many tokens, some of which are drafts."""
-        if drafts and self._brought is not None:
-            self._end_probe(num_tokens - drafts, seconds)
-        self._costs.took(num_tokens - drafts, drafts, seconds)
+        certain = num_tokens - drafts
+        if drafts:
+            self._probes.took(kind_of(certain), self.longer(certain, seconds), certain)
+        self._costs.took(certain, drafts, seconds)

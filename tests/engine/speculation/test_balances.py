@@ -14,8 +14,13 @@ def test_rows_that_are_many_bear_little_and_all_of_it_where_none_lacks_a_guess()
     assert balances.bearable((), 1, 8) == pytest.approx(0.24)
 
 
-def test_a_request_pays_in_advance_and_then_what_it_has_gained() -> None:
+def test_a_request_loses_a_hundredth_of_its_steps_and_then_what_it_has_gained() -> None:
     balances = Balances()
+    balances.vacate(3)
+    assert balances.bearable([3], 1, 8) == pytest.approx(0.24)
+    balances.begin(50)
+    assert balances.bearable([3], 1, 8) == pytest.approx(0.5)
+    balances.begin(200)
     assert balances.bearable([3], 1, 8) == 1.0
     balances.lost([3], 0.5)
     assert balances.bearable([3], 1, 8) == 0.5
@@ -23,6 +28,7 @@ def test_a_request_pays_in_advance_and_then_what_it_has_gained() -> None:
     # Nothing is owed.
     assert balances.bearable([3], 1, 8) == pytest.approx(0.24)
     balances.gained(3, 4)
+    balances.begin(10)
     assert balances.bearable([3], 1, 8) == 4.0
     balances.gained(3, 400)
     assert balances.bearable([3], 1, 8) == 8.0
@@ -30,15 +36,17 @@ def test_a_request_pays_in_advance_and_then_what_it_has_gained() -> None:
 
 def test_whoever_has_least_decides() -> None:
     balances = Balances()
-    balances.gained(1, 5)
-    balances.lost([2], 0.75)
+    balances.gained(1, 6)
+    balances.begin(30)
     assert balances.bearable([1], 2, 64) == 6.0
-    assert balances.bearable([1, 2], 2, 8) == 0.25
+    assert balances.bearable([1, 2], 2, 8) == pytest.approx(0.3)
 
 
 def test_the_next_request_of_a_row_begins_anew() -> None:
     balances = Balances()
-    balances.lost([1], 9.0)
+    balances.gained(1, 5)
+    balances.begin(300)
     balances.vacate(1)
-    balances.vacate(2)
-    assert balances.bearable([1], 1, 8) == 1.0
+    assert balances.bearable([1], 1, 8) == pytest.approx(0.24)
+    balances.begin(40)
+    assert balances.bearable([1], 1, 8) == pytest.approx(0.4)

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.anyio
 
 # Prompts of one row, long enough for two splits of keys, and of four rows that compute together.
 LENGTHS = {1: (3, 16, 17, 18, 250), 4: (3, 4, 5, 2, 5)}
-# With 28 tokens and more, weights that are multiplied in float32 take another way on some CPUs. Here
-# four rows and their drafts are fewer, and so are all prompts together.
+# With 28 tokens and more, weights that are multiplied in float32 take another way on some CPUs.
+# Here four rows and their drafts are fewer, and so are all prompts together.
 MOST_TOKENS = {1: 1024, 4: 27}
 
 

@@ -365,6 +365,48 @@ def test_no_text_is_looked_for_that_nobody_reads(reads: list[bool]) -> None:
     assert [each.told for each in drafters] == [[(0, 7, text)]] * len(reads)
 
 
+class OnlyFirst:
+    """Guesses for the first row only."""
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+        return Guess([50] * most, 9) if row == 0 else None
+
+
+class Choosing(Widths):
+    """Chooses as many drafts as it is told, and notes what it was asked."""
+
+    def __init__(self, chosen: int, *, has_held_back: bool = False) -> None:
+        super().__init__()
+        self._chosen, self._has_held_back = chosen, has_held_back
+        self.noted: list[tuple[Any, ...]] = []
+
+    def choose(self, guesses: Any, num_rows: int, num_tokens: int, *_: Any, others: Any) -> Any:
+        self.noted.append((num_rows, num_tokens, others))
+        self.has_held_back = self._has_held_back
+        return [self._chosen] * len(guesses)
+
+    def charge(self, rows: Sequence[int], num_tokens: int, drafts: int) -> None:
+        self.noted.append((list(rows), num_tokens, drafts))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "held_back", "rests"), [(2, False, 0), (0, True, 3), (0, False, 16)]
+)
+def test_rows_without_guesses_count_and_a_row_that_they_hold_back_is_soon_asked_again(
+    chosen: int, held_back: bool, rests: int
+) -> None:
+    widths = Choosing(chosen, has_held_back=held_back)
+    made = Speculation((OnlyFirst(),), buffer(4).repeat(4, 0), FREE, POISON, widths)
+    widths.took(3, 0, 0.01)
+    drafting = [RowStep(row, 1, 3, 3, True, 2, 0, 12) for row in (0, 2)]
+    verification = made.begin(plan(*drafting, RowStep(1, 1, 3, 1, True)))
+    assert verification is not None
+    assert widths.noted == [(3, 3, [2, 1]), ([0, 2, 1], 3, chosen)]
+    assert [step.drafts for step in verification.plan.rows] == [chosen, 0, 0]
+    assert widths.rests(0) <= rests
+    assert widths.rests(0) > rests // 2 or not rests
+
+
 class AtTimes(Restricting):
     """Two tokens are possible each ``period``-th time that it is asked, and no others."""
 

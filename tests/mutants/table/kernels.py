@@ -23,7 +23,7 @@ MUTATIONS = (
         ("tests/ops/attention/test_drafted_tokens.py",),
         (
             "a step that verifies drafts rounds otherwise",
-            "!a.deterministic && query_len <= kLikeOne ? heads : all",
+            "like_one ? heads : all",
             "all",
         ),
     ),

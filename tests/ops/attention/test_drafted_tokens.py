@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.ops import PAGED_ATTENTION
+from src.ops import LATENT_ATTENTION, PAGED_ATTENTION
 from src.ops.attention.cached_rows import CODES
 from src.ops.runtime.kernel_library import KernelLibrary
-from tests.ops.comparison import bits, copied, in_chunks
+from tests.ops.comparison import bits, copied, in_chunks, keeping_one_way
 
 # The tokens of a row that verifies as many drafts as there are by default.
 MOST = 17
@@ -80,3 +84,49 @@ def test_rows_with_drafts_change_nothing_beside_others(
             )
             assert torch.equal(bits(one[9][at:last]), bits(together[9][at:last])), at
     assert starts == [0, MOST, MOST + 1, MOST + 41]
+
+
+def latents_in_chunks(
+    library: KernelLibrary, case: tuple[Any, ...], bounds: Sequence[int]
+) -> torch.Tensor:
+    """Compute the only row's tokens in chunks that end at ``bounds``."""
+    query, latent, cache, up, tables, _, _, slots, out, scale, *_ = copied(case, (2, 8))
+    for begin, end in itertools.pairwise(bounds):
+        library.latent_attention(
+            *(query[begin:end], latent[begin:end], cache, up, tables),
+            torch.tensor([0, end - begin], dtype=torch.int32),
+            torch.tensor([end], dtype=torch.int32),
+            *(slots[begin:end], out[begin:end], scale, end - begin, end, False),
+        )
+    result: torch.Tensor = out
+    return result
+
+
+@pytest.mark.parametrize("heads", [3, 7, 18])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_latents_of_a_few_tokens_have_the_bits_of_one_at_a_time(
+    libraries: dict[str, KernelLibrary], dtype: torch.dtype, heads: int
+) -> None:
+    """Also behind no context, and with so many queries that an item folds its sums."""
+    shape = {"nope": 16, "rope": 32, "rank": 96, "value": 24, "heads": heads}
+    length = 550
+    case = LATENT_ATTENTION.build("cpu", rows=((length, length),), dtype=dtype, **shape)
+    bounds = [*range(0, 500, MOST), 500, 505, 511, 514, 530, length - 8, length]
+    for library in libraries.values():
+        with keeping_one_way([library]):
+            expected = latents_in_chunks(library, case, range(length + 1))
+            got = latents_in_chunks(library, case, bounds)
+        assert torch.equal(bits(got), bits(expected))
+
+
+def test_more_tokens_or_keys_than_a_few_take_the_paths_of_prompts(
+    libraries: dict[str, KernelLibrary],
+) -> None:
+    """Items of few query rows are split every 256 keys, those of prompts every 2048."""
+    shape = {"num_heads": 2, "num_kv_heads": 2, "block_size": 16}
+    for tokens, keys, splits in ((17, 8192, 32), (18, 8192, 4), (17, 8193, 5)):
+        case = PAGED_ATTENTION.build("cpu", rows=((tokens, keys),), **shape)
+        for library in libraries.values():
+            items = library.attention_items(*copied(case)).items
+            # Of one or both heads, and of 16 or all tokens.
+            assert items in {splits * each for each in (1, 2, 4)}, (tokens, keys)
