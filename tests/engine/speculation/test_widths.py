@@ -573,3 +573,16 @@ def test_the_widest_that_pays_is_chosen_where_all_pay_well() -> None:
         widths.verified(0, SURE, 16)
     # A draft costs a twentieth of the step and brings an eighth of its tokens.
     assert widths.choose([SURE] * 8, 8, 8) == [16] * 8
+
+
+def test_a_dear_price_is_doubted_after_a_while() -> None:
+    costs = Costs()
+    costs.took(8, 0, 0.01)
+    for _ in range(10):
+        costs.took(8, 4, 0.03)
+    for steps, doubted in ((500, False), (100, True)):
+        costs.begin(steps)
+        costs.took(8, 1, 0.01 * 1.02)
+        for as_seen in (False, True):
+            price = costs.price(8, 4, as_seen=as_seen)
+            assert (price == costs.price(8, 1)) == doubted, (steps, as_seen)

@@ -1093,8 +1093,8 @@ MUTATIONS = (
         (
             "rows without guesses are left out",
             "Speculation.begin",
-            "A not in guessing",
-            "False",
+            "[A for A in B if A not in C]",
+            "[]",
         ),
         (
             "a row that others hold back rests as where nothing pays",
@@ -1120,9 +1120,9 @@ MUTATIONS = (
         ),
         (
             "what was assumed keeps a price from being measured",
-            "Costs.price",
-            "A is not None and A.times >= _KNOWN",
-            "A is not None",
+            "Costs._is_known",
+            "A.times >= _KNOWN and B",
+            "B",
         ),
         (
             "an old step is compared with",
@@ -1131,9 +1131,15 @@ MUTATIONS = (
             "True",
         ),
         (
+            "a dear price is never doubted",
+            "Costs._is_known",
+            "A - B <= _DOUBTED",
+            "True",
+        ),
+        (
             "a draft may be free",
             "Costs.price",
-            "max(A, B)",
+            "max(A, _LEAST_PART * B)",
             "A",
         ),
     ),
