@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.compiling import compile_engines
@@ -57,6 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alone = [item for item in items if item.get_closest_marker("alone") is not None]
         items[:] = [item for item in items if item not in alone]
         config.hook.pytest_deselected(items=alone)
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu") is not None:
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
     if config.getoption("--compiled"):
         for item in items:
             # Of which compilers take most, where nothing is in the cache.

@@ -28,11 +28,7 @@ from tests.support.encoders import (
 )
 from tests.support.engines import assert_idle, greedy, random_prompts, small_config
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.anyio,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
 CUDA = {
     "device__type": "cuda",

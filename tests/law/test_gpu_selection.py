@@ -26,6 +26,20 @@ def test_a_missing_package_of_files_stops_no_collection() -> None:
     assert not found
 
 
+class Named:
+    """A test with one mark, and with those that it is given."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.given: list[pytest.MarkDecorator] = []
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name == self.name else None
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self.given.append(marker)
+
+
 @pytest.mark.parametrize("is_worker", [False, True])
 def test_what_measures_the_device_is_left_out_beside_others(
     is_worker: bool, monkeypatch: pytest.MonkeyPatch
@@ -35,18 +49,28 @@ def test_what_measures_the_device_is_left_out_beside_others(
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     left_out: list[Any] = []
 
-    def item(name: str) -> Any:
-        return SimpleNamespace(
-            get_closest_marker=lambda marker: marker if marker == name else None,
-        )
-
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
     config: Any = SimpleNamespace(getoption=lambda name: False, hook=hook)
-    alone, other = item("alone"), item("gpu")
-    items = [alone, other]
+    alone, other = Named("alone"), Named("gpu")
+    items: list[Any] = [alone, other]
     conftest.pytest_collection_modifyitems(config, items)
     assert left_out == ([alone] if is_worker else [])
     assert items == ([other] if is_worker else [alone, other])
+
+
+@pytest.mark.parametrize("has_device", [False, True])
+def test_without_a_device_what_needs_one_is_skipped_with_the_reason(
+    has_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
+    config: Any = SimpleNamespace(getoption=lambda name: False)
+    of_gpu, other = Named("gpu"), Named("anyio")
+    items: list[Any] = [of_gpu, other]
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    conftest.pytest_collection_modifyitems(config, items)
+    skips = [(each.name, each.kwargs) for each in of_gpu.given]
+    assert skips == ([] if has_device else [("skip", {"reason": "there is no CUDA device"})])
+    assert other.given == []
 
 
 @pytest.fixture
