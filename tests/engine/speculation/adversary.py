@@ -36,17 +36,18 @@ class Adversary:
         self._vocab_size = vocab_size
         self.widths: list[int] = []
 
+    def right(self, tokens: np.ndarray) -> list[int]:
+        """All that follows a row's tokens, as far as it is known."""
+        known = len(tokens)
+        for text in self._texts:
+            if len(text) >= known and np.array_equal(text[:known], tokens):
+                return text[known:].tolist()
+        return []
+
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess:
-        source, known = self._random, len(tokens)
+        source = self._random
         width = source.randint(0, most)
-        right = next(
-            (
-                text[known:].tolist()
-                for text in self._texts
-                if len(text) >= known and np.array_equal(text[:known], tokens)
-            ),
-            [],
-        )
+        right = self.right(tokens)
         guessed = [*right, *(source.randrange(self._vocab_size) for _ in range(width))][:width]
         if source.random() < self._spoils:
             for place in range(width):

@@ -109,6 +109,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted": {"cache__num_blocks": 40, "model__max_model_len": 100},
     "uncached": {"cache__enable_prefix_caching": False, "scheduler__max_num_seqs": 16},
     "aborted": {"scheduler__max_num_seqs": 24},
+    # A step samples as many positions as it may have rows: enough for the widest drafts of all.
+    "wide": {
+        "speculation__num_speculative_tokens": 64,
+        "scheduler__max_num_seqs": 1024,
+        "scheduler__max_num_batched_tokens": 1024,
+    },
     **{f"rows-{rows}": {"scheduler__max_num_seqs": rows} for rows in range(1, 10)},
 }
 # Blocks of the pool in which requests are preempted: windows and a full group need more of them.
@@ -315,7 +321,7 @@ async def compare(
 ) -> tuple[int, int, int]:
     """Ask twice, so that prompts are cached; returns drafts, right ones, and preemptions."""
     ties = found.settings.get("model__dtype") == "bfloat16"
-    settings = found.settings | WAYS[way] | changes
+    settings = found.settings | changes | WAYS[way]
     if way == "preempted":
         # A draft model with windows has groups of layers of its own.
         more = 1.0
@@ -349,6 +355,8 @@ async def test_the_adversary_changes_nothing(
     )
     assert 0 < accepted < drafted
     assert len(set(adversary.widths)) > 2
+    if way == "wide":
+        assert max(adversary.widths) > 17
     if way == "preempted":
         assert (preemptions > 0) == (name not in NEVER_PREEMPTED)
 
