@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from src.core.plan import RowStep, StepPlan
 from src.core.sampling_params import SamplingParams
 from src.core.step_message import DeviceRequest
 from src.engine.grammar.look_ahead import Wanted
 from src.engine.speculation import SURE, BatchDrafter, Guess, Speculation, Widths
+from src.engine.speculation.drafter import KeptHidden
 from src.engine.speculation.guess import FORCED
 
 POISON = -1
@@ -310,6 +312,95 @@ class Silent:
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> None:
         return None
+
+
+class Weak(BatchDrafter):
+    """Reads texts and hidden states, puts things off, and fails at some call of one method.
+
+    Attributes
+    ----------
+    called
+        Names of its methods in the order of their calls, that of the failure last.
+    """
+
+    reads_texts = True
+
+    def __init__(self, wants_hidden: KeptHidden, fails_in: str = "", call: int = 1) -> None:
+        super().__init__()
+        self.wants_hidden = wants_hidden
+        self.fails_in, self.call = fails_in, call
+        self.called: list[str] = []
+
+    def _note(self, name: str) -> None:
+        self.called.append(name)
+        if name == self.fails_in and self.called.count(name) >= self.call:
+            raise RuntimeError("a drafter's fault")
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Guess | None:
+        self._note("propose")
+        return None
+
+    def compute(self, rows: Sequence[RowStep], asked: Mapping[int, int]) -> None:
+        self._note("compute")
+
+    def finish(self, ends: Callable[[int], bool]) -> None:
+        self._note("finish")
+
+    def vacate(self, row: int) -> None:
+        self._note("vacate")
+
+    def keep(self, last: Mapping[int, tuple[int, int]], hidden_s: torch.Tensor) -> None:
+        self._note("keep")
+
+    def keep_all(self, computed: Mapping[int, Any], hidden_t: torch.Tensor) -> None:
+        self._note("keep_all")
+
+    def install(self, row: int, request: DeviceRequest) -> None:
+        self._note("install")
+
+    def leave(self, row: int, request: DeviceRequest, tokens: np.ndarray) -> None:
+        self._note("leave")
+
+    def catch_up(self) -> None:
+        self._note("catch_up")
+
+
+CALLS = ("install", "vacate", "finish", "propose", "compute", "leave", "catch_up")
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+# The second call of two of them is at the end of a request.
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("fails_in", [*CALLS, "keep", "keep_all"])
+def test_a_drafter_that_fails_is_asked_no_more_and_others_are(
+    fails_in: str, call: int, is_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden: KeptHidden = "all" if fails_in == "keep_all" else "sampled"
+    weak, sound = Weak(hidden, fails_in, call), Weak(hidden)
+    drafters = [weak, sound] if is_first else [sound, weak]
+    made = Speculation(drafters, buffer(4), FREE, POISON, Widths(always=True))
+    request = DeviceRequest(key=7, prompt_len=2, params=SamplingParams())
+    rounds: list[list[str]] = []
+    for _ in range(2):
+        sound.called.clear()
+        made.install(0, request)
+        bounded = plan(RowStep(0, 1, 3, 4, True, 3, 0, 12))
+        made.finish(bounded)
+        verification = made.begin(bounded)
+        assert verification is not None
+        made.settle(verification, [14])
+        assert made.hidden.wanted == hidden
+        made.hidden.keep(verification.plan, torch.zeros(1, 8), verification.kept)
+        made.catch_up()
+        made.leave(0, request)
+        rounds.append([*sound.called])
+    # It has failed once, and nothing came behind that.
+    assert weak.called.count(fails_in) == call
+    assert weak.called[-1] == fails_in
+    assert rounds[0] == rounds[1]
+    kept = "keep_all" if hidden == "all" else "keep"
+    assert {*rounds[0]} == {*CALLS, kept}
+    assert caplog.text.count("the drafter Weak failed, and is not asked any more") == 1
 
 
 def test_asking_in_vain_is_no_part_of_what_steps_take_without_drafts() -> None:
