@@ -7,6 +7,8 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,13 @@ from hypercorn.utils import wrap_app
 
 from src.bench import errors
 from src.bench import startup as starts
+from src.bench.drafts import Drafts, read_drafts
 from src.bench.startup import Startup, spans_of
+from src.bench.target import target_of
 from src.cli.main import main
+from src.core.config import Config
 from src.core.start_timeline import StartSpan
+from src.engine.speculation import Widths, verification
 from src.http import create_app
 from tests.support.checkpoints import make_checkpoint
 from tests.support.compiling import compile_options
@@ -51,10 +57,9 @@ def settings(checkpoint: Path) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def url(checkpoint: Path) -> Iterator[str]:
+@contextmanager
+def serving(config: Config) -> Iterator[str]:
     """A server of this application, in a thread with a loop of its own."""
-    config = small_config(checkpoint, model__served_model_name=["tiny"], cache__num_blocks=512)
     app = create_app(config, owns_process=False)
     settings = HypercornConfig()
     with socket.socket() as free:
@@ -84,6 +89,13 @@ def url(checkpoint: Path) -> Iterator[str]:
     loop.call_soon_threadsafe(stop.set)
     thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def url(checkpoint: Path) -> Iterator[str]:
+    config = small_config(checkpoint, model__served_model_name=["tiny"], cache__num_blocks=512)
+    with serving(config) as found:
+        yield found
 
 
 def serve(url: str, *options: str) -> int:
@@ -126,6 +138,46 @@ def test_serve_measures_completions(
     assert result["p90_tpot_ms"] > 0
     assert "hidden" not in file.read_text()
     assert {"commit", "command", "machine", "versions"} == set(result["environment"])
+
+
+def test_serve_tells_of_the_drafts_that_were_right_in_its_run(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Outputs repeat one token, so look-ups know them; and warm-ups are not counted."""
+    monkeypatch.setattr(verification, "Widths", partial(Widths, always=True))
+    config = small_config(
+        checkpoint,
+        model__served_model_name=["tiny"],
+        cache__num_blocks=512,
+        speculation__method="suffix",
+    )
+    lengths = ["--random-input-len", "12", "--random-output-len", "40", "--num-prompts", "3"]
+    options = ["--max-concurrency", "1", "--extra-body", json.dumps({"allowed_token_ids": [5]})]
+    kept = ["--save-result", "--result-dir", str(tmp_path)]
+    found, counts = [], [Drafts()]
+    with serving(config) as url:
+        target = target_of("openai", url, "", 0, None, {}, verify=True)
+        for name, warm_ups in (("cold", "0"), ("warm", "2")):
+            more = ["--num-warmups", warm_ups, "--result-filename", f"{name}.json"]
+            assert serve(url, *lengths, *options, *kept, *more) == 0
+            report = capsys.readouterr().out
+            result = json.loads((tmp_path / f"{name}.json").read_text())
+            drafted = result["spec_decode_draft_tokens"]
+            accepted = result["spec_decode_accepted_tokens"]
+            assert 0 < accepted <= drafted
+            assert figure(report, "Draft tokens:") == drafted
+            assert figure(report, "Accepted tokens:") == accepted
+            rate = result["spec_decode_acceptance_rate"]
+            assert rate == pytest.approx(100 * accepted / drafted)
+            assert figure(report, "Acceptance rate (%):") == pytest.approx(rate, abs=0.01)
+            found.append(drafted)
+            counts.append(read_drafts(target))
+    cold, warm = (now.since(before) for before, now in pairwise(counts))
+    assert found[0] == cold.drafted
+    assert 0 < found[1] < warm.drafted
 
 
 def test_serve_measures_chats_at_a_bounded_concurrency(

@@ -169,4 +169,20 @@ MUTATIONS = (
             "A",
         ),
     ),
+    *rewrites_of(
+        "src/cli/bench/serve.py",
+        ("tests/bench/test_commands.py",),
+        (
+            "drafts before a run count in it",
+            "_measured",
+            "A.since(B)",
+            "A",
+        ),
+        (
+            "drafts of a run are not kept with its result",
+            "_run",
+            "A | drafts.fields()",
+            "A",
+        ),
+    ),
 )
