@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.http.processes import ServerProcess
+from tests.support.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -97,6 +98,50 @@ def test_a_failed_load_ends_the_process_with_a_reason(
     assert "the model could not be loaded: ModelLoadError" in reasons[0]
     assert "Traceback" not in server.output
     assert "leaked" not in server.output
+
+
+@pytest.fixture(scope="module")
+def unable(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, ServerProcess]]:
+    """Servers that were asked for drafts which nobody can make for their model."""
+    draft = make_checkpoint(tmp_path_factory.mktemp("draft"), tokenizer=True, num_hidden_layers=1)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        text = (draft / file).read_text()
+        (draft / file).write_text(text.replace("<|im_end|>", "<|im_stop|>"))
+    settings = {
+        "draft": ("--set", "speculation.method=draft", "--set", f"speculation.model={draft}"),
+        "mtp": ("--set", "speculation.method=mtp"),
+    }
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(ServerProcess.serve(environment, *options))
+            for name, options in settings.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "expected", "found"),
+    [
+        ("draft", "speculation.model", "token 2 must be '<|im_end|>'", "got '<|im_stop|>'"),
+        (
+            "mtp",
+            "speculation.method = mtp",
+            "no layer that predicts further tokens",
+            "LlamaForCausalLM",
+        ),
+    ],
+)
+def test_drafts_that_cannot_be_made_end_the_process_with_a_reason(
+    unable: dict[str, ServerProcess], name: str, field: str, expected: str, found: str
+) -> None:
+    server = unable[name]
+    assert server.wait_exit() == 3, server.output
+    (reason,) = [line for line in server.output.splitlines() if line.startswith("slipstream: ")]
+    assert f"the model could not be loaded: ConfigError: {field}: " in reason
+    assert expected in reason
+    assert found in reason
+    assert "Traceback" not in server.output
 
 
 def test_a_bad_setting_ends_the_process_before_the_port_opens(

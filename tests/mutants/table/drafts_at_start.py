@@ -181,7 +181,7 @@ MUTATIONS = (
         (
             "drafts of a run are not kept with its result",
             "_run",
-            "A | drafts.fields()",
+            "A | B.fields()",
             "A",
         ),
     ),
