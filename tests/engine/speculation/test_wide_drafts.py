@@ -97,8 +97,7 @@ async def test_the_widest_drafts_change_no_bit(
             assert_idle(engine)
         for at, (got, wanted) in enumerate(zip(results, expected, strict=True)):
             assert answer(got) == answer(wanted), (limit, at)
-        # A token and 17 drafts are the first that take another path.
-        assert max(right for _, right in widths.seen) > 16
-        assert 17 <= max(drafts for drafts, _ in widths.seen) <= limit
-        assert any(drafts > right > 8 for drafts, right in widths.seen)
-        print(family, limit, sorted(widths.seen))
+        # A token and 17 drafts are the first that take another path of attention.
+        assert max(right for _, right in widths.seen) >= 17
+        assert min(limit, 18) <= max(drafts for drafts, _ in widths.seen) <= limit
+        assert any(drafts > right for drafts, right in widths.seen)
