@@ -58,10 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alone = [item for item in items if item.get_closest_marker("alone") is not None]
         items[:] = [item for item in items if item not in alone]
         config.hook.pytest_deselected(items=alone)
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu") is not None:
-                item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
     if config.getoption("--compiled"):
         for item in items:
             # Of which compilers take most, where nothing is in the cache.
