@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 # How much longer drafts of others may make every step for rows that have none, if there are many.
-_NEIGHBOURLY: Final = 0.03
+_NEIGHBOURLY: Final = 0.02
 # What a row may lose that has not gained anything: a part of each of its steps, which adds up to
 # the time of so many. Rows that are able to wait for each other once gain from it afterwards.
 _PER_STEP: Final = 0.01
