@@ -53,16 +53,10 @@ def calibration_of(
 
     Raises
     ------
-    ConfigError
-        Steps have verified drafts, which the simulator knows nothing of.
     FitError
         Too little was recorded.
     """
-    if any(step.drafted_tokens for step in view.steps):
-        raise ConfigError(
-            "steps with drafts cannot be simulated: the engine that recorded them has to be "
-            "started with speculation.method = off"
-        )
+    has_drafts = any(step.drafted_tokens for step in view.steps)
     # From arrival until queueing, a request takes time of the event loop: its prompt is processed.
     submits = [track.queued - track.arrival for track in view.requests]
     return Calibration(
@@ -77,6 +71,7 @@ def calibration_of(
             content_key=model,
             max_model_len=max_model_len,
             whole_prompts=pool.whole_prompts,
+            max_drafts=config.speculation.num_speculative_tokens if has_drafts else 0,
         ),
         pipeline_depth=config.scheduler.pipeline_depth,
         cost=fit(view.steps, statistics.median(submits) if submits else 0.0),

@@ -23,12 +23,13 @@ from src.bench.simulate.requests import END_TOKEN, SimulatedRequest
 from src.bench.simulate.step_cost import StepCost, Work
 from src.core.errors import SlipstreamError
 from src.core.outputs import RequestEvent
-from src.core.plan import RowResult, StepPlan, StepResult
+from src.core.plan import RowResult, RowStep, StepPlan, StepResult
 from src.engine.scheduling.pace import Pace
 from src.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 
 # Scatter makes no step faster than this share of its cost.
 _QUICKEST = 0.25
+_MOST_OWED = 64.0
 _TOKEN = [0]
 _END = [END_TOKEN]
 _NOTHING: list[int] = []
@@ -93,6 +94,10 @@ class SimulatedEngine:
         # Row -> position whose computation samples the last token of an output that ends early.
         self._ends: dict[int, int] = {}
         self._early: dict[int, int] = {}
+        # Row -> its number of tokens, of rows whose last step had drafts or began behind some.
+        self._lengths: dict[int, int] = {}
+        # Drafts, and right ones, that are still owed to the averages.
+        self._owed = [0.0, 0.0]
         self._last_publish = -math.inf
 
     @property
@@ -184,8 +189,18 @@ class SimulatedEngine:
                     self._ends[install.row] = end
         ends = self._ends
         rows = []
-        starts = prefill_rows = prefill_tokens = pairs = sampled = pooled = 0
+        starts = prefill_rows = prefill_tokens = pairs = sampled = pooled = drafted = ended_rows = 0
         for step in plan.rows:
+            if step.drafts or step.slack:
+                result, known = self._verify(step, joins=bool(plan.installs))
+                rows.append(result)
+                if known < step.limit:
+                    sampled += 1
+                    starts += known - 1
+                    drafted += result.drafted
+                else:
+                    ended_rows += 1
+                continue
             count = step.num_tokens
             starts += step.start
             if count > 1 or not step.samples:
@@ -201,10 +216,40 @@ class SimulatedEngine:
                 rows.append(RowResult(step.row, step.generation, _NOTHING, vector=_VECTOR))
             else:
                 rows.append(RowResult(step.row, step.generation, _NOTHING))
-        decode_rows = len(rows) - prefill_rows
+        decode_rows = len(rows) - prefill_rows - ended_rows
         context = starts + decode_rows + prefill_tokens
-        work = Work(decode_rows, prefill_rows, prefill_tokens, context, pairs, sampled, pooled)
+        work = Work(
+            decode_rows, prefill_rows, prefill_tokens, context, pairs, sampled, pooled, drafted
+        )
         return StepResult(plan.step_id, rows), work
+
+    def _verify(self, step: RowStep, *, joins: bool) -> tuple[RowResult, int]:
+        """The result of a row that may have drafts, and its number of tokens before.
+
+        Where a row is with drafts in flight is known here, as it is on a device. Where a request
+        ``joins`` the others, nobody drafts.
+        """
+        known = self._lengths.get(step.row, step.start + 1) if step.slack else step.start + 1
+        if known >= step.limit:
+            return RowResult(step.row, step.generation, _NOTHING), known
+        most = min(step.drafts, step.limit - known - 1)
+        drafted = accepted = 0
+        if most > 0 and not joins:
+            # Where rows have less room than the average there is nothing to make up for later.
+            self._owed[0] = min(self._owed[0] + self._cost.drafted, _MOST_OWED)
+            self._owed[1] = min(self._owed[1] + self._cost.accepted, _MOST_OWED)
+            drafted = min(int(self._owed[0]), most)
+            accepted = min(int(self._owed[1]), drafted)
+            self._owed[0] -= drafted
+            self._owed[1] -= accepted
+        token_ids = _TOKEN * (1 + accepted)
+        end = self._ends.get(step.row, -1)
+        if known <= end <= known + accepted:
+            accepted = end - known
+            token_ids = _TOKEN * accepted + _END
+        self._lengths[step.row] = known + len(token_ids)
+        result = RowResult(step.row, step.generation, token_ids, drafted=drafted, accepted=accepted)
+        return result, known
 
     def _publish(self, events: list[RequestEvent], work: Work) -> None:
         """Deliver tokens to the readers, one after the other."""

@@ -42,6 +42,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     attended_pairs: int
     sampled_rows: int
     pooled_rows: int = 0
+    drafted_tokens: int = 0
 
     @classmethod
     def of(cls, step: StepRecord) -> Work:
@@ -54,6 +55,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
             step.attended_pairs - step.context_tokens,
             step.sampled_rows,
             step.pooled_rows,
+            step.drafted_tokens,
         )
 
 
@@ -68,6 +70,7 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     attended_pairs: float = 0.0
     sampled_rows: float = 0.0
     pooled_rows: float = 0.0
+    drafted_tokens: float = 0.0
 
     def seconds(self, work: Work) -> float:
         """The time that this work takes."""
@@ -80,6 +83,7 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             + self.attended_pairs * work.attended_pairs
             + self.sampled_rows * work.sampled_rows
             + self.pooled_rows * work.pooled_rows
+            + self.drafted_tokens * work.drafted_tokens
         )
 
 
@@ -106,6 +110,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         of a sum of many parts grows that way.
     num_steps, error
         Number of fitted steps, and the median relative error of the device's cost.
+    drafted, accepted
+        Drafts of a decoding row in a step, and how many of them were right, on average.
     """
 
     device: Price
@@ -118,6 +124,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     spread: list[float]
     num_steps: int
     error: float
+    drafted: float = 0.0
+    accepted: float = 0.0
     version: int = VERSION
 
 
@@ -150,9 +158,11 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
         "context_tokens",
         "attended_pairs",
         "pooled_rows",
+        "drafted_tokens",
     )
     device = _price(works, on_device, [s.device_end - s.device_start for s in steps])
-    in_rows = ("decode_rows", "prefill_rows")
+    in_rows = ("decode_rows", "prefill_rows", "drafted_tokens")
+    decoded = max(1, sum(work.decode_rows for work in works))
     turns = [a for a, b in pairwise(steps) if a.publish_started != b.publish_started]
     turns.append(steps[-1])
     dispatched = [b.device_start - max(a.device_end, b.launched) for a, b in pairwise(steps)]
@@ -177,6 +187,8 @@ def fit(steps: Sequence[StepRecord], submit: float = 0.0) -> StepCost:
         spread=_spread([(real - price) / math.sqrt(price) for real, price in times]),
         num_steps=len(steps),
         error=statistics.median(abs(price / max(real, _LEAST) - 1) for real, price in times),
+        drafted=sum(step.drafted_tokens for step in steps) / decoded,
+        accepted=sum(step.accepted_tokens for step in steps) / decoded,
     )
 
 

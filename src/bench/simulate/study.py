@@ -32,7 +32,7 @@ _OWN: Final = ("request_rate", "replicas", "routing", "pipeline_depth")
 _LIMITS: Final = tuple(
     name
     for name in SchedulerLimits.__struct_fields__
-    if name not in ("windows", "content_key", "max_drafts", "max_in_flight", "looks_first")
+    if name not in ("windows", "content_key", "max_in_flight", "looks_first")
 )
 # Number of bisections of the interval of the highest rate: to within 1 %.
 _HALVINGS: Final = 7
@@ -195,10 +195,6 @@ def _changed(base: Setup, changes: Changes) -> Setup:
             own[name] = _value(name, text, Setup)
         elif name in _LIMITS:
             limits[name] = _value(name, text, SchedulerLimits)
-        elif name == "max_drafts":
-            raise ConfigError(
-                "--vary: max_drafts cannot vary: what speculation does is not modelled"
-            )
         else:
             known = ", ".join((*_OWN, *_LIMITS))
             raise ConfigError(f"--vary: unknown name {name}; known are {known}")

@@ -34,7 +34,12 @@ def cost_of(device: Price, **changes: object) -> StepCost:
 
 
 def record(
-    number: int, work: Work, begin: float, seconds: float, host: float = 0.001
+    number: int,
+    work: Work,
+    begin: float,
+    seconds: float,
+    host: float = 0.001,
+    accepted: int = 0,
 ) -> StepRecord:
     """A step that did this work in so many seconds, with a host that is never late."""
     end = begin + seconds
@@ -53,9 +58,11 @@ def record(
         published=end + 2 * host,
         idle_before=0.0,
         num_rows=work.decode_rows + work.prefill_rows,
-        num_tokens=work.decode_rows + work.prefill_tokens,
+        num_tokens=work.decode_rows + work.prefill_tokens + work.drafted_tokens,
         decode_rows=work.decode_rows,
         prefill_tokens=work.prefill_tokens,
+        drafted_tokens=work.drafted_tokens,
+        accepted_tokens=accepted,
         sampled_rows=work.sampled_rows,
         installed_rows=work.prefill_rows,
         cached_tokens=0,

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from src.bench.simulate.calibration import Calibration, calibration_of, load, save
-from src.bench.simulate.step_cost import MIN_STEPS, Price
+from src.bench.simulate.step_cost import MIN_STEPS, Price, Work
 from src.cli.bench import calibrate, plot, simulate, soak
 from src.cli.main import main
 from src.cli.options import CommandModule
 from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.settings import CHECKOUT
-from tests.bench.simulate.prices import LIMITS, cost_of
+from tests.bench.simulate.prices import LIMITS, cost_of, record
 
 DEVICE = Price(step=0.010, decode_rows=0.001, prefill_tokens=0.0005)
 LOAD = ("--num-prompts", "60", "--random-input-len", "20", "--random-output-len", "10")
@@ -125,7 +125,6 @@ def test_a_recorded_trace_is_served(
     ("arguments", "words"),
     [
         (["--vary", "nothing=1"], "unknown name nothing"),
-        (["--vary", "max_drafts=4"], "max_drafts cannot vary: what speculation does is not"),
         (["--vary", "max_num_seqs=many"], "max_num_seqs must be int"),
         (["--vary", "max_num_seqs=0"], "max_num_seqs must be at least 1"),
         (["--vary", "routing=nowhere"], "routing must be round-robin or least-requests"),
@@ -192,13 +191,30 @@ def test_an_engine_that_is_to_draft_is_not_calibrated(
     assert f"speculation.method = {method}: bench calibrate prices steps without drafts" in told
 
 
-def test_steps_with_drafts_are_refused() -> None:
-    steps = [SimpleNamespace(drafted_tokens=0), SimpleNamespace(drafted_tokens=2)]
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_steps_with_drafts_make_an_engine_that_drafts(drafted: int) -> None:
+    pool: Any = SimpleNamespace(block_size=4, num_blocks=96, windows=[None], whole_prompts=False)
+    work = Work(1, 0, 0, 40, 0, 1, drafted_tokens=drafted)
+    steps = [record(at, work, float(at), 0.01, accepted=drafted // 2) for at in range(1, 60)]
     view: Any = SimpleNamespace(steps=steps, requests=[])
-    with pytest.raises(ConfigError, match=r"drafts cannot be simulated: .*speculation\.method"):
-        calibration_of(
-            *(view, view, Config()), model="m", max_model_len=8, device_type="cpu", source=""
-        )
+    found = calibration_of(
+        *(view, pool, Config()), model="m", max_model_len=64, device_type="cpu", source=""
+    )
+    assert found.limits.max_drafts == (16 if drafted else 0)
+    assert (found.cost.drafted, found.cost.accepted) == (drafted, drafted // 2)
+
+
+def test_what_drafts_bring_is_simulated(calibration: Path, tmp_path: Path) -> None:
+    found = load(calibration)
+    cost = msgspec.structs.replace(found.cost, drafted=2.0, accepted=1.0)
+    limits = msgspec.structs.replace(found.limits, max_drafts=4)
+    drafting, shown = tmp_path / "drafting.json", tmp_path / "shown.json"
+    changed = msgspec.structs.replace(found, cost=cost, limits=limits)
+    drafting.write_bytes(msgspec.json.encode(changed))
+    asked = ["bench", "simulate", "--calibration", str(drafting), *LOAD]
+    assert main([*asked, "--vary", "max_drafts=0,4", "--output-json", str(shown)]) == 0
+    without, with_drafts = [row["outcome"]["tpot"]["mean"] for row in json.loads(shown.read_text())]
+    assert with_drafts < 0.9 * without
 
 
 def test_every_line_and_unit_of_what_is_printed_is_described() -> None:

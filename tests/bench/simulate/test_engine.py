@@ -12,8 +12,9 @@ from src.bench.simulate.engine import SimulatedEngine
 from src.bench.simulate.fleet import simulate
 from src.bench.simulate.outcome import NEVER, Journal
 from src.bench.simulate.requests import RandomWorkload, SimulatedRequest
-from src.bench.simulate.step_cost import Price
+from src.bench.simulate.step_cost import Price, StepCost
 from src.core.errors import ConfigError
+from src.engine.scheduling.scheduler import SchedulerLimits
 from tests.bench.simulate.prices import LIMITS, cost_of
 
 DEVICE = Price(step=0.010, decode_rows=0.001, prefill_tokens=0.0005)
@@ -178,3 +179,65 @@ def test_a_workload_is_what_it_says() -> None:
     engines = [request.to_engine(key).prompt_token_ids for key, request in enumerate(made)]
     assert len({tuple(tokens[:7]) for tokens in engines}) == 2
     assert len({tuple(tokens[7:8]) for tokens in engines}) == 300
+
+
+def drafting(drafted: float, accepted: float, most: int = 4) -> tuple[SchedulerLimits, StepCost]:
+    """An engine whose rows draft so many tokens a step on average, and have so many right."""
+    price = msgspec.structs.replace(DEVICE, drafted_tokens=0.0001)
+    limits = msgspec.structs.replace(LIMITS, max_drafts=most)
+    return limits, cost_of(price, drafted=drafted, accepted=accepted)
+
+
+@given(requests, st.sampled_from((1, 2)), st.sampled_from(((0.4, 0.3), (3.5, 2.5), (9.0, 9.0))))
+@settings(max_examples=60, deadline=None)
+def test_with_drafts_everybody_has_the_same_output_sooner(
+    made: list[SimulatedRequest], depth: int, drafts: tuple[float, float]
+) -> None:
+    limits, cost = drafting(*drafts)
+    journal = Journal()
+    engine = SimulatedEngine(limits, cost, journal, depth=depth)
+    for request in made:
+        engine.advance(request.at)
+        engine.submit(request)
+    engine.advance(math.inf)
+    assert journal.refused == 0
+    for key, request in enumerate(made):
+        # No step brings a row more than one token and its drafts.
+        steps = math.ceil((request.output_len - 1) / 5)
+        assert journal.last[key] - journal.first[key] >= steps * DEVICE.step - 1e-9
+    engine.scheduler.check()
+    engine.scheduler.check_idle()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_lone_output_takes_as_many_steps_as_its_drafts_leave(depth: int) -> None:
+    request = SimulatedRequest(at=0, pieces=((0, 20),), output_len=101, max_tokens=101)
+    taken = {}
+    for drafted, accepted, most in ((0.0, 0.0, 0), (2.0, 1.0, 4), (4.0, 4.0, 4), (8.0, 8.0, 4)):
+        limits, cost = drafting(drafted, accepted, most)
+        journal = Journal()
+        engine = SimulatedEngine(limits, cost, journal, depth=depth)
+        engine.submit(request)
+        engine.advance(math.inf)
+        taken[accepted] = journal.last[0] - journal.first[0]
+    alone = DEVICE.step + DEVICE.decode_rows
+    assert taken[0.0] == pytest.approx(100 * alone)
+    # The first step behind a prompt may have been planned without.
+    assert taken[1.0] == pytest.approx(50 * (alone + 2 * 0.0001), rel=0.05)
+    assert taken[4.0] == pytest.approx(20 * (alone + 4 * 0.0001), rel=0.12)
+    # A row has at most four.
+    assert taken[8.0] == pytest.approx(taken[4.0], rel=0.01)
+
+
+def test_an_output_may_end_within_drafts() -> None:
+    limits, cost = drafting(4.0, 4.0)
+    for output_len in range(1, 20):
+        made = SimulatedRequest(at=0, pieces=((0, 9),), output_len=output_len, max_tokens=60)
+        journal = Journal()
+        engine = SimulatedEngine(limits, cost, journal, depth=2)
+        engine.submit(made)
+        engine.advance(math.inf)
+        assert journal.last[0] < math.inf
+        engine.scheduler.check_idle()
+        # Steps behind the end are few: those in flight.
+        assert engine.scheduler.stats.scheduled_tokens < 9 + 5 * (output_len + 3)

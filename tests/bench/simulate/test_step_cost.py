@@ -50,6 +50,25 @@ def test_a_price_is_found_again(
     assert cost.num_steps == 120
 
 
+def test_drafts_have_a_price_and_are_counted_by_decoding_rows() -> None:
+    price = Price(step=0.01, decode_rows=0.001, drafted_tokens=0.0004)
+    source, begin, steps = random.Random(5), 1.0, []
+    rows = drafted = accepted = 0
+    for number in range(1, 101):
+        count = source.randint(1, 8)
+        drafts = source.choice((0, count, 3 * count))
+        work = Work(count, 0, 0, 40 * count, 0, count, drafted_tokens=drafts)
+        seconds = price.seconds(work)
+        steps.append(record(number, work, begin, seconds, accepted=drafts // 2))
+        begin += seconds + 0.01
+        rows, drafted, accepted = rows + count, drafted + drafts, accepted + drafts // 2
+    cost = fit(steps)
+    assert cost.device.drafted_tokens == pytest.approx(0.0004, rel=1e-3)
+    assert cost.device.prefill_tokens == 0
+    assert cost.drafted == pytest.approx(drafted / rows)
+    assert cost.accepted == pytest.approx(accepted / rows)
+
+
 def test_the_host_is_priced_apart() -> None:
     cost = fit(steps_of(Price(step=0.01), 60, seed=1))
     work = works(1, 2)[0]

@@ -1060,6 +1060,28 @@ MUTATIONS = (
         ),
     ),
     *rewrites_of(
+        "src/bench/simulate/engine.py",
+        ("tests/bench/simulate/test_engine.py",),
+        (
+            "simulated drafts bring nothing",
+            "SimulatedEngine._verify",
+            "_TOKEN * (1 + A)",
+            "_TOKEN",
+        ),
+        (
+            "a simulated output goes on behind its end",
+            "SimulatedEngine._verify",
+            "self._ends.get(A, -1)",
+            "-1",
+        ),
+        (
+            "a simulated row drafts beside one that joins",
+            "SimulatedEngine._verify",
+            "A > 0 and not joins",
+            "A > 0",
+        ),
+    ),
+    *rewrites_of(
         "src/engine/speculation/probes.py",
         ("tests/engine/speculation/test_widths.py",),
         (
