@@ -160,8 +160,8 @@ def test_small_tensors_share_large_pages() -> None:
         each.fill_(number + 1)
     assert [int(each.max()) for each in tensors] == list(range(1, 41))
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Of others nothing is said: the heap may have large pages as well.
         assert large_pages_of(tensors[7]) >= 2 * MIB
-        assert large_pages_of(torch.zeros(8)) == 0
 
 
 def test_what_is_kept_has_the_same_values_in_large_pages() -> None:
