@@ -193,6 +193,11 @@ def _changed(base: Setup, changes: Changes) -> Setup:
     for name, text in changes.items():
         if name in _OWN:
             own[name] = _value(name, text, Setup)
+        elif name == "max_drafts" and not base.limits.max_drafts:
+            raise ConfigError(
+                "--vary: max_drafts cannot vary: no step of the calibration had drafts, so nothing "
+                "is known of what they bring"
+            )
         elif name in _LIMITS:
             limits[name] = _value(name, text, SchedulerLimits)
         else:

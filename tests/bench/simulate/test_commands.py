@@ -125,6 +125,7 @@ def test_a_recorded_trace_is_served(
     ("arguments", "words"),
     [
         (["--vary", "nothing=1"], "unknown name nothing"),
+        (["--vary", "max_drafts=4"], "no step of the calibration had drafts"),
         (["--vary", "max_num_seqs=many"], "max_num_seqs must be int"),
         (["--vary", "max_num_seqs=0"], "max_num_seqs must be at least 1"),
         (["--vary", "routing=nowhere"], "routing must be round-robin or least-requests"),
