@@ -20,7 +20,7 @@ from src.ops import (
     ROTATE_AND_CACHE,
     Op,
 )
-from src.ops.attention.cached_rows import from_rows, is_coded
+from src.ops.attention.cached_rows import CODES, from_rows, is_coded
 from src.ops.runtime.kernel_library import KernelLibrary
 
 # The others are called on CUDA only, and have their references on the CPU.
@@ -165,6 +165,23 @@ def in_chunks(
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The same memory as integers: equal if nothing differs, not even a sign of zero or a NaN."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int16)
+
+
+def drawn_attention(data: st.DataObject, groups: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """A case of paged attention; ``groups``: numbers of key heads, and of query heads of each."""
+    kv_heads, group = data.draw(st.sampled_from(groups))
+    return {
+        "num_heads": kv_heads * group,
+        "num_kv_heads": kv_heads,
+        "head_dim": data.draw(st.sampled_from([8, 40, 64, 128, 256])),
+        "dtype": data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
+        "sliding_window": data.draw(st.sampled_from([0, 0, 9, 300])),
+        "chunk": data.draw(st.sampled_from([0, 0, 13, 150])),
+        "block_size": data.draw(st.sampled_from([1, 7, 16])),
+        "cache_dtype": data.draw(st.sampled_from([None, None, *CODES])),
+        "cap": data.draw(st.sampled_from([0, 0, 2.0])),
+        "has_sinks": data.draw(st.booleans()),
+    }
 
 
 def some_tokens(data: st.DataObject, tokens: int) -> tuple[slice, int]:

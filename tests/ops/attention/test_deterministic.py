@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops import PAGED_ATTENTION
-from src.ops.attention.cached_rows import CODES
 from src.ops.runtime.kernel_library import KernelLibrary
-from tests.ops.comparison import bits, copied, in_chunks
+from tests.ops.comparison import bits, copied, drawn_attention, in_chunks
 
 lengths = st.one_of(st.integers(2, 60), st.integers(200, 700))
 
@@ -27,21 +26,8 @@ def test_chunks_give_the_bits_of_the_whole_prompt(
     libraries: dict[str, KernelLibrary], data: st.DataObject
 ) -> None:
     length = data.draw(lengths)
-    kv_heads, group = data.draw(st.sampled_from([(2, 1), (1, 2), (2, 3), (1, 20)]))
-    whole = prefill(
-        length,
-        num_heads=kv_heads * group,
-        num_kv_heads=kv_heads,
-        head_dim=data.draw(st.sampled_from([8, 40, 64, 128, 256])),
-        dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
-        sliding_window=data.draw(st.sampled_from([0, 0, 9, 300])),
-        chunk=data.draw(st.sampled_from([0, 0, 13, 150])),
-        block_size=data.draw(st.sampled_from([1, 7, 16])),
-        cache_dtype=data.draw(st.sampled_from([None, None, *CODES])),
-        cap=data.draw(st.sampled_from([0, 0, 2.0])),
-        has_sinks=data.draw(st.booleans()),
-        seed=length,
-    )
+    groups = [(2, 1), (1, 2), (2, 3), (1, 20)]
+    whole = prefill(length, **drawn_attention(data, groups), seed=length)
     cuts = data.draw(st.lists(st.integers(1, length - 1), max_size=4))
     # Chunks of one token, as in decode.
     cuts += [cut + 1 for cut in cuts]

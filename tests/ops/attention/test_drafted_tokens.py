@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.ops import LATENT_ATTENTION, PAGED_ATTENTION
-from src.ops.attention.cached_rows import CODES
 from src.ops.runtime.kernel_library import KernelLibrary
-from tests.ops.comparison import bits, copied, in_chunks, keeping_one_way
+from tests.ops.comparison import bits, copied, drawn_attention, in_chunks, keeping_one_way
 
 # The tokens of a row that verifies as many drafts as there are by default.
 MOST = 17
@@ -26,21 +25,9 @@ def test_a_few_tokens_give_the_bits_of_one_at_a_time(
     libraries: dict[str, KernelLibrary], data: st.DataObject
 ) -> None:
     length = data.draw(st.one_of(st.integers(2, 60), st.integers(230, 560)))
-    kv_heads, group = data.draw(st.sampled_from([(2, 1), (1, 2), (3, 3), (2, 7), (1, 20)]))
+    groups = [(2, 1), (1, 2), (3, 3), (2, 7), (1, 20)]
     case = PAGED_ATTENTION.build(
-        "cpu",
-        rows=((length, length),),
-        num_heads=kv_heads * group,
-        num_kv_heads=kv_heads,
-        head_dim=data.draw(st.sampled_from([8, 40, 64, 128, 256])),
-        dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])),
-        sliding_window=data.draw(st.sampled_from([0, 0, 9, 300])),
-        chunk=data.draw(st.sampled_from([0, 0, 13, 150])),
-        block_size=data.draw(st.sampled_from([1, 7, 16])),
-        cache_dtype=data.draw(st.sampled_from([None, None, *CODES])),
-        cap=data.draw(st.sampled_from([0, 0, 2.0])),
-        has_sinks=data.draw(st.booleans()),
-        seed=length,
+        "cpu", rows=((length, length),), **drawn_attention(data, groups), seed=length
     )
     bounds = [0]
     while bounds[-1] < length:
