@@ -10,8 +10,7 @@
 // memory is bounded. A key costs nope + rope products per head and query, after one projection.
 //
 // Which way costs fewer products depends on the row's lengths alone. With `deterministic` every row is
-// absorbed, so that its bits do not depend on how its tokens are cut into calls. So are a few tokens, as
-// in a step that verifies drafts (few_tokens.h); they would be expanded behind hardly any context only.
+// absorbed, so that its bits do not depend on how its tokens are cut into calls.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,7 +18,6 @@
 #include <new>
 #include <vector>
 
-#include "attention/few_tokens.h"
 #include "runtime/abi.h"
 #include "runtime/parallel.h"
 #include "runtime/vector.h"
@@ -85,7 +83,7 @@ class Latent {
 
   // Products per head of both ways; either projects once, queries and results or the context.
   bool is_expanded(int64_t row) const {
-    if (a.deterministic || is_like_one(false, query_len(row), a.seq_lens[row])) return false;
+    if (a.deterministic) return false;
     const double queries = double(query_len(row)), keys = double(a.seq_lens[row]);
     const double pairs = queries * keys - queries * (queries - 1) / 2;
     const double projection = double(a.rank * up_rows);

@@ -19,15 +19,6 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
-        "src/ops/attention/work.h",
-        ("tests/ops/attention/test_drafted_tokens.py",),
-        (
-            "a step that verifies drafts rounds otherwise",
-            "like_one ? heads : all",
-            "all",
-        ),
-    ),
-    *mutations_of(
         "src/ops/attention/latent_attention.cpp",
         _TURNS,
         (
