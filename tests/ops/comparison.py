@@ -139,11 +139,15 @@ def states_match(op: Op[..., Any], kernel: Callable[..., Any], args: tuple[Any, 
 
 
 def in_chunks(
-    kernel: Callable[..., Any], args: tuple[Any, ...], bounds: Sequence[int]
+    kernel: Callable[..., Any],
+    args: tuple[Any, ...],
+    bounds: Sequence[int],
+    *,
+    verifies: bool = False,
 ) -> torch.Tensor:
     """Output [T, heads, head_dim] of a one-row prefill cut at `bounds`, 0 and T included.
 
-    The caches of `args` are written.
+    With ``verifies`` each chunk is a row that verifies drafts. The caches of `args` are written.
     """
     out = torch.full_like(args[9], torch.nan)
     for begin, end in itertools.pairwise(bounds):
@@ -157,9 +161,14 @@ def in_chunks(
             *args[10:12],
             end - begin,
             end,
-            args[14],
+            *(args[14], None, says_verifies(verifies)),
         )
     return out
+
+
+def says_verifies(*rows: bool) -> torch.Tensor | None:
+    """What an op is told of rows that verify drafts."""
+    return torch.tensor(rows, dtype=torch.int32) if any(rows) else None
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

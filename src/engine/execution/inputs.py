@@ -36,6 +36,8 @@ class AttentionRows:
         Per group of layers [B, max blocks of these rows] int32.
     max_query_len, max_seq_len
         Upper bounds known on the host, so that no kernel launch waits for a device value.
+    verifies_b
+        [B] int32: 1 for a row that verifies drafts, else 0; ``None``: no row does.
     """
 
     slot_mappings_t: tuple[Tensor, ...]
@@ -44,6 +46,7 @@ class AttentionRows:
     block_tables_b: tuple[Tensor, ...]
     max_query_len: int
     max_seq_len: int
+    verifies_b: Tensor | None = None
 
     def without_rows(self) -> AttentionRows:
         """The same tokens without rows: their KV is written, and no attention is computed."""
@@ -140,7 +143,13 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         device_sampled_rows_s,
         device_sampled_positions_s,
     ) = packed.split((num_padded, num_padded, num_rows, num_samples, num_samples, num_samples))
-    lengths = upload(np.concatenate(((0,), ends_b, seq_lens_b)), torch.int32, state.device)
+    verifies = samples_b > 1
+    verifying = verifies.any()
+    lengths = upload(
+        np.concatenate(((0,), ends_b, seq_lens_b, verifies[: num_rows * verifying])),
+        torch.int32,
+        state.device,
+    )
 
     max_seq_len = int(seq_lens_b.max())
     input_ids_t, slots_t = state.gather(device_rows_t, device_positions_t)
@@ -151,7 +160,8 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         positions_t=device_positions_t,
         slot_mappings_t=slots_t.unbind(),
         query_start_loc=lengths[: num_rows + 1],
-        seq_lens_b=lengths[num_rows + 1 :],
+        seq_lens_b=lengths[num_rows + 1 : 2 * num_rows + 1],
+        verifies_b=lengths[2 * num_rows + 1 :] if verifying else None,
         block_tables_b=state.tables_of(device_rows_b, -(-max_seq_len // state.block_size)),
         sample_index_s=device_sample_index_s,
         samplers=SampleBatch(

@@ -62,6 +62,10 @@ class PagedAttention(Record):
     schedule
         On CUDA, the `decode_schedule` of these rows, as made by `step_schedule`. None: every call
         makes its own.
+    verifies
+        [B] int32, row -> 1 if its tokens verify drafts, else 0; None: no row's do. A kernel should
+        then round them as it rounds tokens that come one at a time; that of the CPU does so for up
+        to 17 of them within 8192 keys. With `deterministic` it means nothing.
     backend
         `handle` of the `AttentionBackend` that serves the call; 0 for the device's own kernels.
 
@@ -87,4 +91,5 @@ class PagedAttention(Record):
     max_seq_len: int = number(varies=True, on_cpu=False)
     deterministic: bool = number(default=False)
     schedule: Tensor | None = tensor("_", torch.int32, on_cpu=False, default=None)
+    verifies: Tensor | None = tensor("rows", torch.int32, default=None)
     backend: int = number(on_cpu=False, default=0)

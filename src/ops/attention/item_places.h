@@ -20,7 +20,7 @@ class ItemPlaces : protected Results<T> {
   using Results<T>::a, Results<T>::head_dim, Results<T>::heads, Results<T>::query_len;
 
   Path path_of(const Item& item) const {
-    return choose_path(a, query_len(item.row) * heads, a.seq_lens[item.row]);
+    return choose_path(a, query_len(item.row), a.seq_lens[item.row], is_like_one(a, item.row));
   }
 
   // Finds the offsets of keys [first, last) of a tile in the caches.

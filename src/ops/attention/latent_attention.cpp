@@ -10,7 +10,8 @@
 // memory is bounded. A key costs nope + rope products per head and query, after one projection.
 //
 // Which way costs fewer products depends on the row's lengths alone. With `deterministic` every row is
-// absorbed, so that its bits do not depend on how its tokens are cut into calls.
+// absorbed, so that its bits do not depend on how its tokens are cut into calls. So are rows that verify
+// drafts (few_tokens.h); they would be expanded behind hardly any context only.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include <new>
 #include <vector>
 
+#include "attention/few_tokens.h"
 #include "runtime/abi.h"
 #include "runtime/parallel.h"
 #include "runtime/vector.h"
@@ -83,7 +85,7 @@ class Latent {
 
   // Products per head of both ways; either projects once, queries and results or the context.
   bool is_expanded(int64_t row) const {
-    if (a.deterministic) return false;
+    if (a.deterministic || is_like_one(a, row)) return false;
     const double queries = double(query_len(row)), keys = double(a.seq_lens[row]);
     const double pairs = queries * keys - queries * (queries - 1) / 2;
     const double projection = double(a.rank * up_rows);
@@ -173,11 +175,12 @@ class Latent {
 
   int absorb(const std::vector<int64_t>& rows) const {
     std::vector<int64_t> tokens;
-    std::vector<int32_t> starts{0}, lengths, tables;
+    std::vector<int32_t> starts{0}, lengths, tables, verifies;
     for (const int64_t row : rows) {
       for (int64_t t = a.query_start_loc[row]; t < a.query_start_loc[row + 1]; ++t) tokens.push_back(t);
       starts.push_back(int32_t(tokens.size()));
       lengths.push_back(a.seq_lens[row]);
+      verifies.push_back(a.verifies == nullptr ? 0 : a.verifies[row]);
       const int32_t* table = a.block_tables + row * a.block_table_stride;
       tables.insert(tables.end(), table, table + a.max_blocks);
     }
@@ -207,6 +210,7 @@ class Latent {
     args.key_cache = args.value_cache = a.cache;
     args.block_tables = tables.data(), args.block_table_stride = a.max_blocks;
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
+    args.verifies = verifies.data();
     args.slot_mapping = nowhere.data(), args.out = latents.get();
     args.tokens = count, args.rows = int64_t(rows.size());
     args.num_heads = a.heads, args.num_kv_heads = 1, args.head_dim = width, args.value_dim = a.rank;

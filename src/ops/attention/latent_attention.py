@@ -64,6 +64,8 @@ class LatentAttention(Record):
         For CUDA only; on the CPU the kernel decides.
     expanded_keys
         Number of expanded keys.
+    verifies
+        See `PagedAttention`. The CPU's kernel absorbs such rows.
 
     Raises
     ------
@@ -87,6 +89,7 @@ class LatentAttention(Record):
     deterministic: bool = number(default=False)
     expansion: Tensor | None = tensor("_", torch.int32, on_cpu=False, default=None)
     expanded_keys: int = number(varies=True, on_cpu=False, default=0)
+    verifies: Tensor | None = tensor("rows", torch.int32, default=None)
 
 
 def reference(call: LatentAttention) -> None:

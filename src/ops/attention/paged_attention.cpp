@@ -12,11 +12,12 @@
 // Decoding rows that share a prefix share the items for its keys (`Sharing`). That changes no bit of a
 // result.
 //
-// Without `deterministic`, results still depend on how many tokens of a sequence come at once, which
-// depends on the batch's token budget, on prefix caching and on preemption. `deterministic` removes this
-// dependence. Then every query row, in decode and in long prompts, sums its scores in one order: that of
-// tile products, where they are used, else that of dot products. Its keys are cut into the same splits,
-// which are joined in order, whether the splits are separate items or follow one another within an item.
+// Without `deterministic`, results still depend on how many tokens of a sequence come at once, unless they
+// verify drafts (few_tokens.h). That depends on the batch's token budget, on prefix caching and on preemption.
+// `deterministic` removes this dependence. Then every query row, in decode and in long prompts, sums its
+// scores in one order: that of tile products, where they are used, else that of dot products. Its keys are
+// cut into the same splits, which are joined in order, whether the splits are separate items or follow one
+// another within an item.
 #include <memory>
 #include <new>
 

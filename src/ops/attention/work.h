@@ -7,6 +7,7 @@
 
 #include "runtime/abi.h"
 #include "attention/cached_rows.h"
+#include "attention/few_tokens.h"
 #include "attention/latent_rows.h"
 #include "attention/reach.h"
 #include "attention/strips.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kDotSplit = 256;     // keys of a split where few query rows share them
 constexpr int64_t kGemmSplit = 2048;   // keys of a split of a short prefill chunk
 constexpr int64_t kLatentSplit = 512;  // keys of a split of keys that are values too
-constexpr int64_t kSplitRows = 256;    // rows with more packed queries are not split over keys
+constexpr int64_t kSplitRows = 256;    // rows with more packed queries are hardly split over keys
 constexpr int64_t kFixedSplit = 256;   // deterministic: keys of every split
 constexpr int64_t kTileBytes = 256 << 10;  // of keys and values in a tile, for all heads of an item
 constexpr double kUneven = 1.0 / 4;        // excess over its equal share that a thread may have
@@ -65,9 +66,9 @@ struct Plan {
   }
 };
 
-// How a row of `packed` query rows is computed. It depends only on the call's dtype and on the row.
+// How a row is computed. It depends only on the call's dtype and on the row.
 struct Path {
-  bool few;            // few query rows: bound by reading keys and values
+  bool few;            // few query rows a token: bound by reading keys and values
   bool strips;         // strips of bfloat16 (strips.h)
   bool pairs;          // without strips: bfloat16 keys and values are read in place
   int lanes;           // bfloat16 keys that are values too: query rows of a vector (latent_rows.h), else 0
@@ -79,7 +80,15 @@ struct Path {
   double key_cost;     // of loading and converting or packing a key, in units of query rows
 };
 
-Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
+// How a row of `query_len` tokens is computed.
+//
+// A row that is `like_one` takes the path of one token, which decodes: its order of sums, and its splits.
+// So a step that verifies drafts gives the bits that steps of single tokens give, wherever projections do.
+// Where it has many query rows, one item folds its sums wherever the items of one token are split.
+Path choose_path(const AttentionArgs& a, int64_t query_len, int64_t seq_len, bool like_one) {
+  const int64_t heads = a.num_heads / a.num_kv_heads, all = query_len * heads;
+  const int64_t packed = like_one ? heads : all;
+  const bool folds = like_one && packed > kDotRows && all > kSplitRows;
   Path path{};
   path.few = packed <= kDotRows;
   path.split = path.few ? kDotSplit : packed <= kSplitRows ? kGemmSplit : seq_len;
@@ -88,11 +97,13 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
     path.fold = kFixedSplit;
     path.split = packed <= kGemmRows ? kFixedSplit : seq_len;
   }
+  if (folds) path.split = seq_len;
 #if defined(SLIPSTREAM_PAIRS)
   path.lanes = latent_lanes(a, packed);
   if (path.lanes > 0) {
     if (!a.deterministic && packed <= kSplitRows) path.split = path.fold = kLatentSplit;
-    path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
+    if (folds) path.split = seq_len;
+    path.rows = std::clamp<int64_t>(all / 8 / kStrip * kStrip, kGemmRows, kTileRows);
     path.row_cost = 1.0 / 4;
     path.key_cost = 4;
     return path;
@@ -101,7 +112,7 @@ Path choose_path(const AttentionArgs& a, int64_t packed, int64_t seq_len) {
   path.pairs = uses_pairs(a) && !path.strips;
   if (path.strips) {
     // An item's rows share the packing of keys; but a short prompt must give every thread an item.
-    path.rows = std::clamp<int64_t>(packed / 8 / kStrip * kStrip, kGemmRows, kTileRows);
+    path.rows = std::clamp<int64_t>(all / 8 / kStrip * kStrip, kGemmRows, kTileRows);
     path.row_cost = 1.0 / 16;
     path.key_cost = 32;
     return path;
@@ -204,7 +215,7 @@ Status plan_row(const AttentionArgs& a, int64_t row, Plan& plan) {
     if (table[block] < 0 || table[block] >= a.num_blocks) return kBadBlock;
   }
   const int64_t heads = a.num_heads / a.num_kv_heads, packed = query_len * heads;
-  const Path path = choose_path(a, packed, seq_len);
+  const Path path = choose_path(a, query_len, seq_len, is_like_one(a, row));
   const int64_t tile = path.rows, split = path.split;
   for (int64_t first = 0; first < packed; first += tile) {
     const int64_t count = std::min(tile, packed - first);
@@ -254,7 +265,7 @@ std::atomic<bool> shares_prefixes{true};
 class Sharing {
  public:
   Sharing(const AttentionArgs& args, Plan& plan)
-      : a(args), plan(plan), heads(args.num_heads / args.num_kv_heads), path(choose_path(a, heads, 1)) {}
+      : a(args), plan(plan), heads(args.num_heads / args.num_kv_heads), path(choose_path(a, 1, 1, false)) {}
 
   // Call before rows are planned. Determines how many splits of each row are shared.
   void find() {

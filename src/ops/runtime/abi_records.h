@@ -2,7 +2,7 @@
 // Included by abi.h alone.
 #pragma once
 
-#define SLIPSTREAM_ABI 2024590875
+#define SLIPSTREAM_ABI 2114396565
 
 // Modifiers of a layer's scores, in the order in which they are applied; 0 or null for none.
 //
@@ -43,6 +43,7 @@ struct AttentionArgs {
   const int32_t* seq_lens;  // [rows] contiguous
   const int64_t* slot_mapping;  // [tokens] contiguous
   void* out;  // [tokens, num_heads, head_dim] contiguous
+  const int32_t* verifies;  // [rows] contiguous; or null
   int64_t tokens;
   int64_t num_heads;
   int64_t head_dim;
@@ -64,7 +65,7 @@ struct AttentionArgs {
   // Elements of `out` behind as many mean nothing then.
   int64_t value_dim;
 };
-static_assert(sizeof(AttentionArgs) == 224, "as in Python");
+static_assert(sizeof(AttentionArgs) == 232, "as in Python");
 static_assert(offsetof(AttentionArgs, query) == 0 && sizeof(AttentionArgs::query) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, key) == 8 && sizeof(AttentionArgs::key) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, value) == 16 && sizeof(AttentionArgs::value) == 8, "as in Python");
@@ -75,24 +76,25 @@ static_assert(offsetof(AttentionArgs, query_start_loc) == 48 && sizeof(Attention
 static_assert(offsetof(AttentionArgs, seq_lens) == 56 && sizeof(AttentionArgs::seq_lens) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, slot_mapping) == 64 && sizeof(AttentionArgs::slot_mapping) == 8, "as in Python");
 static_assert(offsetof(AttentionArgs, out) == 72 && sizeof(AttentionArgs::out) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, tokens) == 80 && sizeof(AttentionArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, num_heads) == 88 && sizeof(AttentionArgs::num_heads) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, head_dim) == 96 && sizeof(AttentionArgs::head_dim) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, num_kv_heads) == 104 && sizeof(AttentionArgs::num_kv_heads) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, num_blocks) == 112 && sizeof(AttentionArgs::num_blocks) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, block_size) == 120 && sizeof(AttentionArgs::block_size) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, rows) == 128 && sizeof(AttentionArgs::rows) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, max_blocks) == 136 && sizeof(AttentionArgs::max_blocks) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, query_stride) == 144 && sizeof(AttentionArgs::query_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, key_stride) == 152 && sizeof(AttentionArgs::key_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, value_stride) == 160 && sizeof(AttentionArgs::value_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, block_table_stride) == 168 && sizeof(AttentionArgs::block_table_stride) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, deterministic) == 176 && sizeof(AttentionArgs::deterministic) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, dtype) == 184 && sizeof(AttentionArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, threads) == 192 && sizeof(AttentionArgs::threads) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, spec) == 200 && sizeof(AttentionArgs::spec) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, cache_kind) == 208 && sizeof(AttentionArgs::cache_kind) == 8, "as in Python");
-static_assert(offsetof(AttentionArgs, value_dim) == 216 && sizeof(AttentionArgs::value_dim) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, verifies) == 80 && sizeof(AttentionArgs::verifies) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, tokens) == 88 && sizeof(AttentionArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, num_heads) == 96 && sizeof(AttentionArgs::num_heads) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, head_dim) == 104 && sizeof(AttentionArgs::head_dim) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, num_kv_heads) == 112 && sizeof(AttentionArgs::num_kv_heads) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, num_blocks) == 120 && sizeof(AttentionArgs::num_blocks) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, block_size) == 128 && sizeof(AttentionArgs::block_size) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, rows) == 136 && sizeof(AttentionArgs::rows) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, max_blocks) == 144 && sizeof(AttentionArgs::max_blocks) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, query_stride) == 152 && sizeof(AttentionArgs::query_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, key_stride) == 160 && sizeof(AttentionArgs::key_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, value_stride) == 168 && sizeof(AttentionArgs::value_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, block_table_stride) == 176 && sizeof(AttentionArgs::block_table_stride) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, deterministic) == 184 && sizeof(AttentionArgs::deterministic) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, dtype) == 192 && sizeof(AttentionArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, threads) == 200 && sizeof(AttentionArgs::threads) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, spec) == 208 && sizeof(AttentionArgs::spec) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, cache_kind) == 216 && sizeof(AttentionArgs::cache_kind) == 8, "as in Python");
+static_assert(offsetof(AttentionArgs, value_dim) == 224 && sizeof(AttentionArgs::value_dim) == 8, "as in Python");
 
 // Latent attention. Strides are in elements.
 //
@@ -109,6 +111,7 @@ struct LatentArgs {
   const int32_t* seq_lens;  // [rows] contiguous
   const int64_t* slot_mapping;  // [tokens] contiguous
   void* out;  // [tokens, heads, value] contiguous
+  const int32_t* verifies;  // [rows] contiguous; or null
   int64_t tokens;
   int64_t heads;
   int64_t nope;
@@ -127,7 +130,7 @@ struct LatentArgs {
   int64_t threads;
   const AttentionSpec* spec;  // only the scale counts
 };
-static_assert(sizeof(LatentArgs) == 208, "as in Python");
+static_assert(sizeof(LatentArgs) == 216, "as in Python");
 static_assert(offsetof(LatentArgs, query) == 0 && sizeof(LatentArgs::query) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, latent) == 8 && sizeof(LatentArgs::latent) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, cache) == 16 && sizeof(LatentArgs::cache) == 8, "as in Python");
@@ -137,23 +140,24 @@ static_assert(offsetof(LatentArgs, query_start_loc) == 40 && sizeof(LatentArgs::
 static_assert(offsetof(LatentArgs, seq_lens) == 48 && sizeof(LatentArgs::seq_lens) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, slot_mapping) == 56 && sizeof(LatentArgs::slot_mapping) == 8, "as in Python");
 static_assert(offsetof(LatentArgs, out) == 64 && sizeof(LatentArgs::out) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, tokens) == 72 && sizeof(LatentArgs::tokens) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, heads) == 80 && sizeof(LatentArgs::heads) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, nope) == 88 && sizeof(LatentArgs::nope) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, rope) == 96 && sizeof(LatentArgs::rope) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, rank) == 104 && sizeof(LatentArgs::rank) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, num_blocks) == 112 && sizeof(LatentArgs::num_blocks) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, block_size) == 120 && sizeof(LatentArgs::block_size) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, value) == 128 && sizeof(LatentArgs::value) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, rows) == 136 && sizeof(LatentArgs::rows) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, max_blocks) == 144 && sizeof(LatentArgs::max_blocks) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, query_stride) == 152 && sizeof(LatentArgs::query_stride) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, latent_stride) == 160 && sizeof(LatentArgs::latent_stride) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, block_table_stride) == 168 && sizeof(LatentArgs::block_table_stride) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, deterministic) == 176 && sizeof(LatentArgs::deterministic) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, dtype) == 184 && sizeof(LatentArgs::dtype) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, threads) == 192 && sizeof(LatentArgs::threads) == 8, "as in Python");
-static_assert(offsetof(LatentArgs, spec) == 200 && sizeof(LatentArgs::spec) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, verifies) == 72 && sizeof(LatentArgs::verifies) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, tokens) == 80 && sizeof(LatentArgs::tokens) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, heads) == 88 && sizeof(LatentArgs::heads) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, nope) == 96 && sizeof(LatentArgs::nope) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, rope) == 104 && sizeof(LatentArgs::rope) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, rank) == 112 && sizeof(LatentArgs::rank) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, num_blocks) == 120 && sizeof(LatentArgs::num_blocks) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, block_size) == 128 && sizeof(LatentArgs::block_size) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, value) == 136 && sizeof(LatentArgs::value) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, rows) == 144 && sizeof(LatentArgs::rows) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, max_blocks) == 152 && sizeof(LatentArgs::max_blocks) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, query_stride) == 160 && sizeof(LatentArgs::query_stride) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, latent_stride) == 168 && sizeof(LatentArgs::latent_stride) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, block_table_stride) == 176 && sizeof(LatentArgs::block_table_stride) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, deterministic) == 184 && sizeof(LatentArgs::deterministic) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, dtype) == 192 && sizeof(LatentArgs::dtype) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, threads) == 200 && sizeof(LatentArgs::threads) == 8, "as in Python");
+static_assert(offsetof(LatentArgs, spec) == 208 && sizeof(LatentArgs::spec) == 8, "as in Python");
 
 // Draws a token for each row of logits.
 struct GumbelArgs {

@@ -21,20 +21,22 @@ inline size_t lines(size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(L
 // The rows of a step, or of its sampled tokens, with several tokens each.
 struct Batch {
   std::vector<int32_t> starts, lengths;      // [B + 1], [B]
+  std::vector<int32_t> verifies;             // [B]: whether a row verifies drafts
   std::vector<std::vector<int32_t>> blocks;  // per group of layers, [B, max_blocks]
 
   void clear(int64_t groups) {
-    for (auto* each : {&starts, &lengths}) each->clear();
+    for (auto* each : {&starts, &lengths, &verifies}) each->clear();
     starts.push_back(0);
     blocks.resize(size_t(groups));
     for (auto& each : blocks) each.clear();
   }
 
   // `table` is the row's block table in the first group; tables of groups lie `group_stride` apart.
-  void add(int64_t tokens, int64_t length, const int32_t* table, int64_t group_stride,
+  void add(int64_t tokens, int64_t length, bool is_verifying, const int32_t* table, int64_t group_stride,
            int64_t max_blocks) {
     starts.push_back(starts.back() + int32_t(tokens));
     lengths.push_back(int32_t(length));
+    verifies.push_back(int32_t(is_verifying));
     for (auto& each : blocks) {
       each.insert(each.end(), table, table + max_blocks);
       table += group_stride;

@@ -10,6 +10,7 @@ template <class Args>
 void put_rows(const Batch& rows, int64_t group, Args* args) {
   args->rows = rows.rows(), args->tokens = rows.starts.back();
   args->query_start_loc = rows.starts.data(), args->seq_lens = rows.lengths.data();
+  args->verifies = rows.verifies.data();
   args->block_tables = rows.blocks[size_t(group)].data();
 }
 

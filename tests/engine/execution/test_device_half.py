@@ -114,6 +114,17 @@ class TestInputs:
         assert (inputs.samplers.rows, inputs.samplers.positions) == ([0], [3])
         assert (inputs.max_query_len, inputs.max_seq_len) == (3, 4)
 
+    def test_a_row_with_drafts_is_marked(self) -> None:
+        state = rows()
+        state.install(RowInstall(2, 1, 10, [50, 51, 52, 53, 54], 5, [[7, 3]]))
+        state.install(RowInstall(0, 1, 11, [60, 61, 62], 3, [[5]]))
+        steps = [RowStep(2, 1, 0, 5, True), RowStep(0, 1, 1, 2, True, drafts=1)]
+        inputs = build_inputs(StepPlan(1, [], [], steps), state)
+        assert inputs.verifies_b is not None
+        assert inputs.verifies_b.tolist() == [0, 1]
+        assert inputs.seq_lens_b.tolist() == [5, 3]
+        assert build_inputs(StepPlan(1, [], [], steps[:1]), state).verifies_b is None
+
     def test_padding_follows_the_rows_and_is_of_none(self) -> None:
         state = rows()
         state.install(RowInstall(2, 1, 10, [50, 51, 52], 3, [[7]]))

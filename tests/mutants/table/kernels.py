@@ -19,6 +19,33 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/ops/attention/work.h",
+        ("tests/ops/attention/test_drafted_tokens.py",),
+        (
+            "a step that verifies drafts rounds otherwise",
+            "like_one ? heads : all",
+            "all",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/attention/few_tokens.h",
+        ("tests/ops/attention/test_drafted_tokens.py",),
+        (
+            "a prompt's tokens are rounded as drafts",
+            "a.deterministic || a.verifies == nullptr || !a.verifies[row]",
+            "a.deterministic",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/runtime/step.cpp",
+        ("tests/engine/speculation/test_rounding.py",),
+        (
+            "a step in one call does not say that rows verify",
+            "end, step.samples > 1, table",
+            "end, false, table",
+        ),
+    ),
+    *mutations_of(
         "src/ops/attention/latent_attention.cpp",
         _TURNS,
         (

@@ -243,6 +243,7 @@ class PagedAttention(LayerMixer[PagedMetadata]):
             rows.max_seq_len,
             self._spec.deterministic,
             metadata.schedule,
+            rows.verifies_b,
             0 if self._backend is None else self._backend.handle,
         )
 

@@ -198,4 +198,5 @@ class LatentAttention(LayerMixer[LatentMetadata]):
             self._spec.deterministic,
             metadata.plan,
             metadata.keys,
+            rows.verifies_b,
         )
