@@ -88,6 +88,9 @@ class RowStep(msgspec.Struct, frozen=True):
         A row that has them already computes nothing, and gives no token.
     pools
         Whether it gives a vector.
+    again
+        How many of ``num_tokens`` a step has computed before, and recurrent states lack since
+        drafts behind them were wrong. Only the device half knows.
     """
 
     row: int
@@ -99,6 +102,12 @@ class RowStep(msgspec.Struct, frozen=True):
     slack: int = 0
     limit: int = 0
     pools: bool = False
+    again: int = 0
+
+    @property
+    def verifies(self) -> bool:
+        """Whether its tokens are to be rounded as steps of one token each round them."""
+        return self.drafts > 0 or self.again > 0
 
     @property
     def num_sampled(self) -> int:
@@ -234,10 +243,10 @@ class StepTimes(msgspec.Struct):
 def drafted_tokens(result: StepResult) -> tuple[int, int]:
     """How many drafts a step has verified, and how many of them were right."""
     drafting = [row for row in result.rows if row.drafted]
-    return (
-        sum(row.drafted for row in drafting),
-        sum(row.accepted for row in drafting),
-    )
+    # Mostly there are none, and every step is asked.
+    if not drafting:
+        return 0, 0
+    return sum(row.drafted for row in drafting), sum(row.accepted for row in drafting)
 
 
 def has_computed(plan: StepPlan, result: StepResult) -> bool:

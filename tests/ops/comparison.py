@@ -144,10 +144,12 @@ def in_chunks(
     bounds: Sequence[int],
     *,
     verifies: bool = False,
+    before: int = 0,
 ) -> torch.Tensor:
     """Output [T, heads, head_dim] of a one-row prefill cut at `bounds`, 0 and T included.
 
-    With ``verifies`` each chunk is a row that verifies drafts. The caches of `args` are written.
+    With ``verifies`` each chunk is a row that verifies drafts. So many tokens ``before`` are in the
+    caches of `args`, which are written.
     """
     out = torch.full_like(args[9], torch.nan)
     for begin, end in itertools.pairwise(bounds):
@@ -155,12 +157,12 @@ def in_chunks(
             *(x[begin:end] for x in args[:3]),
             *args[3:6],
             torch.tensor([0, end - begin], dtype=torch.int32),
-            torch.tensor([end], dtype=torch.int32),
+            torch.tensor([before + end], dtype=torch.int32),
             args[8][begin:end],
             out[begin:end],
             *args[10:12],
             end - begin,
-            end,
+            before + end,
             *(args[14], None, says_verifies(verifies)),
         )
     return out

@@ -37,7 +37,8 @@ class AttentionRows:
     max_query_len, max_seq_len
         Upper bounds known on the host, so that no kernel launch waits for a device value.
     verifies_b
-        [B] int32: 1 for a row that verifies drafts, else 0; ``None``: no row does.
+        [B] int32: 1 for a row that verifies drafts (`RowStep.verifies`), else 0; ``None``: no row
+        does.
     """
 
     slot_mappings_t: tuple[Tensor, ...]
@@ -143,10 +144,10 @@ def build_inputs(plan: StepPlan, state: RowState, padded_tokens: int = 0) -> Ste
         device_sampled_rows_s,
         device_sampled_positions_s,
     ) = packed.split((num_padded, num_padded, num_rows, num_samples, num_samples, num_samples))
-    verifies = samples_b > 1
-    verifying = verifies.any()
+    verifying = num_tokens > num_rows and any(step.verifies for step in plan.rows)
+    verifies_b = np.array([step.verifies for step in plan.rows] if verifying else [], np.int64)
     lengths = upload(
-        np.concatenate(((0,), ends_b, seq_lens_b, verifies[: num_rows * verifying])),
+        np.concatenate(((0,), ends_b, seq_lens_b, verifies_b)),
         torch.int32,
         state.device,
     )

@@ -280,7 +280,8 @@ class StepComputer:
         awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers = list(
             chain.from_iterable(
-                (row.row, row.start, row.num_tokens, row.num_sampled) for row in plan.rows
+                (row.row, row.start, row.num_tokens, row.num_sampled, row.verifies)
+                for row in plan.rows
             )
         )
         own = self._rows.own_inputs.integers(plan)

@@ -248,11 +248,16 @@ class Asking:
         self._begun.add(row)
         return True
 
-    def look(self, plan: StepPlan) -> bool:
+    def look(self, plan: StepPlan, since: float) -> bool:
         """Look whether there are guesses of rows that rest, and wake those that have some.
 
         Returns whether it has looked, which takes time. Rows whose pauses end together are looked
         at in several steps, if that would take longer than a millisecond.
+
+        Parameters
+        ----------
+        since
+            `time.monotonic` when the step began, which otherwise would have passed by all of this.
         """
         due = self.resting.due(plan)
         if not due:
@@ -272,7 +277,7 @@ class Asking:
                 self._widths.found_nothing(row)
             else:
                 self.resting.wake(row)
-        self._widths.asked(certain, time.monotonic() - begun)
+        self._widths.asked(certain, time.monotonic() - since)
         return True
 
     def _may_find(self, step: RowStep, certain: int) -> bool:

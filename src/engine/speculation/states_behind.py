@@ -66,7 +66,8 @@ class StatesBehind:
         if not behind:
             return step
         num_tokens = step.num_tokens + behind
-        return RowStep(step.row, step.generation, step.start - behind, num_tokens, step.samples)
+        start = step.start - behind
+        return RowStep(step.row, step.generation, start, num_tokens, step.samples, again=behind)
 
     def again(self, steps: Sequence[RowStep]) -> list[int] | None:
         """Per row, how many tokens beside right drafts are computed again if a draft is wrong.

@@ -194,12 +194,13 @@ class Speculation:
 
         ``None``: the plan is exact as it is.
         """
+        since = time.monotonic()
         self._widths.begin(1 + self._passed)
         self._idle = self._passed = 0
         if plan.installs and self._newcomers.joined(plan):
             self._widths.joined()
         self._asking.begin(plan)
-        self._has_asked = self._asking.look(plan)
+        self._has_asked = self._asking.look(plan, since)
         if not (_has_bounds(plan) or self._states.are_behind(plan)):
             self._asking.compute(plan.rows, {})
             return None
@@ -268,7 +269,9 @@ class Speculation:
         known, count = step.start + step.num_tokens, len(token_ids)
         self._tokens[step.row, known : known + count] = token_ids
         num_tokens = step.num_tokens + count
-        return RowStep(step.row, step.generation, step.start, num_tokens, True, count)
+        return RowStep(
+            step.row, step.generation, step.start, num_tokens, True, count, again=step.again
+        )
 
     def observe(self, plan: StepPlan, seconds: float, *, verified: bool = True) -> None:
         """Note how long an exact plan took, if all of its rows sample behind their last token.

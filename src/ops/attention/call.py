@@ -63,9 +63,9 @@ class PagedAttention(Record):
         On CUDA, the `decode_schedule` of these rows, as made by `step_schedule`. None: every call
         makes its own.
     verifies
-        [B] int32, row -> 1 if its tokens verify drafts, else 0; None: no row's do. A kernel should
-        then round them as it rounds tokens that come one at a time; that of the CPU does so for up
-        to 17 of them within 8192 keys. With `deterministic` it means nothing.
+        [B] int32, row -> 1 if its tokens verify drafts, else 0; None: no row's do. A kernel may
+        round them as it rounds tokens that come one at a time; that of the CPU does so for up to 25
+        of them within 8192 keys. With `deterministic` it means nothing.
     backend
         `handle` of the `AttentionBackend` that serves the call; 0 for the device's own kernels.
 

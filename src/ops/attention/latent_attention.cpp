@@ -11,7 +11,7 @@
 //
 // Which way costs fewer products depends on the row's lengths alone. With `deterministic` every row is
 // absorbed, so that its bits do not depend on how its tokens are cut into calls. So are rows that verify
-// drafts (few_tokens.h); they would be expanded behind hardly any context only.
+// drafts (like_one.h); they would be expanded behind hardly any context only.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,7 +19,7 @@
 #include <new>
 #include <vector>
 
-#include "attention/few_tokens.h"
+#include "attention/like_one.h"
 #include "runtime/abi.h"
 #include "runtime/parallel.h"
 #include "runtime/vector.h"

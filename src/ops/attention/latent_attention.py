@@ -220,6 +220,8 @@ def _cost(call: LatentAttention) -> Cost:
     keys = np.where(queries > 0, keys, 0)
     pairs = queries * keys - queries * (queries - 1) // 2
     expanded = (not call.deterministic) & is_expanded(queries, keys, shape, 1)
+    if call.verifies is not None:
+        expanded &= call.verifies.cpu().numpy() == 0
     per_pair = np.where(
         expanded, shape.nope + shape.rope + shape.value, 2 * shape.rank + shape.rope
     )

@@ -3,10 +3,10 @@
 See `latent_attention` for the two ways. A row's way depends on its own lengths alone, never on the
 rest of the batch.
 
-The CPU's kernel decides for itself (`Latent::is_expanded` in `latent_attention.cpp`, the same
-rule). A GPU's kernels get a plan, because the host has to know how many keys are expanded: it
-launches a series of kernels for each piece of them. The host knows the lengths of rows, so no plan
-waits for the device.
+The CPU's kernel decides for itself (`Latent::is_expanded` in `latent_attention.cpp`), by the same
+rule, but that it absorbs rows which verify drafts. A GPU's kernels get a plan, because the host has
+to know how many keys are expanded: it launches a series of kernels for each piece of them. The host
+knows the lengths of rows, so no plan waits for the device.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@
 // result.
 //
 // Without `deterministic`, results still depend on how many tokens of a sequence come at once, unless they
-// verify drafts (few_tokens.h). That depends on the batch's token budget, on prefix caching and on preemption.
+// verify drafts (like_one.h). How many come depends on the batch's token budget, on prefix caching and on
+// preemption.
 // `deterministic` removes this dependence. Then every query row, in decode and in long prompts, sums its
 // scores in one order: that of tile products, where they are used, else that of dot products. Its keys are
 // cut into the same splits, which are joined in order, whether the splits are separate items or follow one

@@ -7,7 +7,7 @@
 
 #include "runtime/abi.h"
 #include "attention/cached_rows.h"
-#include "attention/few_tokens.h"
+#include "attention/like_one.h"
 #include "attention/latent_rows.h"
 #include "attention/reach.h"
 #include "attention/strips.h"
@@ -66,9 +66,9 @@ struct Plan {
   }
 };
 
-// How a row is computed. It depends only on the call's dtype and on the row.
+// How a row is computed. It depends only on the call's dtype, on the row, and on whether it is like one.
 struct Path {
-  bool few;            // few query rows a token: bound by reading keys and values
+  bool few;            // few query rows, of one token if it is like one: bound by reading keys and values
   bool strips;         // strips of bfloat16 (strips.h)
   bool pairs;          // without strips: bfloat16 keys and values are read in place
   int lanes;           // bfloat16 keys that are values too: query rows of a vector (latent_rows.h), else 0
@@ -83,8 +83,8 @@ struct Path {
 // How a row of `query_len` tokens is computed.
 //
 // A row that is `like_one` takes the path of one token, which decodes: its order of sums, and its splits.
-// So a step that verifies drafts gives the bits that steps of single tokens give, wherever projections do.
-// Where it has many query rows, one item folds its sums wherever the items of one token are split.
+// So its tokens get the bits that they get one at a time. Where it has many query rows, one item folds its
+// sums wherever the items of one token are split.
 Path choose_path(const AttentionArgs& a, int64_t query_len, int64_t seq_len, bool like_one) {
   const int64_t heads = a.num_heads / a.num_kv_heads, all = query_len * heads;
   const int64_t packed = like_one ? heads : all;

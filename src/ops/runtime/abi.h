@@ -79,9 +79,9 @@ typedef int StepFunction(const Instruction*, Step*);
 #include "runtime/abi_records.h"
 
 // The next `tokens` tokens of a row, from position `start` on; `samples`: how many of the last ones to
-// sample after. It is 0 or 1, or more where the last tokens are drafts.
+// sample after. It is 0 or 1, or more where the last tokens are drafts. `verifies` as in AttentionArgs.
 struct RowStep {
-  int64_t row, start, tokens, samples;
+  int64_t row, start, tokens, samples, verifies;
 };
 
 SLIPSTREAM_EXPORT void slipstream_use_torch(const TorchFunctions*);

@@ -60,8 +60,7 @@ Status gather(const StepContext& c, const RowStep* steps, int64_t count, int64_t
         in->slots[size_t(group)].push_back(block * c.block_size + position % c.block_size);
       }
     }
-    // A row that verifies drafts samples behind each of them.
-    in->all.add(step.tokens, end, step.samples > 1, table, c.group_stride, in->max_blocks);
+    in->all.add(step.tokens, end, step.verifies != 0, table, c.group_stride, in->max_blocks);
     in->all_rows.push_back(step.row);
     for (int64_t behind = step.samples; behind-- > 0;) {
       in->last.add(1, end - behind, false, table, c.group_stride, in->max_blocks);

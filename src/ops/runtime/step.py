@@ -25,6 +25,8 @@ from src.ops.runtime.calls import address_of as address_of_tensor
 from src.ops.runtime.compiled import COMPILED_FAILED, Bound, Caller, stolen
 
 MAX_STEP_TENSORS: Final = 16
+# Fields of the C++ side's RowStep.
+_NUMBERS_OF_ROW: Final = 5
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -320,7 +322,8 @@ class CompiledStep:
         ----------
         steps
             For each row in turn: row, first position, number of tokens, and after how many of the
-            last ones a token is sampled: 0, 1, or more where the last ones are drafts.
+            last ones a token is sampled: 0, 1, or more where the last ones are drafts; and whether
+            it verifies drafts, see `paged_attention`.
         num_samples
             Number of sampled tokens.
         gate
@@ -383,11 +386,11 @@ class CompiledStep:
     ) -> None:
         address, length = steps.buffer_info()
         if own is not None:
-            expected = len(self._program.own_inputs), sum(steps[2::4])
+            expected = len(self._program.own_inputs), sum(steps[2::_NUMBERS_OF_ROW])
             if own.shape != expected or own.dtype != np.int64 or not own.flags.c_contiguous:
                 raise ValueError(f"expected own inputs int64 {expected}, got {own.shape}")
         status = self._step(
-            *(self._context, address, length // 4, padding),
+            *(self._context, address, length // _NUMBERS_OF_ROW, padding),
             None if own is None else own.ctypes.data,
             *(None if gate is None else gate.address, token_ids, hidden, logits),
         )

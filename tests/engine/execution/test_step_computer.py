@@ -172,7 +172,11 @@ async def test_one_call_and_its_parts_leave_the_same_bits(
 
 def numbers_of(steps: Sequence[RowStep]) -> list[int]:
     """As a call of the kernel library has them."""
-    return [n for step in steps for n in (step.row, step.start, step.num_tokens, step.samples)]
+    return [
+        number
+        for step in steps
+        for number in (step.row, step.start, step.num_tokens, step.num_sampled, step.verifies)
+    ]
 
 
 @any_mixer
@@ -343,7 +347,7 @@ async def test_what_a_step_has_not_got_is_refused_before_anything_is_written(
     engine: AsyncEngine, step: tuple[int, ...], reason: str
 ) -> None:
     computer = computer_of(engine)
-    sound = (0, LENGTH - 1, 1, True)
+    sound = (0, LENGTH - 1, 1, True, False)
     assert computer.code.step is not None
     compiled = computer.code.step
 
@@ -351,7 +355,7 @@ async def test_what_a_step_has_not_got_is_refused_before_anything_is_written(
         install(computer, [0.0] * NUM_ROWS, seed=5)
         before = traces(computer)
         with pytest.raises(ValueError, match=reason):
-            compiled.draw((*sound, *step), 2)
+            compiled.draw((*sound, *step, False), 2)
         for mine, theirs in zip(traces(computer), before, strict=True):
             assert mine.view(torch.uint8).equal(theirs.view(torch.uint8))
 
@@ -368,7 +372,7 @@ async def test_a_token_that_is_none_is_refused(engine: AsyncEngine, token: int) 
         install(computer, [0.0] * NUM_ROWS, seed=5)
         computer._rows.tokens[1, 4] = token
         with pytest.raises(ValueError, match="not in the vocabulary"):
-            compiled.draw((1, 0, 6, 1), 1)
+            compiled.draw((1, 0, 6, 1, False), 1)
 
     await on_device(engine, run)
 
@@ -389,7 +393,7 @@ async def test_a_row_without_a_block_is_computed_and_written_nowhere(engine: Asy
 
 
 SAMPLING = [RowStep(row, 1, LENGTH - 1, 1, True) for row in (2, 0, 3)]
-NUMBERS = [number for row in (2, 0, 3) for number in (row, LENGTH - 1, 1, True)]
+NUMBERS = numbers_of(SAMPLING)
 
 
 @pytest.fixture(params=[50.0, 0.01], ids=["one part", "many parts"])

@@ -26,9 +26,14 @@ MUTATIONS = (
             "like_one ? heads : all",
             "all",
         ),
+        (
+            "many query rows of drafts fold their sums elsewhere",
+            "if (folds) path.split = seq_len;\n#if",
+            "if (folds) path.split = path.fold = seq_len;\n#if",
+        ),
     ),
     *mutations_of(
-        "src/ops/attention/few_tokens.h",
+        "src/ops/attention/like_one.h",
         ("tests/ops/attention/test_drafted_tokens.py",),
         (
             "a prompt's tokens are rounded as drafts",
@@ -41,7 +46,7 @@ MUTATIONS = (
         ("tests/engine/speculation/test_rounding.py",),
         (
             "a step in one call does not say that rows verify",
-            "end, step.samples > 1, table",
+            "end, step.verifies != 0, table",
             "end, false, table",
         ),
     ),

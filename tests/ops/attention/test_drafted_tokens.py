@@ -22,8 +22,8 @@ from tests.ops.comparison import (
     says_verifies,
 )
 
-# The tokens of a row that verifies as many drafts as there are by default.
-MOST = 17
+# The tokens of a row that verifies as many drafts as there are by default, behind recurrent states.
+MOST = 25
 
 
 @settings(max_examples=50, deadline=None)
@@ -53,18 +53,29 @@ def test_drafts_give_the_bits_of_one_token_at_a_time(
 def test_rows_with_drafts_change_nothing_beside_others(
     libraries: dict[str, KernelLibrary], dtype: torch.dtype
 ) -> None:
-    """One row has drafts, one decodes, and two of them begin with the same blocks."""
-    shared = {"prefixes": {1: (0, 32)}, "num_heads": 6, "num_kv_heads": 2, "dtype": dtype}
-    drafted = PAGED_ATTENTION.build("cpu", rows=((MOST, 600), (1, 600), (40, 80)), **shared)
-    drafted = (*drafted[:-1], says_verifies(True, False, False))
+    """Two rows have drafts; these and two that decode begin with the same blocks."""
+    shared = {
+        "prefixes": {1: (0, 32), 2: (0, 32), 3: (0, 32)},
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "dtype": dtype,
+    }
+    rows = ((MOST, 600), (1, 600), (1, 610), (9, 620), (40, 80))
+    drafted = PAGED_ATTENTION.build("cpu", rows=rows, **shared)
+    drafted = (*drafted[:-1], says_verifies(True, False, False, True, False))
     undrafted = (*drafted[:-1], None)
-    starts = drafted[6].tolist()
     for library in libraries.values():
         torch.set_num_threads(2)
+        items = library.attention_items(*copied(drafted)).items
+        library.share_prefixes(False)
+        apart = library.attention_items(*copied(drafted)).items
+        library.share_prefixes(True)
+        assert items < apart
         together, beside = copied(drafted), copied(undrafted)
         library.paged_attention(*together)
         library.paged_attention(*beside)
-        assert torch.equal(bits(together[9][MOST:]), bits(beside[9][MOST:]))
+        for at in (slice(MOST, MOST + 2), slice(MOST + 11, None)):
+            assert torch.equal(bits(together[9][at]), bits(beside[9][at]))
         for at in range(MOST):
             one = copied(drafted)
             last = at + 1
@@ -83,7 +94,6 @@ def test_rows_with_drafts_change_nothing_beside_others(
                 False,
             )
             assert torch.equal(bits(one[9][at:last]), bits(together[9][at:last])), at
-    assert starts == [0, MOST, MOST + 1, MOST + 41]
 
 
 def latents_in_chunks(
@@ -126,10 +136,10 @@ def test_prompts_and_more_drafts_or_keys_take_the_paths_of_prompts(
     """Items of few query rows are split every 256 keys, those of prompts every 2048."""
     shape = {"num_heads": 2, "num_kv_heads": 2, "block_size": 16}
     for verifies, tokens, keys, splits in (
-        (True, 17, 8192, 32),
-        (True, 18, 8192, 4),
-        (True, 17, 8193, 5),
-        (False, 17, 8192, 4),
+        (True, 25, 8192, 32),
+        (True, 26, 8192, 4),
+        (True, 25, 8193, 5),
+        (False, 25, 8192, 4),
         (False, 2, 2049, 9),
     ):
         case = PAGED_ATTENTION.build("cpu", rows=((tokens, keys),), **shape)
@@ -141,7 +151,7 @@ def test_prompts_and_more_drafts_or_keys_take_the_paths_of_prompts(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_what_is_left_of_a_prompt_has_the_bits_of_the_whole(
+def test_sixteen_tokens_that_are_left_of_a_prompt_have_the_bits_of_the_whole(
     libraries: dict[str, KernelLibrary], dtype: torch.dtype
 ) -> None:
     """Behind a cached prefix, though it has no more tokens than a row with drafts."""
@@ -151,3 +161,24 @@ def test_what_is_left_of_a_prompt_has_the_bits_of_the_whole(
         whole = in_chunks(library.paged_attention, copied(case), [0, 112])
         rest = in_chunks(library.paged_attention, copied(case), [0, 96, 112])
         assert torch.equal(bits(rest), bits(whole))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("length", [2060, 4100])
+def test_many_heads_fold_where_one_token_is_split(
+    libraries: dict[str, KernelLibrary], length: int, dtype: torch.dtype
+) -> None:
+    """Twenty query heads share a key head, so that one item has all keys of some drafts."""
+    case = PAGED_ATTENTION.build(
+        "cpu", rows=((40, length),), num_heads=20, num_kv_heads=1, head_dim=64, dtype=dtype
+    )
+    for library in libraries.values():
+        expected = in_chunks(library.paged_attention, copied(case), range(41), before=length - 40)
+        got = in_chunks(
+            library.paged_attention,
+            copied(case),
+            [0, 17, 40],
+            verifies=True,
+            before=length - 40,
+        )
+        assert torch.equal(bits(got), bits(expected))

@@ -5,8 +5,9 @@
 namespace {
 
 // So many tokens of a row are summed as one alone is, unless it has more keys: partial results of all
-// their splits take memory, and keys are read more often.
-constexpr int64_t kLikeOne = 17;
+// their splits take memory, and keys are read more often. A row with 16 drafts has up to 25 tokens, if
+// recurrent states lack some that were accepted before.
+constexpr int64_t kLikeOne = 25;
 constexpr int64_t kLikeOneKeys = 8192;
 
 template <class Args>
