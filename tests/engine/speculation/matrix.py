@@ -392,10 +392,13 @@ async def test_no_drafter_changes_anything(
     assert drafted > 0
     if way == "preempted":
         # Layers that draft see everything, or have blocks of their own.
-        if name not in NEVER_PREEMPTED or source in WITH_LAYERS:
+        if name not in NEVER_PREEMPTED:
             assert preemptions > 0
-        else:
+        elif source not in WITH_LAYERS:
             assert preemptions == 0
+        elif source != "itself":
+            # A draft with windows too seldom has anybody preempted.
+            assert preemptions > 0
     if source in ("auto", "predicted", "itself", "mtp"):
         assert accepted > 0
 
