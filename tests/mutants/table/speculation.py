@@ -159,6 +159,15 @@ MUTATIONS = (
         ),
     ),
     *mutations_of(
+        "src/engine/speculation/states_behind.py",
+        ("tests/engine/speculation/test_rounding.py",),
+        (
+            "what is computed again for recurrent states rounds as a prompt",
+            "step.samples, again=behind)",
+            "step.samples)",
+        ),
+    ),
+    *mutations_of(
         "src/engine/scheduling/pace.py",
         ("tests/engine/scheduling/test_pace.py",),
         (
