@@ -158,13 +158,14 @@ MUTATIONS = (
             "reach = 0",
         ),
     ),
-    *mutations_of(
+    *rewrites_of(
         "src/engine/speculation/states_behind.py",
         ("tests/engine/speculation/test_rounding.py",),
         (
             "what is computed again for recurrent states rounds as a prompt",
-            "step.samples, again=behind)",
-            "step.samples)",
+            "StatesBehind.from_states",
+            "RowStep(A, B, C, D, E, again=F)",
+            "RowStep(A, B, C, D, E)",
         ),
     ),
     *mutations_of(
