@@ -257,7 +257,8 @@ def _with_schedule(tuned: Tuned, given: tuple[Any, ...]) -> tuple[Any, ...]:
         return given
     call = PAGED_ATTENTION.record.of_flat(*given)
     rows = (call.block_tables, call.query_start_loc, call.seq_lens)
-    return (*given[:-1], step_schedule(call.key_cache, call.query.shape[1], *rows, call.spec))
+    schedule = step_schedule(call.key_cache, call.query.shape[1], *rows, call.spec)
+    return (*given[:-2], schedule, given[-1])
 
 
 def _result(tuned: Tuned, given: tuple[Any, ...], returned: Any) -> Tensor:

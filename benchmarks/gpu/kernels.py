@@ -160,7 +160,7 @@ def arguments_of(op: Op[..., Any], device: torch.device, case: dict[str, Any]) -
     call = PAGED_ATTENTION.record.of_flat(*arguments)
     rows = (call.block_tables, call.query_start_loc, call.seq_lens)
     schedule = step_schedule(call.key_cache, call.query.shape[1], *rows, call.spec)
-    return (*arguments[:-1], schedule)
+    return (*arguments[:-2], schedule, arguments[-1])
 
 
 def check(op: Op[..., Any], arguments: tuple[Any, ...]) -> float:

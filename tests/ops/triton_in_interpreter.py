@@ -450,7 +450,7 @@ def expansions_match(cases: list[dict[str, Any]]) -> None:
 def ways_divide_the_tokens(args: tuple[Any, ...]) -> None:
     """Each way leaves the other's tokens alone."""
     LATENT_ATTENTION.reference(*args)
-    query, _, cache, up, tables, starts, lengths, _, out, scale, *_, plan, keys = args
+    query, _, cache, up, tables, starts, lengths, _, out, scale, *_, plan, keys, _ = args
     count = int(starts[-1])
     marks = plan[len(tables) + 1 :].bool()
     assert marks.any()

@@ -176,7 +176,7 @@ def test_behind_wrong_drafts_a_row_begins_where_its_states_stand() -> None:
     assert (states.kept, states.restored) == ([[0]], [[0]])
     # Two drafts were right, so there are three tokens more, and the states have none of them.
     second = take(made, tokens, RowStep(0, 1, 4, 1, True, 0, 3, 50), [50])
-    assert second == RowStep(0, 1, 3, 4, True)
+    assert second == RowStep(0, 1, 3, 4, True, again=3)
     assert states.kept[1:] == [[]]
     assert take(made, tokens, RowStep(0, 1, 7, 1, True), [51]) == RowStep(0, 1, 7, 1, True)
 
@@ -184,7 +184,7 @@ def test_behind_wrong_drafts_a_row_begins_where_its_states_stand() -> None:
 def test_a_plan_without_drafts_is_not_exact_while_states_are_behind() -> None:
     made, tokens = drafting(1, Kept())
     take(made, tokens, RowStep(0, 1, 3, 4, True, 3, 0, 50), [99])
-    assert take(made, tokens, RowStep(0, 1, 4, 1, True), [50]) == RowStep(0, 1, 3, 2, True)
+    assert take(made, tokens, RowStep(0, 1, 4, 1, True), [50]) == RowStep(0, 1, 3, 2, True, again=1)
     assert made.begin(plan(RowStep(0, 1, 5, 1, True))) is None
 
 
@@ -201,7 +201,7 @@ def test_drafts_behind_tokens_that_are_computed_again_may_be_wrong_too() -> None
     made, tokens = drafting(1, states)
     take(made, tokens, RowStep(0, 1, 3, 4, True, 3, 0, 50), [14, 99])
     second = take(made, tokens, RowStep(0, 1, 5, 4, True, 3, 0, 50), [100, 101, 50])
-    assert second == RowStep(0, 1, 3, 6, True, 3)
+    assert second == RowStep(0, 1, 3, 6, True, 3, again=2)
     # From the same place, since states were kept there last.
     assert take(made, tokens, RowStep(0, 1, 8, 1, True), [60]) == RowStep(0, 1, 3, 6, True)
 

@@ -87,7 +87,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return torch.empty(0).new_empty(number)
 
     def attend(*arguments: Any) -> None:
-        seen.append(("used", arguments[-2].numel()))
+        seen.append(("used", arguments[-3].numel()))
         attention(*arguments)
 
     monkeypatch.setattr(attention_mixer, "step_schedule", made)

@@ -49,7 +49,7 @@ def test_layers_of_a_group_share_a_decode_schedule_only_if_it_is_the_same(
     attend = ops.paged_attention
 
     def attending(*arguments: Any) -> None:
-        used.append(arguments[-2])
+        used.append(arguments[-3])
         attend(*arguments)
 
     monkeypatch.setattr(attention_mixer, "step_schedule", noted)
