@@ -203,7 +203,8 @@ def test_drafts_behind_tokens_that_are_computed_again_may_be_wrong_too() -> None
     second = take(made, tokens, RowStep(0, 1, 5, 4, True, 3, 0, 50), [100, 101, 50])
     assert second == RowStep(0, 1, 3, 6, True, 3, again=2)
     # From the same place, since states were kept there last.
-    assert take(made, tokens, RowStep(0, 1, 8, 1, True), [60]) == RowStep(0, 1, 3, 6, True)
+    third = take(made, tokens, RowStep(0, 1, 8, 1, True), [60])
+    assert third == RowStep(0, 1, 3, 6, True, again=5)
 
 
 def test_a_row_that_is_far_behind_catches_up_first() -> None:
