@@ -257,7 +257,8 @@ class Asking:
         Parameters
         ----------
         since
-            `time.monotonic` when the step began, which otherwise would have passed by all of this.
+            `time.monotonic` when the step began. Its price is all that has been done since: a step in
+            which nobody is looked at does none of it.
         """
         due = self.resting.due(plan)
         if not due:

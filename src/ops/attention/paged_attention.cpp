@@ -14,11 +14,10 @@
 //
 // Without `deterministic`, results still depend on how many tokens of a sequence come at once, unless they
 // verify drafts (like_one.h). How many come depends on the batch's token budget, on prefix caching and on
-// preemption.
-// `deterministic` removes this dependence. Then every query row, in decode and in long prompts, sums its
-// scores in one order: that of tile products, where they are used, else that of dot products. Its keys are
-// cut into the same splits, which are joined in order, whether the splits are separate items or follow one
-// another within an item.
+// preemption. `deterministic` removes this dependence. Then every query row, in decode and in long prompts,
+// sums its scores in one order: that of tile products, where they are used, else that of dot products. Its
+// keys are cut into the same splits, which are joined in order, whether the splits are separate items or
+// follow one another within an item.
 #include <memory>
 #include <new>
 

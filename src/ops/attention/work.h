@@ -7,8 +7,8 @@
 
 #include "runtime/abi.h"
 #include "attention/cached_rows.h"
-#include "attention/like_one.h"
 #include "attention/latent_rows.h"
+#include "attention/like_one.h"
 #include "attention/reach.h"
 #include "attention/strips.h"
 #include "attention/tiles.h"
