@@ -257,8 +257,8 @@ class Asking:
         Parameters
         ----------
         since
-            `time.monotonic` when the step began. Its price is all that has been done since: a step in
-            which nobody is looked at does none of it.
+            `time.monotonic` when the step began. All that has been done since is the price of
+            looking: a step in which nobody is looked at does none of it.
         """
         due = self.resting.due(plan)
         if not due:
