@@ -155,7 +155,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_range("n", self.n, 1, MAX_N)
         for parameter in SAMPLER_PARAMETERS:
             value = getattr(self, parameter.name)
-            if not parameter.admits(value):
+            if value != parameter.off and not parameter.admits(value):
                 raise _invalid(parameter.name, value, parameter.bound)
         if self.max_tokens is not None:
             _check_range("max_tokens", self.max_tokens, 1, INT64_MAX)

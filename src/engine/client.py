@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -515,7 +515,7 @@ class AsyncEngine:
         adapter = used.enter_context(parts.adapters.using(options.get("lora")))
         params = with_defaults(params, parts.info.default_sampling)
         parts.builder.check(params, options)
-        name = options.get("request_id") or uuid.uuid4().hex
+        name = options.get("request_id") or os.urandom(16).hex()
         preparation = Preparation(parts.builder, parts.scheduler, params, options, adapter)
         with self._admissions.named(name, preparation):
             requests = await preparation.requests(prompt)

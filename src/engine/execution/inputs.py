@@ -239,19 +239,19 @@ def is_decode(plan: StepPlan) -> bool:
 
 def sampled_tokens(plan: StepPlan) -> SampleBatch:
     """What the step samples: for each row in turn the positions of its tokens, in order."""
-    sampling = [step for step in plan.rows if step.samples]
-    if not any(step.drafts for step in sampling):
-        # Nearly all steps are so.
-        return SampleBatch(
-            [step.row for step in sampling], [step.start + step.num_tokens for step in sampling]
-        )
     rows: list[int] = []
     positions: list[int] = []
-    for step in sampling:
+    # On the way of every step, so without a call for each row.
+    for step in plan.rows:
+        if not step.samples:
+            continue
         end = step.start + step.num_tokens
-        for position in range(end + 1 - step.num_sampled, end + 1):
-            rows.append(step.row)
-            positions.append(position)
+        if step.drafts:
+            for position in range(end - step.drafts, end):
+                rows.append(step.row)
+                positions.append(position)
+        rows.append(step.row)
+        positions.append(end)
     return SampleBatch(rows, positions)
 
 

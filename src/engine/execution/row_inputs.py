@@ -56,8 +56,9 @@ class RowInputs:
 
         For models whose inputs are one integer for each token.
         """
-        brought = (self._values[step.row] for step in plan.rows)
-        if not self._declared or not (self._counts or any(brought)):
+        if not self._declared:
+            return None
+        if not self._counts and not any(self._values[step.row] for step in plan.rows):
             return None
         return np.stack([self._numbers(each, plan, plan.num_tokens) for each in self._declared])
 

@@ -602,8 +602,10 @@ class Worker:
             # The loop that wakes takes the interpreter for a whole turn. So it is told once the
             # step behind computes, if that begins now. On CUDA other threads tell of results.
             held = self._device.is_host and self._device_thread.next_is_step
-            # Neither where that step begins with much work of a drafter's own.
+            # Neither where that step begins with much work of a drafter's own, nor of first tokens:
+            # behind an idle time the work between steps takes four times as long.
             held = held and self._on_device is None and not self._drafter_computes
+            held = held and only_decodes(in_flight.plan)
             self._arrivals.post((in_flight, outcome), wakes=not held)
 
     @property

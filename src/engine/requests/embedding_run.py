@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-import uuid
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -125,7 +125,7 @@ class EmbeddingRun:
         normalize: bool | None,
         options: EmbeddingOptions,
     ) -> None:
-        self.request_id = options.get("request_id") or uuid.uuid4().hex
+        self.request_id = options.get("request_id") or os.urandom(16).hex()
         self._arrival = time.monotonic()
         self._dimensions = dimensions
         self._truncate = truncate

@@ -188,10 +188,11 @@ class Scheduler:
         """
         for request in requests:
             check_request(request, self.limits)
-        # Requests may share a prediction.
-        predicted = {id(request.prediction): request.num_predicted for request in requests}
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        num_tokens += sum(predicted.values())
+        if any(request.prediction for request in requests):
+            # Requests may share a prediction.
+            predicted = {id(request.prediction): request.num_predicted for request in requests}
+            num_tokens += sum(predicted.values())
         lane = self.limits.lane_of(requests[0])
         self._waiting.check_room(num_tokens, len(requests), lane)
         if requests[0].is_further:

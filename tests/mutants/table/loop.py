@@ -221,6 +221,12 @@ MUTATIONS = (
             "A.post(B, wakes=True)",
         ),
         (
+            "first tokens wait for the next step to begin",
+            "Worker._deliver",
+            "only_decodes(A)",
+            "True",
+        ),
+        (
             "nobody tells the loop of results that were held back",
             "Worker._execute",
             "self._arrivals.wake()",
