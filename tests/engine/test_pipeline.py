@@ -485,10 +485,14 @@ async def test_warming_up_writes_nothing_and_draws_for_nobody(
 
 
 @pytest.mark.parametrize("fails", [False, True])
+# A step of one prompt token is told from others by its row, which is new, and a step of a prompt's
+# last tokens by how many they are.
+@pytest.mark.parametrize(("length", "chunks"), [(3, 1), (1, 1), (24, 2)])
 async def test_the_loop_is_told_of_a_result_when_the_step_behind_computes(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, length: int, chunks: int, fails: bool
 ) -> None:
     """Whoever wakes takes the interpreter from a step that begins, and the device waits."""
+    prompt = list(range(5, 5 + length))
     told: list[str] = []
     launched = threading.Semaphore(0)
     post, wake = StepResults.post, StepResults.wake
@@ -526,24 +530,25 @@ async def test_the_loop_is_told_of_a_result_when_the_step_behind_computes(
     monkeypatch.setattr(Worker, "launch", counting_launch)
     monkeypatch.setattr(StepComputer, "compute", patient_compute)
     monkeypatch.setattr(RowOwners, "meet", failing_meet)
-    async with AsyncEngine.open(small_config(checkpoint)) as engine:
+    config = small_config(checkpoint, scheduler__max_num_batched_tokens=16)
+    async with AsyncEngine.open(config) as engine:
         if fails:
             with pytest.raises(EngineDeadError, match="a step of this request failed"):
-                await engine.generate([5, 6, 7], LONG)
+                await engine.generate(prompt, LONG)
         else:
-            await engine.generate([5, 6, 7], LONG)
-        # A first token is told of at once, though its next step is queued.
+            await engine.generate(prompt, LONG)
+        # The loop is told of a first token at once, though its next step is queued.
         posts = [what for what in told if what in ("held", "with")]
-        assert posts[:2] == ["with", "held"]
+        assert posts[: chunks + 1] == ["with"] * chunks + ["held"]
         # Then nobody is told before the next step computes, and then at once.
         begins = [index for index, what in enumerate(told) if what == "held"]
-        sound = 1 if fails else 4
+        sound = (2 if fails else 5) - chunks
         assert len(begins) >= sound
         for index in begins[:sound]:
             assert told[index + 1 : index + 3] == ["wake", "compute"]
         if fails:
             # A step that fails tells of the one before it as well.
-            assert told[begins[1] + 1 : begins[1] + 4] == ["failed", "with", "wake"]
+            assert told[begins[sound] + 1 : begins[sound] + 4] == ["failed", "with", "wake"]
         # Behind the last step there is none.
         assert told[-2:] == ["with", "wake"]
         assert_idle(engine)

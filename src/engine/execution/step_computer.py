@@ -278,12 +278,8 @@ class StepComputer:
         only_draws = self._sampler.only_draws(batch) and not (wants_hidden or keeps_more)
         awaited = self._grammars.masks(batch.rows, batch.positions, as_bits=only_draws)
         numbers: list[int] = []
-        # What `num_sampled` and `verifies` say, without a call for each row.
         for row in plan.rows:
-            drafts = row.drafts
-            sampled = 1 + drafts if row.samples else 0
-            verifies = drafts > 0 or row.again > 0
-            numbers += (row.row, row.start, row.num_tokens, sampled, verifies)
+            numbers += (row.row, row.start, row.num_tokens, row.num_sampled, row.verifies)
         own = self._rows.own_inputs.integers(plan)
         self._sampler.state.flush()
         if only_draws:

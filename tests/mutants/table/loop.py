@@ -227,6 +227,12 @@ MUTATIONS = (
             "True",
         ),
         (
+            "a first token behind one prompt token waits for the next step to begin",
+            "Worker._deliver",
+            "not A.plan.installs",
+            "True",
+        ),
+        (
             "nobody tells the loop of results that were held back",
             "Worker._execute",
             "self._arrivals.wake()",
