@@ -147,9 +147,10 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
     require_attention(config.device, device)
     processors = use_plugins(config, device.type)
     use_artifact_cache(cache_root())
+    keeping: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if config.model.deterministic:
         timeline.begin("kernels")
-        _require_deterministic(device)
+        keeping = _require_deterministic(device)
         timeline.end("kernels")
     else:
         # Until the kernels are built, references are used. On a GPU the library is needed as well:
@@ -169,6 +170,8 @@ def build_engine(config: Config, report: Report, timeline: StartTimeline) -> Eng
         rounds_inputs = False
     # A failed start must leave no thread, no process and no open file behind.
     with contextlib.ExitStack() as ends:
+        # The last to end: every step before has the same bits.
+        ends.enter_context(keeping)
         templates = ends.enter_context(TemplatePools())
         compilation = None
         if config.compile.is_on and implementation.is_program:
@@ -238,7 +241,8 @@ def _awaits_code(config: Config) -> bool:
     return config.compile.startup == "wait" or config.model.deterministic
 
 
-def _require_deterministic(device: torch.device) -> None:
+def _require_deterministic(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Returns the context within which kernels keep one way."""
     if device.type != "cpu":
         raise ConfigError(
             f"model.deterministic = true is for the CPU, the device is {device.type}: the order in "
@@ -251,7 +255,7 @@ def _require_deterministic(device: torch.device) -> None:
         )
     library = kernel_library()
     assert library is not None
-    library.ways.keep_one()
+    return library.ways.keeping_one()
 
 
 @contextlib.contextmanager

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from src import AsyncEngine, SamplingParams
+from src.core.config import Config
 from src.core.errors import ConfigError
 from src.core.start_timeline import StartTimeline
 from src.engine import startup
 from src.models import Implementation
 from src.models.loading.options import LoadOptions
-from src.ops.build.kernels import ensure_built, kernel_library
+from src.ops.build.kernels import ensure_built, kernel_library, kernel_status
+from src.ops.projections.linear import linear
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import small_config
 
@@ -75,7 +78,7 @@ def test_the_kernels_that_serve_decide_unless_somebody_has(
 def test_a_deterministic_engine_keeps_one_way(
     directory: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
-    """The kernels may otherwise multiply many tokens in another way than few."""
+    """As long as it is open: kernels may otherwise multiply many tokens in another way than few."""
     ensure_built(wait=True)
     library = kernel_library()
     assert library is not None
@@ -92,6 +95,40 @@ def test_a_deterministic_engine_keeps_one_way(
     config = small_config(directory, model__quantization="int4", model__deterministic=deterministic)
     with pytest.raises(LookupError):
         startup.build_engine(config, lambda *_: None, StartTimeline())
+    assert told == [True, False] * deterministic
+
+
+@pytest.mark.anyio
+async def test_one_way_is_kept_until_the_last_deterministic_engine_has_ended(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_built(wait=True)
+    library = kernel_library()
+    assert library is not None
+    told: list[bool] = []
+    keep = library.ways._keep
+    monkeypatch.setattr(library.ways, "_keep", lambda kept: (told.append(kept), keep(kept)))
+    tokens, weight = torch.randn(64, 387), torch.randn(64, 387)
+
+    def same_bits() -> bool:
+        few = [linear(token, weight) for token in tokens.split(1)]
+        return torch.equal(torch.cat(few), linear(tokens, weight))
+
+    # The slowest level sums any number of tokens in one way.
+    before = kernel_status() == "cpp-portable"
+    assert same_bits() is before
+
+    def deterministic(wanted: bool) -> Config:
+        return small_config(directory, model__deterministic=wanted)
+
+    async with AsyncEngine.open(deterministic(True)):
+        async with AsyncEngine.open(deterministic(True)), AsyncEngine.open(deterministic(False)):
+            assert same_bits()
+            assert told == [True, True]
+        assert same_bits()
+        assert told == [True, True, False]
+    assert told == [True, True, False, False]
+    assert same_bits() is before
 
 
 @pytest.mark.anyio

@@ -205,14 +205,10 @@ def some_tokens(data: st.DataObject, tokens: int) -> tuple[slice, int]:
 @contextlib.contextmanager
 def keeping_one_way(libraries: Iterable[KernelLibrary]) -> Iterator[None]:
     """As for a deterministic engine: results do not depend on the number of tokens."""
-    kept = list(libraries)
-    for library in kept:
-        library.ways.keep_one()
-    try:
+    with contextlib.ExitStack() as kept:
+        for library in libraries:
+            kept.enter_context(library.ways.keeping_one())
         yield
-    finally:
-        for library in kept:
-            library.ways.keep_one(False)
 
 
 def linear_is_alike_in_any_company(

@@ -60,11 +60,8 @@ def test_compiled_kernel_equals_reference(
     args = op.build("cpu", **case)
     *slower, fastest = libraries.values()
     for library in (fastest, *random.Random(str(case)).sample(slower, min(2, len(slower)))):
-        library.ways.keep_one()
-        try:
+        with library.ways.keeping_one():
             TESTS_OF[op].matches(op, getattr(library, op.name), args)
-        finally:
-            library.ways.keep_one(False)
 
 
 @pytest.mark.gpu

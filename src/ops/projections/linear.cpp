@@ -353,8 +353,9 @@ SLIPSTREAM_EXPORT int64_t slipstream_way_of(int64_t format, int64_t tokens, int 
   return ways().of(format, tokens, keeps_bits != 0);
 }
 
-// From now on a token's result does not depend on the number of tokens in any format.
-SLIPSTREAM_EXPORT void slipstream_keep_one_way(int keep) { ways().one_way = keep != 0; }
+// From now on a token's result does not depend on the number of tokens in any format, until whoever asked has called
+// with 0; there may be several.
+SLIPSTREAM_EXPORT void slipstream_keep_one_way(int keep) { ways().keep_one(keep != 0); }
 
 SLIPSTREAM_EXPORT int slipstream_linear(const LinearArgs* args) {
   const LinearArgs& a = *args;

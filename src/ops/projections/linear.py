@@ -257,7 +257,7 @@ def linear(x: Tensor, weight: Operand, bias: Tensor | None = None) -> Tensor:
     integers; the matrix's `rounding_unit` says how many inputs of a token share one scale.
 
     The compiled CPU kernel sums along the inputs in one fixed order, so a token's result has the
-    same bits alone and in any batch. There are two exceptions, which `LibraryWays.keep_one`
+    same bits alone and in any batch. There are two exceptions, which `LibraryWays.keeping_one`
     excludes. With quantized weights in tiles, many bfloat16 tokens may be multiplied without being
     rounded, where that is faster (`build/ways.py`). With plain weights that are multiplied in
     float32, many tokens are summed in another order (`outer_products.h`).

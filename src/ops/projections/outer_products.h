@@ -35,7 +35,7 @@ constexpr double kOuterProductsPerMicrosecond = 50e3;
 constexpr double kTransposedPerMicrosecond = 1e3;  // inputs
 
 inline bool uses_outer_products(const LinearArgs& a) {
-  return a.tokens >= kFirstOuterTokens && !ways().one_way.load(std::memory_order_relaxed);
+  return a.tokens >= kFirstOuterTokens && !ways().keeps_one();
 }
 
 // Writes up to W tokens as [inputs][W] floats; lanes beyond are zeros.

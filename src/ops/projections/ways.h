@@ -72,7 +72,7 @@ class Ways {
   Way of(int64_t format, int64_t tokens, bool keeps_bits) const {
     int rows = 0;
     while (tokens > kClassEnds[rows]) ++rows;
-    const bool keeps = keeps_bits || one_way.load(std::memory_order_relaxed);
+    const bool keeps = keeps_bits || keeps_one();
     return Way(chosen[keeps][format][rows].load(std::memory_order_relaxed));
   }
 
@@ -85,9 +85,13 @@ class Ways {
     return true;
   }
 
-  std::atomic<bool> one_way{false};
+  // Whether a token's result may not depend on the number of tokens: somebody keeps one way.
+  bool keeps_one() const { return keepers.load(std::memory_order_relaxed) > 0; }
+
+  void keep_one(bool keep) { keepers += keep ? 1 : -1; }
 
  private:
+  std::atomic<int> keepers{0};
   std::atomic<uint8_t> chosen[2][kFormats][kClasses];
 };
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -48,10 +50,16 @@ class LibraryWays:
         if not self._choose(format, rows_class, same_bits, way):
             raise ValueError(f"format {format} has no way {way} for rows of class {rows_class}")
 
-    def keep_one(self, keep: bool = True) -> None:
-        """Set whether a token's result has the same bits for any number of rows.
+    @contextlib.contextmanager
+    def keeping_one(self) -> Iterator[None]:
+        """Within it, a token's result has the same bits for any number of rows.
 
         Otherwise it may not: a way with other bits may be faster for many rows, with quantized
-        weights and with those of float32. It holds for the whole process.
+        weights and with those of float32. It holds for the whole process, until the last of those
+        that asked has ended.
         """
-        self._keep(keep)
+        self._keep(True)
+        try:
+            yield
+        finally:
+            self._keep(False)

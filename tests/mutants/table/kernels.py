@@ -6,6 +6,8 @@ _TURNS = (
     "tests/ops/attention/test_latent_attention.py::test_heads_whose_keys_do_not_fit_together_take_turns",
 )
 
+_ROUNDED = "tests/engine/test_rounded_inputs.py"
+
 MUTATIONS = (
     *mutations_of(
         "src/ops/attention/attend.h",
@@ -287,12 +289,26 @@ MUTATIONS = (
     ),
     *rewrites_of(
         "src/engine/startup.py",
-        ("tests/engine/test_rounded_inputs.py::test_a_deterministic_engine_keeps_one_way",),
+        (f"{_ROUNDED}::test_a_deterministic_engine_keeps_one_way",),
         (
             "a deterministic engine lets kernels choose their way by the number of tokens",
             "_require_deterministic",
-            "A.ways.keep_one()",
-            "A.ways.keep_one(False)",
+            "A.ways.keeping_one()",
+            "contextlib.nullcontext()",
+        ),
+    ),
+    *mutations_of(
+        "src/ops/projections/ways.h",
+        (f"{_ROUNDED}::test_one_way_is_kept_until_the_last_deterministic_engine_has_ended",),
+        (
+            "who keeps one way is not counted",
+            "keepers += keep ? 1 : -1;",
+            "keepers = keep ? 1 : 0;",
+        ),
+        (
+            "one way is kept for good",
+            "keepers += keep ? 1 : -1;",
+            "keepers += keep ? 1 : 0;",
         ),
     ),
     *mutations_of(

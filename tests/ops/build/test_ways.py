@@ -136,8 +136,6 @@ def test_what_was_never_measured_is_refused() -> None:
 
 def test_a_build_keeps_its_choice(kernel_cache: KernelCache) -> None:
     serving, library = kernel_cache.build()
-    # A deterministic engine of this process may have asked for one way.
-    library.ways.keep_one(False)
     manifest = json.loads((kernel_cache.directory() / "manifest.json").read_text())
     kept = [ways.Choice(**each) for each in manifest["ways"]]
     several = [i for i in range(len(ways.FORMATS)) if len(library.ways.available(i)) > 1]
@@ -154,7 +152,6 @@ def test_a_build_keeps_its_choice(kernel_cache: KernelCache) -> None:
 def test_every_format_is_what_its_name_says(library: KernelLibrary) -> None:
     """The kernels take what is timed; a class begins and ends where the library has it."""
     prepare = timed_calls(library.streamed_linear)
-    library.ways.keep_one(False)
     for number in range(len(ways.FORMATS)):
         prepare(number, 3)()
         available = library.ways.available(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterator
 from typing import Any
@@ -46,11 +47,10 @@ def _inputs_are_rounded(
         *(library.ways for library in libraries.values()),
         *(LibraryWays(library) for library in emulated.values()),
     ]
-    for each in ways:
-        each.keep_one()
-    yield
-    for each in ways:
-        each.keep_one(False)
+    with contextlib.ExitStack() as kept:
+        for each in ways:
+            kept.enter_context(each.keeping_one())
+        yield
 
 
 def build(kind: str, **sizes: Any) -> tuple[Any, ...]:

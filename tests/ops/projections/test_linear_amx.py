@@ -37,9 +37,9 @@ def linear(emulated_amx: ctypes.CDLL) -> Linear:
 
 
 @pytest.fixture
-def one_way(emulated_amx: ctypes.CDLL) -> Iterator[Callable[[bool], None]]:
-    yield lambda keep: emulated_amx.slipstream_keep_one_way(keep)
-    emulated_amx.slipstream_keep_one_way(False)
+def one_way(emulated_amx: ctypes.CDLL) -> Iterator[None]:
+    with LibraryWays(emulated_amx).keeping_one():
+        yield
 
 
 def build_args(**changes: Any) -> tuple[Any, ...]:
@@ -171,18 +171,14 @@ def test_nothing_behind_rows_is_read(linear: Linear) -> None:
 BYTES = ("int8", "int8/16", "int8/32 with offsets", "int4/32 with bfloat16 offsets", "int4/64")
 
 
+@pytest.mark.usefixtures("one_way")
 @pytest.mark.parametrize("kind", BYTES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bytes_have_the_same_bits_by_tiles_and_by_products_of_four(
-    linear: Linear,
-    emulated_amx: ctypes.CDLL,
-    one_way: Callable[[bool], None],
-    dtype: torch.dtype,
-    kind: str,
+    linear: Linear, emulated_amx: ctypes.CDLL, dtype: torch.dtype, kind: str
 ) -> None:
     count = emulated_amx.emulated_products
     count.restype = ctypes.c_int64
-    one_way(True)
     for tokens, inputs in ((50, 384), (65, 192)):
         weight = f"strips of {kind}"
         x, *rest = build_args(tokens=tokens, inputs=inputs, outputs=128, dtype=dtype, weight=weight)
@@ -260,7 +256,7 @@ SPREAD = (
 
 @pytest.mark.parametrize("kind", SPREAD)
 def test_many_tokens_meet_the_weights_as_bfloat16(
-    linear: Linear, one_way: Callable[[bool], None], kind: str
+    linear: Linear, emulated_amx: ctypes.CDLL, kind: str
 ) -> None:
     """Without rounding the tokens; where one way is kept they are rounded as always."""
     for tokens in (127, 128, 150):
@@ -278,11 +274,10 @@ def test_many_tokens_meet_the_weights_as_bfloat16(
         assert (error <= 2**-8 * expected.abs() + 2**-8 / 16 * largest).all()
         parts = [linear(some, *rest) for some in x.split(9)]
         assert not torch.equal(torch.cat(parts), got)
-        one_way(True)
-        kept = linear(x, *rest)
-        assert torch.equal(torch.cat([linear(some, *rest) for some in x.split(9)]), kept)
+        with LibraryWays(emulated_amx).keeping_one():
+            kept = linear(x, *rest)
+            assert torch.equal(torch.cat([linear(some, *rest) for some in x.split(9)]), kept)
         assert torch.equal(torch.cat(parts), kept)
-        one_way(False)
         assert torch.equal(linear(x, *rest), got)
 
 
@@ -294,16 +289,16 @@ def test_other_tokens_keep_one_way(linear: Linear, dtype: torch.dtype) -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.usefixtures("one_way")
 @pytest.mark.parametrize("kind", BYTES)
 def test_a_choice_among_the_same_bits_changes_none(
-    linear: Linear, emulated_amx: ctypes.CDLL, one_way: Callable[[bool], None], kind: str
+    linear: Linear, emulated_amx: ctypes.CDLL, kind: str
 ) -> None:
     """Each way of each class of numbers of tokens, chosen for all formats."""
     choose: Any = emulated_amx.slipstream_choose_way
     choose.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
     usual: Any = emulated_amx.slipstream_way_of
     usual.argtypes, usual.restype = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int), ctypes.c_int64
-    one_way(True)
     formats = range(len(FORMATS))
     for rows_class, tokens in enumerate(FIRST_ROWS):
         args = build_args(tokens=tokens, inputs=192, outputs=64, weight=f"strips of {kind}")
