@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 # CPU seconds of `_piece` on the machine where bounds were set.
 _REFERENCE: Final = 0.006
+
+
+@contextlib.contextmanager
+def own_time() -> Iterator[Callable[[], float]]:
+    """Yields a function that returns the CPU seconds of this thread since then.
+
+    Nothing is collected meanwhile: what the tests before left behind may take seconds.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        begun = time.thread_time()
+        yield lambda: time.thread_time() - begun
+    finally:
+        if collects:
+            gc.enable()
 
 
 def slowness() -> float:
