@@ -212,8 +212,8 @@ def compiled(session: nox.Session) -> None:
 def speculation(session: nox.Session) -> None:
     """Whoever drafts, every answer is that of a server without: the whole matrix, both ways.
 
-    Uncompiled, then compiled: hours each on two cores. Arguments go to pytest instead:
-    `nox -s speculation -- --quarter` is a quarter of it, uncompiled, in about an hour, and
+    Uncompiled, then compiled: about an hour on two cores. Arguments go to pytest instead:
+    `nox -s speculation -- --quarter` is a quarter of it, uncompiled, and
     `nox -s speculation -- -k "gpt_oss and adversary" --compiled` some of it.
     """
     install(session, "test")
