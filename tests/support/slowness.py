@@ -14,9 +14,9 @@ _REFERENCE: Final = 0.006
 
 @contextlib.contextmanager
 def own_time() -> Iterator[Callable[[], float]]:
-    """Yields a function that returns the CPU seconds of this thread since then.
+    """Yields a function that returns the CPU seconds of this thread since the block began.
 
-    Nothing is collected meanwhile: what the tests before left behind may take seconds.
+    No garbage is collected within it: that of earlier tests may take seconds.
     """
     collects = gc.isenabled()
     gc.disable()
