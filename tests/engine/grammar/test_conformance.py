@@ -138,8 +138,12 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 async def outputs(checkpoint: Path, changes: dict[str, Any]) -> list[GenerationResult]:
-    """All forms with all other parameters, among requests that are free."""
-    async with AsyncEngine.open(small_config(checkpoint, **changes)) as engine:
+    """All forms with all other parameters, among requests that are free.
+
+    They round in one way, since of thousands of draws one may be so close that rounding decides it.
+    """
+    config = small_config(checkpoint, model__deterministic=True, **changes)
+    async with AsyncEngine.open(config) as engine:
         asked = [
             SamplingParams(**{"max_tokens": 300, "seed": 5, **others}, structured_output=form)
             for others in OTHERS
